@@ -1,0 +1,30 @@
+# Set-up happens by itself: a virtual environment with the exact versions of constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check bench clean
+.DEFAULT_GOAL := test
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[mpi,dev]'
+	touch $@
+
+demo: $(READY)  ## train a network sequentially and by two workers in four ways, and compare
+	$(BIN)/python examples/demo.py
+
+test: $(READY)  ## every test, on real threads, processes and MPI ranks
+	$(BIN)/python -m pytest
+
+check: $(READY)  ## style and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(READY)  ## this project beside plain PyTorch and PyTorch DDP; leave the machine alone meanwhile
+	$(BIN)/python benchmarks/data_parallel.py
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
