@@ -1,0 +1,61 @@
+"""Errors a user can act on, and their exit codes."""
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+
+class PacelineError(Exception):
+    """Something went wrong that the message explains; the command line prints it without a traceback."""
+
+    exit_code = EXIT_FAILED
+
+
+class UsageError(PacelineError):
+    """A wrong value, name, file or combination: what was given, what is allowed, what to do."""
+
+    exit_code = EXIT_USAGE
+
+
+class DataError(UsageError):
+    """A data set that cannot be found, or that is not what it says it is."""
+
+
+class CommError(PacelineError):
+    """A message did not get through. `peer` is the rank that is to blame, where that is known."""
+
+    def __init__(self, message: str, peer: int | None = None) -> None:
+        super().__init__(message)
+        self.peer = peer
+
+
+class CommTimeout(CommError):
+    """Nothing came before the deadline."""
+
+
+class DivergedError(PacelineError):
+    """The loss is no longer a number; every rank knows, and none is to blame."""
+
+
+class ReplicaError(PacelineError):
+    """Replicas that should be equal are not. `rank` is the one that differs."""
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+def nearest(given: str, allowed: Iterable[str]) -> str:
+    """`; did you mean 'ring'?` when one of the allowed names is close, else nothing."""
+    close = difflib.get_close_matches(given.lower(), list(allowed), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def unknown(kind: str, given: str, allowed: Iterable[str]) -> UsageError:
+    """The error for a name that is not in a table."""
+    names = list(allowed)
+    return UsageError(f"unknown {kind} {given!r}{nearest(given, names)} (one of: {', '.join(names)})")
