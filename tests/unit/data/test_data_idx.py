@@ -1,0 +1,79 @@
+"""The idx format: what is read, and that nothing damaged is."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_origin import idx_bytes
+
+from paceline.data import idx
+from paceline.errors import DataError
+
+SHAPES = st.lists(st.integers(1, 6), min_size=1, max_size=3)
+
+
+def decode(content: bytes, dims: int) -> np.ndarray:
+    return idx.decode(np.frombuffer(content, np.uint8), "some-file", dims)
+
+
+@given(SHAPES)
+def test_what_was_written_is_read(shape: list[int]) -> None:
+    array = decode(content := idx_bytes(*shape), len(shape))
+    assert array.shape == tuple(shape)
+    assert content.endswith(array.tobytes())
+
+
+@given(SHAPES, st.data())
+def test_a_file_cut_anywhere_is_refused_by_name(shape: list[int], data: st.DataObject) -> None:
+    content = idx_bytes(*shape)
+    cut = data.draw(st.integers(0, len(content) - 1))
+    with pytest.raises(DataError, match="some-file"):
+        decode(content[:cut], len(shape))
+
+
+@given(SHAPES, st.data())
+def test_a_changed_header_is_refused_by_name(shape: list[int], data: st.DataObject) -> None:
+    content = bytearray(idx_bytes(*shape))
+    where = data.draw(st.integers(0, 3 + 4 * len(shape)))
+    content[where] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(DataError, match="some-file"):
+        decode(bytes(content), len(shape))
+
+
+@given(SHAPES, st.binary(min_size=1, max_size=9))
+def test_a_longer_file_is_refused_by_name(shape: list[int], more: bytes) -> None:
+    with pytest.raises(DataError, match="some-file"):
+        decode(idx_bytes(*shape) + more, len(shape))
+
+
+def test_an_error_says_what_was_expected_and_found() -> None:
+    with pytest.raises(DataError, match=r"3 dimension.*begin with 00 00 08 03, and begins with 00 00 08 01"):
+        decode(idx_bytes(5), 3)
+    with pytest.raises(DataError, match=r"header should have 16 bytes, and has 9"):
+        decode(idx_bytes(2, 3, 4)[:9], 3)
+    with pytest.raises(DataError, match=r"says 2 × 3 × 4, which is 40 bytes with the header, and it has 39"):
+        decode(idx_bytes(2, 3, 4)[:-1], 3)
+
+
+def test_a_header_of_no_items_is_refused() -> None:
+    with pytest.raises(DataError, match="says 0 × 28 × 28"):
+        decode(idx_bytes(0, 28, 28), 3)
+
+
+def test_a_file_is_mapped_and_writing_to_it_leaves_it_alone(tmp_path: Path) -> None:
+    path = tmp_path / "images"
+    path.write_bytes(content := idx_bytes(2, 3, 4))
+    array = idx.read(path, 3)
+    assert isinstance(array, np.memmap)
+    array[:] = 77
+    assert path.read_bytes() == content
+
+
+def test_an_empty_or_absent_file_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    with pytest.raises(DataError, match=r"empty is not an idx file.*begins with nothing"):
+        idx.read(tmp_path / "empty", 3)
+    with pytest.raises(DataError, match=r"cannot read .*absent: No such file"):
+        idx.read(tmp_path / "absent", 3)

@@ -1,0 +1,122 @@
+"""Data sets as tensors: the packaged, the cached and the made."""
+
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_origin import origin_of, tiny_content, write
+
+from paceline.data import mini
+from paceline.data.load import Dataset, load
+from paceline.data.origins import MINI, NAMES, ORIGINS
+from paceline.errors import DataError, UsageError
+
+SMALL = "synthetic:2x9x7,classes=5,train=500,test=100"
+
+
+@pytest.fixture(scope="module")
+def packaged() -> Dataset:
+    return load("mnist-mini")
+
+
+def test_the_packaged_set_has_as_many_of_each_digit(packaged: Dataset) -> None:
+    assert torch.bincount(packaged.train.labels).tolist() == [1_000] * 10
+    assert torch.bincount(packaged.test.labels).tolist() == [200] * 10
+
+
+def test_the_packaged_set_is_as_the_table_says(packaged: Dataset) -> None:
+    for split, count in ((packaged.train, packaged.info.train), (packaged.test, packaged.info.test)):
+        assert split.images.shape == (count, *packaged.info.shape)
+        assert len(split) == count
+        assert (split.images.dtype, split.labels.dtype) == (torch.uint8, torch.int64)
+
+
+def test_the_packaged_set_is_shuffled(packaged: Dataset) -> None:
+    assert all(len(batch.unique()) == 10 for batch in packaged.train.labels.view(-1, 500))
+
+
+def test_the_packaged_files_have_the_digests_in_the_code() -> None:
+    for file in MINI:
+        content = mini.read(file)
+        assert (len(content), sha256(content).hexdigest()) == (file.size, file.sha256)
+
+
+def test_the_packaged_files_are_small() -> None:
+    assert sum(path.stat().st_size for path in mini.FOLDER.iterdir()) < 2_500_000
+
+
+def test_a_damaged_packaged_file_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mini, "FOLDER", tmp_path)
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz: No such file.*install it again"):
+        load("mnist-mini")
+    (tmp_path / f"{NAMES[0]}.gz").write_bytes(b"damaged")
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz: Not a gzipped file.*install it again"):
+        load("mnist-mini")
+
+
+@pytest.fixture
+def tiny_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files of a data set that takes the place of MNIST."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(ORIGINS, "mnist", origin_of(tiny_content()))
+    return write(tmp_path / "given", tiny_content())
+
+
+def test_a_cached_set_is_what_its_files_say(tiny_mnist: Path) -> None:
+    data, content = load("mnist", tiny_mnist), tiny_content()
+    assert data.train.images.shape == (20, 1, 28, 28)
+    assert data.test.images.shape == (10, 1, 28, 28)
+    assert data.train.images.numpy().tobytes() == content[NAMES[0]][16:]
+    assert data.test.labels.tolist() == list(content[NAMES[3]][8:])
+    assert data.test.labels.dtype == torch.int64
+
+
+def test_a_cached_set_is_mapped_and_not_copied(tiny_mnist: Path, tmp_path: Path) -> None:
+    data = load("mnist", tiny_mnist)
+    mapped = f"{tmp_path}/cache/mnist/{NAMES[0]}"
+    (line,) = (line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(mapped))
+    first, last = (int(each, 16) for each in line.split()[0].split("-"))
+    assert first <= data.train.images.data_ptr() < last
+
+
+def test_a_set_damaged_after_it_was_cached_is_not_loaded(tiny_mnist: Path, tmp_path: Path) -> None:
+    load("mnist", tiny_mnist)
+    for path in (tmp_path / "cache" / "mnist" / NAMES[2], tiny_mnist / NAMES[2]):
+        path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    with pytest.raises(DataError, match=NAMES[2]):
+        load("mnist", tiny_mnist)
+
+
+def test_synthetic_data_are_the_same_every_time() -> None:
+    data = load(SMALL)
+    everything = (data.train.images, data.train.labels, data.test.images, data.test.labels)
+    digest = sha256(b"".join(tensor.numpy().tobytes() for tensor in everything)).hexdigest()
+    assert digest == "c75903bf22883a136fd161b7146ff9659b87fd47acfe63a800a5d1024713e4f7"
+
+
+def test_synthetic_data_depend_on_their_parameters_and_not_on_their_order() -> None:
+    data = load(SMALL)
+    assert torch.equal(load("synthetic:test=100,train=500,classes=5,2x9x7").train.images, data.train.images)
+    assert not torch.equal(load(SMALL.replace("test=100", "test=99")).train.images, data.train.images)
+
+
+def test_synthetic_data_have_the_shape_that_was_asked_for() -> None:
+    data = load(SMALL)
+    assert data.train.images.shape == (500, 2, 9, 7)
+    assert data.test.images.dtype == torch.uint8
+    assert torch.bincount(data.train.labels).tolist() == [100] * 5
+    assert load("synthetic:classes=300,train=600,test=300").test.labels.max() == 299
+
+
+def test_synthetic_data_can_be_learnt() -> None:
+    data = load(SMALL)
+    images = data.train.images.flatten(1).float()
+    means = torch.stack([images[data.train.labels == each].mean(0) for each in range(5)])
+    guesses = torch.cdist(data.test.images.flatten(1).float(), means).argmin(1)
+    assert (guesses == data.test.labels).float().mean() > 0.7
+
+
+def test_an_unknown_data_set_is_not_loaded() -> None:
+    with pytest.raises(UsageError, match="unknown data set"):
+        load("imagenet")
