@@ -1,0 +1,31 @@
+"""Singh's sigmoid network: dense layers of settable sizes."""
+
+import math
+
+from torch import Tensor, nn
+
+
+class Mlp(nn.Module):
+    def __init__(self, inputs: int, hidden: tuple[int, ...], classes: int, dropout: float) -> None:
+        super().__init__()
+        sizes = (inputs, *hidden)
+        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, hidden, strict=False))
+        self.dropout = nn.Dropout(dropout)
+        self.out = nn.Linear(sizes[-1], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        for layer in self.hidden:
+            x = self.dropout(layer(x).sigmoid())
+        out: Tensor = self.out(x)
+        return out
+
+
+def build(shape: tuple[int, int, int], classes: int, dropout: float, hidden: tuple[int, ...]) -> nn.Module:
+    """Initialised by Glorot and Bengio, whose paper is about sigmoid layers."""
+    model = Mlp(math.prod(shape), hidden, classes, dropout)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            nn.init.zeros_(module.bias)
+    return model
