@@ -1,0 +1,1 @@
+"""Communicators: one file per transport behind one protocol."""

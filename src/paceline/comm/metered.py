@@ -1,0 +1,95 @@
+"""A Comm that counts what goes through it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, fields
+
+from torch import Tensor
+
+from paceline.comm.base import Comm, Work
+
+
+@dataclass
+class Meter:
+    """Messages, bytes and seconds of one rank, its sub-groups included.
+
+    Of a transport's own collectives only the payload is known: it is counted apart, once a call.
+    """
+
+    messages_sent: int = 0
+    messages_received: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    opaque_calls: int = 0
+    opaque_bytes: int = 0
+    seconds: float = 0.0
+    children: list[Meter] = field(default_factory=list)
+
+    def total(self) -> Meter:
+        """This meter and those of all groups made from it."""
+        parts = [self, *(child.total() for child in self.children)]
+        counts = [f.name for f in fields(self) if f.name != "children"]
+        return Meter(**{name: sum(getattr(part, name) for part in parts) for name in counts})
+
+
+class MeteredComm(Comm):
+    def __init__(self, inner: Comm) -> None:
+        self.inner, self.meter = inner, Meter()
+        self.transport, self.rank, self.size, self.timeout = inner.transport, inner.rank, inner.size, inner.timeout
+        self.device, self.allows_threads = inner.device, inner.allows_threads
+
+    def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
+        work = self.inner.isend(tensor, to, tag)
+        self.meter.messages_sent += 1
+        self.meter.bytes_sent += tensor.nbytes
+        return _Timed(work, self.meter)
+
+    def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
+        work = self.inner.irecv(tensor, source, tag)
+        self.meter.messages_received += 1
+        self.meter.bytes_received += tensor.nbytes
+        return _Timed(work, self.meter)
+
+    def allreduce(self, tensor: Tensor) -> None:
+        start = time.perf_counter()
+        self.inner.allreduce(tensor)
+        self._collective(start, tensor.nbytes)
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+        start = time.perf_counter()
+        self.inner.broadcast(tensor, root)
+        self._collective(start, tensor.nbytes)
+
+    def barrier(self) -> None:
+        start = time.perf_counter()
+        self.inner.barrier()
+        self._collective(start, 0)
+
+    def _collective(self, start: float, payload: int) -> None:
+        self.meter.seconds += time.perf_counter() - start
+        if self.size > 1:
+            self.meter.opaque_calls += 1
+            self.meter.opaque_bytes += payload
+
+    def group(self, ranks: list[int]) -> Comm:
+        child = MeteredComm(self.inner.group(ranks))
+        self.meter.children.append(child.meter)
+        return child
+
+    def abort(self, reason: str) -> None:
+        self.inner.abort(reason)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@dataclass
+class _Timed:
+    work: Work
+    meter: Meter
+
+    def wait(self) -> None:
+        start = time.perf_counter()
+        self.work.wait()
+        self.meter.seconds += time.perf_counter() - start

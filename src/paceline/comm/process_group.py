@@ -1,0 +1,151 @@
+"""gloo and nccl: a torch.distributed process group as a Comm, without torch's global one."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from paceline.comm.base import Comm, Work, took_too_long
+from paceline.errors import CommError, CommTimeout
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Where gloo's sockets listen: at a host's address, on a network interface, or where the host's name points."""
+
+    host: str | None = None
+    interface: str | None = None
+
+    def device(self) -> Any:
+        if self.host:
+            return dist.ProcessGroupGloo.create_device(hostname=self.host)
+        if self.interface:
+            return dist.ProcessGroupGloo.create_device(interface=self.interface)
+        return dist.ProcessGroupGloo.create_default_device()
+
+
+LOOPBACK = Listen(host="127.0.0.1")
+
+
+class ProcessGroupComm(Comm):
+    def __init__(
+        self, transport: str, store: Store, rank: int, size: int, timeout: float, listen: Listen, path: str
+    ) -> None:
+        self.transport, self.rank, self.size, self.timeout = transport, rank, size, timeout
+        self._store, self._listen, self._path = store, listen, path
+        self._groups: Counter[tuple[int, ...]] = Counter()
+        self._children: weakref.WeakSet[ProcessGroupComm] = weakref.WeakSet()
+        self._pg: Any = self._guard(self._make_group, "meet")
+        if transport == "nccl":
+            self.device = torch.device("cuda", torch.cuda.current_device())
+
+    @property
+    def _limit(self) -> timedelta:
+        return timedelta(seconds=self.timeout)
+
+    def _make_group(self) -> Any:
+        store = PrefixStore(self._path, self._store)
+        if self.transport == "nccl":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = self._limit
+            return dist.ProcessGroupNCCL(store, self.rank, self.size, options)
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = self._limit
+        options._devices = [self._listen.device()]
+        return dist.ProcessGroupGloo(store, self.rank, self.size, options)
+
+    def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
+        self.check(tensor, to)
+        return _Transfer(self, self._guard(lambda: self._pg.send([tensor], to, tag), "send to", to, tag),
+                         tensor, "send to", to, tag)  # fmt: skip
+
+    def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
+        self.check(tensor, source)
+        return _Transfer(self, self._guard(lambda: self._pg.recv([tensor], source, tag), "receive from", source, tag),
+                         tensor, "receive from", source, tag)  # fmt: skip
+
+    def allreduce(self, tensor: Tensor) -> None:
+        self.check(tensor)
+        options = dist.AllreduceOptions()
+        options.timeout = self._limit
+        self._guard(lambda: self._pg.allreduce([tensor], options).wait(), "sum with")
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+        self.check(tensor)
+        options = dist.BroadcastOptions()
+        options.rootRank, options.timeout = root, self._limit
+        self._guard(lambda: self._pg.broadcast([tensor], options).wait(), "broadcast with")
+
+    def barrier(self) -> None:
+        options = dist.BarrierOptions()
+        options.timeout = self._limit
+        self._guard(lambda: self._pg.barrier(options).wait(), "meet")
+
+    def group(self, ranks: list[int]) -> Comm:
+        # The n-th call for these ranks belongs with the others' n-th.
+        self._groups[tuple(ranks)] += 1
+        path = f"{self._path}/{self._groups[tuple(ranks)]}:{','.join(map(str, ranks))}"
+        child = ProcessGroupComm(
+            self.transport, self._store, ranks.index(self.rank), len(ranks), self.timeout, self._listen, path
+        )
+        self._children.add(child)
+        return child
+
+    def abort(self, reason: str) -> None:
+        # Peers see the connections close.
+        for child in self._children:
+            child.abort(reason)
+        self.close()
+
+    def close(self) -> None:
+        self._pg = None
+
+    def _guard(self, call: Any, what: str, peer: int | None = None, tag: int = 0) -> Any:
+        """Run it; torch tells a passed deadline from a lost peer only in the text of its RuntimeError."""
+        try:
+            return call()
+        except RuntimeError as error:
+            text = str(error)
+            if "timed out" in text.lower() or "timeout" in text.lower():
+                raise CommTimeout(took_too_long(self, what, peer, tag), peer) from error
+            whom = "another rank" if peer is None else f"rank {peer}"
+            raise CommError(
+                f"rank {self.rank} of {self.size} lost {whom} while it wanted to {what} it over {self.transport}: "
+                f"{text.splitlines()[0]}",
+                peer,
+            ) from error
+
+
+@dataclass
+class _Transfer:
+    comm: ProcessGroupComm
+    work: Any
+    tensor: Tensor  # kept alive until the transport is done with it
+    what: str
+    peer: int
+    tag: int
+
+    def wait(self) -> None:
+        self.comm._guard(lambda: self.work.wait(self.comm._limit), self.what, self.peer, self.tag)
+
+
+def process_group_world(
+    transport: str,
+    store: Store,
+    rank: int,
+    size: int,
+    timeout: float,
+    listen: Listen = LOOPBACK,
+    attempt: int = 0,
+) -> ProcessGroupComm:
+    """All ranks that share the store, in this attempt at meeting there."""
+    store.set_timeout(timedelta(seconds=timeout))
+    return ProcessGroupComm(transport, store, rank, size, timeout, listen, f"world-{attempt}")

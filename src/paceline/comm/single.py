@@ -1,0 +1,38 @@
+"""A world of one rank: nothing to send."""
+
+from torch import Tensor
+
+from paceline.comm.base import Comm, Work
+from paceline.errors import CommError
+
+
+class SingleComm(Comm):
+    transport = "single"
+    rank = 0
+    size = 1
+    timeout = 0.0
+
+    def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
+        raise CommError(f"rank 0 of 1 has nobody to send to (rank {to})")
+
+    def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
+        raise CommError(f"rank 0 of 1 has nobody to receive from (rank {source})")
+
+    def allreduce(self, tensor: Tensor) -> None:
+        self.check(tensor)
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+        self.check(tensor)
+
+    def barrier(self) -> None:
+        pass
+
+    def group(self, ranks: list[int]) -> Comm:
+        assert ranks == [0]
+        return SingleComm()
+
+    def abort(self, reason: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

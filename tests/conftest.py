@@ -1,0 +1,21 @@
+"""One world of ranks per (transport, size), for the whole session."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from worlds import TRANSPORTS, World, Worlds
+
+
+@pytest.fixture(scope="session")
+def worlds() -> Iterator[Worlds]:
+    torch.set_num_threads(1)
+    started = Worlds()
+    yield started
+    started.close()
+
+
+@pytest.fixture(params=[(t, n) for t in TRANSPORTS for n in (2, 3, 4)], ids=lambda p: f"{p[0]}-{p[1]}")
+def world(request: pytest.FixtureRequest, worlds: Worlds) -> World:
+    """Every transport, with 2 to 4 ranks."""
+    return worlds.get(*request.param)
