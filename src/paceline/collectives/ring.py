@@ -1,0 +1,34 @@
+"""Ring all-reduce: scatter-reduce, then all-gather (Patarasuk and Yuan, 2009). Each rank sends 2(N-1)/N of the data."""
+
+from paceline.collectives.plan import Plan, Planned, Recv, Send, pieces
+from paceline.layout import share
+
+
+def plan(rank: int, ranks: int, length: int) -> Plan:
+    """The data are N chunks; every chunk travels the ring twice, once gathering sums, once handing them out.
+
+    Chunk that rank r sends in each step, N = 3 (a plus: the receiver adds it to its own; then it replaces):
+
+        step     0    1   |  2    3
+        rank 0   0+   2+  |  1    0
+        rank 1   1+   0+  |  2    1
+        rank 2   2+   1+  |  0    2
+
+    What a rank receives in one step is what it sends in the next, piece by piece, so that a piece moves on as soon
+    as it has been added.
+    """
+    if ranks == 1:
+        return []
+    chunk = [share(length, ranks, i) for i in range(ranks)]
+    after, before = (rank + 1) % ranks, (rank - 1) % ranks
+    steps = 2 * (ranks - 1)
+    todo: Plan = [Send(after, *piece) for piece in pieces(chunk[rank])]
+    for step in range(steps):
+        for piece in pieces(chunk[(rank - step - 1) % ranks]):
+            todo.append(Recv(before, *piece, add=step < ranks - 1))
+            if step + 1 < steps:
+                todo.append(Send(after, *piece))
+    return todo
+
+
+RING = Planned("ring", plan)
