@@ -1,0 +1,1 @@
+"""Strategies: how the work of a step is divided over ranks."""

@@ -1,0 +1,42 @@
+"""Whether to average while backward computes: measured, since with few cores the two take them from each other."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import torch
+
+from paceline.comm.base import Comm
+
+WARM_UP = 3
+TRIALS = 20
+
+
+class OverlapChoice:
+    """`on` and `off` are what they say. `auto` tries both in turn for a while; rank 0 then decides for all."""
+
+    def __init__(self, mode: str, comm: Comm) -> None:
+        self.comm = comm
+        self.chosen: bool | None = {"on": True, "off": False}.get(mode)
+        if comm.size == 1 or comm.device.type != "cpu" or not comm.allows_threads:
+            # On a GPU sums are queued behind backward on its stream; a thread of ours would only get in the way.
+            self.chosen = False
+        self._step = 0
+        self._times: dict[bool, list[float]] = {True: [], False: []}
+
+    def now(self) -> bool:
+        """Whether this step overlaps."""
+        return self._step % 2 == 1 if self.chosen is None else self.chosen
+
+    def took(self, seconds: float) -> None:
+        """What the step's backward and averaging took."""
+        if self.chosen is not None:
+            return
+        if self._step >= WARM_UP:
+            self._times[self.now()].append(seconds)
+        self._step += 1
+        if self._step == WARM_UP + TRIALS:
+            pays = median(self._times[True]) < median(self._times[False])
+            vote = torch.tensor([float(pays)])
+            self.comm.broadcast(vote)
+            self.chosen = bool(vote.item())

@@ -1,0 +1,105 @@
+"""Batch-norm over the global batch: statistics and their gradients are summed over ranks (torch's refuses CPUs)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+
+from paceline.comm.base import Comm
+
+
+class _Normalise(torch.autograd.Function):
+    """(x - mean) / std, with mean and std of all ranks' samples. A rank may have none."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, comm: Comm
+    ) -> tuple[Tensor, Tensor, Tensor, float]:
+        channels = x.shape[1]
+        count = x.numel() // channels
+        axes = [0, *range(2, x.dim())]
+        table = x.new_zeros(comm.size, 2 * channels + 1)
+        if count:
+            var, mean = torch.var_mean(x, axes, correction=0)
+            table[comm.rank] = torch.cat([mean, var, x.new_tensor([count])])
+        comm.allreduce(table.view(-1))
+        counts = table[:, -1:]
+        total = counts.sum()
+        means, variances = table[:, :channels], table[:, channels:-1]
+        mean = (means * counts).sum(0) / total
+        # Chan et al.'s sum of squares: no difference of large numbers.
+        var = ((variances + (means - mean).square()) * counts).sum(0) / total
+        inverse = (var + eps).rsqrt()
+        wide = [1, channels, *[1] * (x.dim() - 2)]
+        normal = (x - mean.view(wide)) * inverse.view(wide)
+        ctx.save_for_backward(normal, weight, inverse)
+        ctx.comm, ctx.axes, ctx.wide, ctx.total = comm, axes, wide, float(total)
+        ctx.set_materialize_grads(False)
+        return normal * weight.view(wide) + bias.view(wide), mean, var, float(total)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor, *_: Any) -> Any:
+        context: Any = ctx
+        normal, weight, inverse = context.saved_tensors
+        wide, axes = context.wide, context.axes
+        bias_grad = grad.sum(axes)
+        weight_grad = (grad * normal).sum(axes)
+        sums = torch.cat([bias_grad, weight_grad])
+        context.comm.allreduce(sums)
+        mean_grad, mean_grad_normal = (sums / context.total).view(2, *wide)
+        x_grad = (grad - mean_grad - normal * mean_grad_normal) * (weight * inverse).view(wide)
+        return x_grad, weight_grad, bias_grad, None, None
+
+
+class SyncBatchNorm(nn.Module):
+    """Takes the place of a BatchNorm layer, with its parameters and buffers under the same names."""
+
+    def __init__(self, layer: nn.modules.batchnorm._BatchNorm, comm: Comm) -> None:
+        super().__init__()
+        self.comm, self.eps, self.momentum = comm, layer.eps, layer.momentum
+        self.weight, self.bias = layer.weight, layer.bias
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(layer, name))
+        self.running_mean: Tensor | None
+        self.running_var: Tensor | None
+        self.num_batches_tracked: Tensor | None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            own = self.running_mean is None  # evaluation never communicates: ranks may have unequal numbers of batches
+            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, own, 0.0, self.eps)
+        ones = torch.ones(x.shape[1], dtype=x.dtype, device=x.device)
+        weight = ones if self.weight is None else self.weight
+        bias = torch.zeros_like(ones) if self.bias is None else self.bias
+        out, mean, var, total = _Normalise.apply(x, weight, bias, self.eps, self.comm)  # type: ignore[no-untyped-call]
+        self._track(mean.detach(), var.detach() * (total / max(total - 1, 1)))
+        result: Tensor = out
+        return result
+
+    def _track(self, mean: Tensor, var: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked += 1
+        rate = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, rate)
+        self.running_var.lerp_(var, rate)
+
+
+def synchronise_batchnorm(model: nn.Module, comm: Comm) -> nn.Module:
+    """Replace every batch-norm layer, in place; returns the model, or its replacement where it is a layer itself."""
+    own = comm.dup() if comm.size > 1 else comm
+    if isinstance(model, nn.modules.batchnorm._BatchNorm):
+        return SyncBatchNorm(model, own)
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, nn.modules.batchnorm._BatchNorm):
+                setattr(parent, name, SyncBatchNorm(child, own))
+    return model
+
+
+def has_synchronised_batchnorm(model: nn.Module) -> bool:
+    return any(isinstance(module, SyncBatchNorm) for module in model.modules())

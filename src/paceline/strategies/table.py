@@ -1,0 +1,22 @@
+"""The strategies by name; this file is read before torch is."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StrategyInfo:
+    name: str
+    about: str
+    averaging: str | None = None
+
+
+TABLE = {
+    info.name: info
+    for info in (
+        StrategyInfo("sequential", "one process, no communication: what all others must equal"),
+        StrategyInfo("allreduce", "data parallel; gradients averaged by the transport's own all-reduce", "allreduce"),
+        StrategyInfo("ring", "data parallel; scatter-reduce and all-gather around a ring", "ring"),
+        StrategyInfo("reduce-bcast", "data parallel; summed up a tree to rank 0, sent down again", "reduce-bcast"),
+        StrategyInfo("gather", "data parallel; rank 0 collects every gradient, averages, sends back", "gather"),
+    )
+}
