@@ -1,0 +1,286 @@
+"""What to run: one frozen dataclass behind flags, TOML and Python, with all validation; no torch."""
+
+import json
+import textwrap
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from paceline.comm import table as transports
+from paceline.data import table as datasets
+from paceline.errors import UsageError, nearest, unknown
+from paceline.models import table as models
+from paceline.strategies import table as strategies
+
+DEFAULT_LR = {"adam": 0.001, "sgd": 0.01}
+
+
+def option(
+    default: Any, about: str, *, least: float | None = None, most: float | None = None, choices: Sequence[str] = ()
+) -> Any:
+    """A field of the spec with what its flag's help says and what values it takes."""
+    return field(default=default, metadata={"about": about, "least": least, "most": most, "choices": tuple(choices)})
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One training run. Values left at None are chosen by `resolve`, which says why."""
+
+    model: str = option("mnist-cnn", "the network; `paceline models` lists them")
+    hidden: tuple[int, ...] | None = option(None, "sizes of the mlp's hidden layers, such as 256,64", least=1)
+    dropout: float | None = option(None, "drop this part of the activations; the model's own unless given",
+                                   least=0.0, most=0.95)  # fmt: skip
+    weights: str | None = option(None, "start from the weights in this safetensors file")
+    data: str = option("mnist-mini", "the data set; `paceline data list` lists them")
+    data_dir: str | None = option(None, "a folder that has the data set's files already")
+    read: str = option("own", "how ranks get samples: each reads its own part, or rank 0 reads and scatters",
+                       choices=("own", "scatter"))  # fmt: skip
+    validation: float = option(0.0, "part of the training set kept for validation; the best epoch is then tested",
+                               least=0.0, most=0.5)  # fmt: skip
+    strategy: str | None = option(None, "how the work is divided; sequential for 1 worker, allreduce for more",
+                                  choices=tuple(strategies.TABLE))  # fmt: skip
+    workers: int | None = option(None, "processes that compute gradients", least=1)
+    transport: str = option("auto", "how bytes move between ranks", choices=("auto", *transports.TABLE))
+    overlap: str = option("auto", "average while backward computes; auto measures whether that pays",
+                          choices=("auto", "on", "off"))  # fmt: skip
+    bucket_mb: float = option(4.0, "gradients are averaged in buckets of about this many MB", least=0.001)
+    sync_batchnorm: bool = option(False, "batch-norm over the global batch instead of each worker's part")
+    check_replicas: int = option(0, "compare the replicas' weights every this many steps; 0 is never", least=0)
+    epochs: int = option(5, "passes over the training set", least=1)
+    steps: int | None = option(None, "stop after this many updates, whatever the epochs", least=1)
+    batch_size: int = option(128, "samples per worker and update", least=1)
+    optimizer: str = option("adam", "the update rule", choices=tuple(DEFAULT_LR))
+    lr: float | None = option(None, "learning rate of one worker; 0.001 for adam, 0.01 for sgd", least=0.0)
+    momentum: float = option(0.9, "of sgd", least=0.0, most=1.0)
+    weight_decay: float = option(0.0, "L2 penalty", least=0.0)
+    scale_lr: bool = option(True, "multiply the learning rate by the number of workers (Goyal et al.)")
+    warmup_epochs: float = option(1.0, "grow from the rate of one worker to the scaled one over this long", least=0.0)
+    decay: str = option("cosine", "how the learning rate falls afterwards", choices=("none", "cosine"))
+    device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
+    dtype: str = option("float32", "of weights and gradients", choices=("float32", "float64"))
+    threads: int | None = option(None, "threads per worker; cores divided by workers unless given", least=1)
+    seed: int = option(0, "of initial weights, shuffles and dropout", least=0, most=2**32 - 1)
+    timeout: float = option(120.0, "seconds that a rank waits for another before it gives up", least=0.1)
+    log_every: int = option(10, "print a line every this many updates; 0 is never", least=0)
+    output_dir: str = option("runs", "folder of run folders")
+    name: str | None = option(None, "name of the run folder; made from the spec and the time unless given")
+
+    @property
+    def global_batch(self) -> int:
+        assert self.workers is not None, "resolve first"
+        return self.batch_size * self.workers
+
+    @property
+    def train_samples(self) -> int:
+        return datasets.describe(self.data).train - self.validation_samples
+
+    @property
+    def validation_samples(self) -> int:
+        return round(datasets.describe(self.data).train * self.validation)
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks that a launcher has started already: how many, and who started them."""
+
+    size: int
+    launcher: str
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A complete, valid spec, and where each value came from."""
+
+    spec: RunSpec
+    sources: Mapping[str, str]
+
+    def introduction(self) -> list[str]:
+        """What will be run, and each value by its source, for people."""
+        spec, by_source = self.spec, dict[str, list[str]]()
+        for name in FIELDS:
+            value = getattr(spec, name)
+            shown = "not set" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+            by_source.setdefault(self.sources[name], []).append(f"{name} {shown}")
+        order = sorted(by_source, key=lambda source: source == "default")
+        width = min(24, max(map(len, by_source)))
+        rows = [f"  {source:<{width}}  {', '.join(by_source[source])}" for source in order]
+        lines = [line for row in rows for line in _wrap(row, " " * (width + 4))]
+        lines = [line if line.startswith(" ") else f"  {line}" for line in lines]
+        alone = spec.workers == 1
+        return [
+            f"{spec.model} on {spec.data}: {spec.strategy}, {spec.workers} worker{'' if alone else 's'} "
+            f"x batch {spec.batch_size} = global batch {spec.global_batch}" + ("" if alone else f", {spec.transport}"),
+            *lines,
+        ]
+
+    def lines(self) -> list[str]:
+        """TOML with the source of each value as a comment."""
+        rows = [(name, _toml(getattr(self.spec, name)), _printable(self.sources[name])) for name in FIELDS]
+        width = max(len(f"{name} = {value}") for name, value, _ in rows if value)
+        return [
+            f"{f'{name} = {value}':<{width}}  # {source}" if value else f"# {name}: not set ({source})"
+            for name, value, source in rows
+        ]
+
+
+FIELDS = {f.name: f for f in fields(RunSpec)}
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """The values of a TOML file; keys are the flags' names, with - or _."""
+    try:
+        with Path(path).open("rb") as file:
+            values = tomllib.load(file)
+    except OSError as error:
+        raise UsageError(f"cannot read the config file {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"config file {path} is not valid TOML: {error}") from error
+    known = {key: _known(key, f"config file {path}") for key in values}
+    twice = [key for key, name in known.items() if list(known.values()).count(name) > 1]
+    if twice:
+        raise UsageError(f"config file {path} has a key twice: {', '.join(twice)}")
+    return {name: values[key] for key, name in known.items()}
+
+
+def resolve(*layers: tuple[str, Mapping[str, Any]], world: World | None = None) -> Resolved:
+    """Put layers of values (source, values) over the defaults, later ones winning; fill in the rest; check it all."""
+    values: dict[str, Any] = {name: f.default for name, f in FIELDS.items()}
+    sources = dict.fromkeys(FIELDS, "default")
+    for source, layer in layers:
+        for key, value in layer.items():
+            name = _known(key, source)
+            values[name] = _checked(name, value, source)
+            sources[name] = source
+    _choose(values, sources, world)
+    spec = RunSpec(**values)
+    _check_together(spec, world)
+    return Resolved(spec, sources)
+
+
+def _known(key: str, source: str) -> str:
+    name = key.replace("-", "_")
+    if name not in FIELDS:
+        raise UsageError(f"{source}: unknown key {key!r}{nearest(name, FIELDS)} (allowed: {', '.join(FIELDS)})")
+    return name
+
+
+def _checked(name: str, value: Any, source: str) -> Any:
+    """The value as its field's type, or an error that says what the field takes."""
+    meta, hint = FIELDS[name].metadata, typing.get_type_hints(RunSpec)[name]
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    flag = "--" + name.replace("_", "-")
+    if value is None and types.NoneType in kinds:
+        return None
+    if kinds[0] == tuple[int, ...]:
+        items = value if isinstance(value, list | tuple) else None
+        if not items or not all(type(item) is int and item >= meta["least"] for item in items):
+            raise UsageError(f"{source}: {flag} is {value!r}; it takes whole numbers of at least 1, such as 256,64")
+        return tuple(items)
+    if kinds[0] is float and type(value) is int and abs(value) < 10**300:
+        value = float(value)
+    if type(value) is not kinds[0]:
+        expected = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}[kinds[0]]
+        raise UsageError(f"{source}: {flag} is {value!r}; it takes {expected}")
+    if meta["choices"] and value not in meta["choices"]:
+        error = unknown(flag[2:].replace("-", " "), value, meta["choices"])
+        raise UsageError(f"{source}: {error}")
+    least, most = meta["least"], meta["most"]
+    if (least is not None and not value >= least) or (most is not None and not value <= most) or value == float("inf"):
+        limits = f"of at least {least:g}" if most is None else f"from {least:g} to {most:.15g}"
+        if value == float("inf"):
+            limits = "that are finite"
+        raise UsageError(f"{source}: {flag} is {value}; it takes numbers {limits}")
+    return value
+
+
+def _choose(values: dict[str, Any], sources: dict[str, str], world: World | None) -> None:
+    """Fill in what was left open, each with the reason as its source."""
+
+    def fill(name: str, value: Any, why: str) -> None:
+        values[name], sources[name] = value, why
+
+    if world and values["workers"] is None:
+        fill("workers", world.size, f"from {world.launcher}")
+    if values["workers"] is None:
+        alone = values["strategy"] in (None, "sequential")
+        fill("workers", 1 if alone else 2, f"default for {values['strategy'] or 'no strategy'}")
+    if values["strategy"] is None:
+        fill("strategy", "sequential" if values["workers"] == 1 else "allreduce", "default for the workers")
+    if values["lr"] is None:
+        fill("lr", DEFAULT_LR[values["optimizer"]], f"default for {values['optimizer']}")
+    if values["transport"] == "auto":
+        if world and world.launcher == "mpiexec":
+            fill("transport", "mpi", "auto: started by mpiexec")
+        elif values["device"] == "cuda" and values["workers"] > 1:
+            fill("transport", "nccl", "auto: --device cuda")
+        else:
+            fill("transport", "gloo", "auto")
+
+
+def _check_together(spec: RunSpec, world: World | None) -> None:
+    """What no field can know alone."""
+    assert spec.workers is not None
+    data = datasets.describe(spec.data)
+    models.describe(spec.model)
+    models.check_fits(spec.model, data.shape)
+    if spec.hidden and not models.TABLE[spec.model].hidden:
+        raise UsageError(f"--hidden is for the mlp; model {spec.model} has fixed layers")
+    if world and spec.workers != world.size:
+        raise UsageError(
+            f"--workers {spec.workers}, but {world.launcher} has started {world.size} ranks: "
+            f"leave --workers out, or start as many ranks"
+        )
+    if spec.strategy == "sequential" and spec.workers > 1:
+        parallel = ", ".join(name for name in strategies.TABLE if name != "sequential")
+        raise UsageError(f"strategy sequential with {spec.workers} workers: use one worker, or one of {parallel}")
+    if spec.global_batch > spec.train_samples:
+        raise UsageError(
+            f"a global batch of {spec.batch_size} x {spec.workers} workers = {spec.global_batch} samples is larger "
+            f"than the training set of {spec.data} ({spec.train_samples}): lower --batch-size or --workers"
+        )
+    if spec.weights is not None and not Path(spec.weights).is_file():
+        raise UsageError(f"--weights {spec.weights}: there is no such file")
+    if spec.data_dir is not None and not (spec.data_dir and Path(spec.data_dir).is_dir()):
+        raise UsageError(f"--data-dir {spec.data_dir}: there is no such folder")
+    if spec.name is not None and (not spec.name.strip(". ") or "/" in spec.name or "\0" in spec.name):
+        raise UsageError(f"--name {spec.name!r}: a folder name is expected, without slashes (see --output-dir)")
+    if "\0" in spec.output_dir or not spec.output_dir:
+        raise UsageError(f"--output-dir {spec.output_dir!r}: the path of a folder is expected")
+    _check_device(spec)
+    transports.check_installed(spec.transport, started=world is not None)
+    if spec.transport == "mpi" and world and world.launcher not in ("mpiexec", "srun"):
+        raise UsageError(
+            f"--transport mpi under {world.launcher}: its ranks are not MPI's and would each train alone; "
+            f"start with mpiexec, or leave --transport out"
+        )
+
+
+def _check_device(spec: RunSpec) -> None:
+    if spec.device == "cuda" and not transports.has_gpu():
+        raise UsageError("--device cuda: there is no NVIDIA GPU here; use --device cpu or auto")
+    if spec.device == "cuda" and spec.transport != "nccl" and spec.workers != 1:
+        raise UsageError(f"--device cuda with --transport {spec.transport}: tensors on GPUs need --transport nccl")
+    if spec.device == "cpu" and spec.transport == "nccl":
+        raise UsageError("--device cpu with --transport nccl: nccl moves tensors of GPUs; use gloo or mpi")
+
+
+def _wrap(text: str, indent: str) -> list[str]:
+    """Lines of at most 110 characters; a path stays in one piece."""
+    return textwrap.wrap(text, 110, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _toml(value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, tuple):
+        return json.dumps(list(value))
+    # JSON's strings, numbers and booleans are TOML's, but for two details of strings.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

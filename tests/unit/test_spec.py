@@ -1,0 +1,385 @@
+"""What can be asked for, what is refused before anything starts, and what is written down about it."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+import shutil
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from paceline.errors import UsageError
+from paceline.spec import FIELDS, Resolved, RunSpec, World, read_config, resolve
+
+Values = Mapping[str, Any]
+
+
+def refusal(values: Values, world: World | None = None) -> str:
+    with pytest.raises(UsageError) as error:
+        resolve(("flag", values), world=world)
+    return str(error.value)
+
+
+# Layers and sources.
+
+
+def test_without_a_word_one_worker_trains_alone() -> None:
+    spec = resolve().spec
+    assert (spec.model, spec.data, spec.strategy, spec.workers) == ("mnist-cnn", "mnist-mini", "sequential", 1)
+    assert (spec.transport, spec.lr, spec.batch_size, spec.global_batch) == ("gloo", 0.001, 128, 128)
+    assert (spec.train_samples, spec.validation_samples) == (10_000, 0)
+
+
+def test_flags_win_over_the_config_file(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('batch-size = 64\nwarmup_epochs = 2\nworkers = 3\nhidden = [9, 8]\nmodel = "mlp"\n')
+    resolved = resolve(("config file", read_config(str(config))), ("flag", {"workers": 2, "seed": 0}))
+    spec, sources = resolved.spec, resolved.sources
+    assert (spec.batch_size, spec.warmup_epochs, spec.workers, spec.hidden) == (64, 2.0, 2, (9, 8))
+    assert type(spec.warmup_epochs) is float
+    assert {name: sources[name] for name in ("batch_size", "workers", "seed", "epochs")} == {
+        "batch_size": "config file",
+        "workers": "flag",
+        "seed": "flag",
+        "epochs": "default",
+    }
+    assert set(sources) == set(FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("values", "world", "name", "value", "source"),
+    [
+        ({}, None, "workers", 1, "default for no strategy"),
+        ({"strategy": "sequential"}, None, "workers", 1, "default for sequential"),
+        ({"strategy": "ring"}, None, "workers", 2, "default for ring"),
+        ({"workers": 3}, None, "strategy", "allreduce", "default for the workers"),
+        ({}, World(4, "torchrun"), "workers", 4, "from torchrun"),
+        ({}, World(4, "torchrun"), "transport", "gloo", "auto"),
+        ({"optimizer": "sgd"}, None, "lr", 0.01, "default for sgd"),
+        ({"optimizer": "sgd", "lr": 0.5}, None, "lr", 0.5, "flag"),
+    ],
+)
+def test_what_is_left_open_is_chosen_with_a_reason(
+    values: Values, world: World | None, name: str, value: Any, source: str
+) -> None:
+    resolved = resolve(("flag", values), world=world)
+    assert (getattr(resolved.spec, name), resolved.sources[name]) == (value, source)
+
+
+def test_several_workers_on_gpus_use_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.comm.table.has_gpu", lambda: True)
+    resolved = resolve(("flag", {"device": "cuda", "workers": 2}))
+    assert (resolved.spec.transport, resolved.sources["transport"]) == ("nccl", "auto: --device cuda")
+    assert "need --transport nccl" in refusal({"device": "cuda", "workers": 2, "transport": "mpi"})
+    assert "tensors of GPUs" in refusal({"device": "cpu", "workers": 2, "transport": "nccl"})
+
+
+@pytest.mark.parametrize("values", [{"device": "cuda"}, {"transport": "nccl", "workers": 2}])
+def test_a_gpu_that_is_not_there_is_refused(values: Values, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.comm.table.has_gpu", lambda: False)
+    assert "NVIDIA GPU" in refusal(values)
+
+
+# Values that are refused: the message has what was given and what is allowed.
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "meant", "another"),
+    [
+        ("model", "mnist-cn", "mnist-cnn", "shallow-cnn"),
+        ("data", "mnist-min", "mnist-mini", "fashion-mnist"),
+        ("strategy", "rings", "ring", "reduce-bcast"),
+        ("strategy", "All-Reduce", "allreduce", "gather"),
+        ("transport", "glo", "gloo", "threads"),
+        ("optimizer", "adamm", "adam", "sgd"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_nearest(name: str, given: str, meant: str, another: str) -> None:
+    message = refusal({name: given})
+    assert "unknown" in message
+    assert f"{given!r}; did you mean {meant!r}?" in message
+    assert another in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("workers", "2", "a whole number"),
+        ("workers", 2.0, "a whole number"),
+        ("workers", True, "a whole number"),
+        ("epochs", None, "a whole number"),
+        ("lr", "fast", "a number"),
+        ("lr", False, "a number"),
+        ("lr", [0.1], "a number"),
+        ("scale_lr", 1, "true or false"),
+        ("scale_lr", "yes", "true or false"),
+        ("model", 3, "a text"),
+        ("strategy", ["ring"], "a text"),
+        ("hidden", "256,64", "whole numbers"),
+        ("hidden", 256, "whole numbers"),
+        ("hidden", [], "whole numbers"),
+        ("hidden", [256, 0], "at least 1"),
+        ("hidden", [256, 6.4], "whole numbers"),
+        ("hidden", [True], "whole numbers"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused(name: str, value: Any, expected: str) -> None:
+    message = refusal({"model": "mlp", name: value})
+    assert f"flag: --{name.replace('_', '-')} is {value!r}" in message
+    assert expected in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "limits"),
+    [
+        ("workers", 0, "at least 1"),
+        ("workers", -3, "at least 1"),
+        ("batch_size", 0, "at least 1"),
+        ("steps", 0, "at least 1"),
+        ("lr", -0.1, "at least 0"),
+        ("momentum", 1.5, "from 0 to 1"),
+        ("dropout", 0.96, "from 0 to 0.95"),
+        ("validation", 0.51, "from 0 to 0.5"),
+        ("timeout", 0.0, "at least 0.1"),
+        ("momentum", math.nan, "from 0 to 1"),
+        ("lr", math.nan, "at least 0"),
+        ("lr", math.inf, ""),
+        ("lr", -math.inf, "at least 0"),
+        ("timeout", math.inf, ""),
+    ],
+)
+def test_a_number_out_of_range_is_refused(name: str, value: float, limits: str) -> None:
+    message = refusal({name: value})
+    assert f"flag: --{name.replace('_', '-')} is {value}; it takes numbers" in message
+    assert limits in message
+
+
+def test_a_whole_number_that_no_float_can_hold_is_refused() -> None:
+    # TOML's whole numbers have no end in Python.
+    assert "--lr" in refusal({"lr": 10**400})
+
+
+def test_a_seed_that_torch_cannot_hold_is_refused() -> None:
+    assert "--seed" in refusal({"seed": 2**64})
+
+
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ({"batch_size": 10_001}, ["10001 x 1 workers = 10001", "mnist-mini (10000)", "--batch-size"]),
+        ({"batch_size": 5_001, "workers": 2}, ["5001 x 2 workers = 10002", "(10000)"]),
+        ({"batch_size": 8_001, "validation": 0.2}, ["8001", "(8000)"]),
+        ({"data": "synthetic:train=100"}, ["128 x 1", "synthetic:train=100 (100)"]),
+        ({"strategy": "sequential", "workers": 2}, ["sequential with 2 workers", "allreduce, ring"]),
+        ({"hidden": [64]}, ["--hidden", "mlp", "mnist-cnn"]),
+        ({"model": "shallow-cnn", "hidden": [64]}, ["--hidden", "mlp", "shallow-cnn"]),
+        ({"data": "synthetic:1x8x8"}, ["mnist-cnn", "at least 22x22", "8x8"]),
+        ({"data": "synthetic:1x64x21"}, ["mnist-cnn", "at least 22x22", "64x21"]),
+        ({"data": "synthetic:8"}, ["'8'", "synthetic:3x32x32"]),
+        ({"weights": "/no/such.safetensors"}, ["--weights /no/such.safetensors", "no such file"]),
+        ({"data_dir": "/no/such"}, ["--data-dir /no/such", "no such folder"]),
+        ({"name": "a/b"}, ["--name 'a/b'", "--output-dir"]),
+        ({"name": ".."}, ["--name '..'"]),
+        ({"name": ""}, ["--name ''"]),
+        ({"name": "a\0b"}, [r"--name 'a\x00b'"]),
+        ({"output_dir": "a\0b"}, ["--output-dir"]),
+    ],
+)
+def test_values_that_do_not_fit_together_are_refused(values: Values, parts: list[str]) -> None:
+    message = refusal(values)
+    assert [part for part in parts if part not in message] == []
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"batch_size": 10_000},
+        {"batch_size": 5_000, "workers": 2},
+        {"batch_size": 8_000, "validation": 0.2},
+        {"data": "synthetic:1x22x22"},
+    ],
+)
+def test_the_largest_batch_and_the_smallest_image_fit(values: Values) -> None:
+    resolve(("flag", values))
+
+
+@pytest.mark.parametrize("name", ["weights", "data_dir"])
+def test_an_empty_path_is_not_taken_for_none_at_all(name: str) -> None:
+    # --weights "$FILE" with FILE unset would train from new weights.
+    assert f"--{name.replace('_', '-')}" in refusal({name: ""})
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "mpiexec", "srun"])
+def test_workers_must_be_as_many_as_the_launcher_has_started(launcher: str) -> None:
+    message = refusal({"workers": 2}, World(4, launcher))
+    assert "--workers 2" in message
+    assert f"{launcher} has started 4 ranks" in message
+    assert resolve(("flag", {"workers": 4}), world=World(4, launcher)).spec.workers == 4
+
+
+# MPI, which may not be there.
+
+
+def test_mpi_without_mpi4py_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
+    for values, world in (({"transport": "mpi"}, None), ({}, World(2, "mpiexec"))):
+        message = refusal(values, world)
+        assert "mpi4py" in message
+        assert "pip install 'paceline[mpi]'" in message
+    resolve(("flag", {"workers": 2}))
+
+
+def test_mpi_without_mpiexec_is_refused_unless_ranks_have_been_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: object())
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    message = refusal({"transport": "mpi"})
+    assert "mpiexec" in message
+    assert "--transport gloo" in message
+    started = resolve(world=World(2, "mpiexec"))
+    assert (started.spec.transport, started.sources["transport"]) == ("mpi", "auto: started by mpiexec")
+
+
+def test_mpi_under_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each of its ranks would be an MPI world of its own, and train alone.
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: object())
+    message = refusal({"transport": "mpi"}, World(2, "torchrun"))
+    assert "mpi" in message
+    assert "torchrun" in message
+
+
+# Config files.
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ("batchsize = 3\n", ["'batchsize'", "did you mean 'batch_size'?", "warmup_epochs"]),
+        ("[train]\nepochs = 3\n", ["unknown key 'train'"]),
+        ("epochs = \n", ["not valid TOML", "line 1"]),
+        ("epochs = 1\nepochs = 2\n", ["not valid TOML"]),
+        (b"\xff\xfe", ["not valid TOML"]),
+        (None, ["cannot read", "No such file"]),
+    ],
+)
+def test_a_config_file_that_cannot_be_used_is_named(
+    tmp_path: Path, content: str | bytes | None, parts: list[str]
+) -> None:
+    config = tmp_path / "run.toml"
+    if content is not None:
+        config.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UsageError) as error:
+        read_config(str(config))
+    assert [part for part in [str(config), *parts] if part not in str(error.value)] == []
+
+
+def test_a_folder_is_no_config_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot read the config file"):
+        read_config(str(tmp_path))
+
+
+def test_a_wrong_value_in_a_config_file_is_told_with_the_file(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text("lr = nan\n")
+    with pytest.raises(UsageError, match=r"run\.toml: --lr is nan"):
+        resolve((f"config file {config}", read_config(str(config))), ("flag", {"lr": 0.1}))
+
+
+# What is written down.
+
+NUMBERS = st.fixed_dictionaries(
+    {"model": st.just("mlp")},
+    optional={
+        "hidden": st.lists(st.integers(1, 10**6), min_size=1, max_size=4),
+        "dropout": st.floats(0, 0.95),
+        "validation": st.floats(0, 0.5),
+        "strategy": st.sampled_from(["allreduce", "ring", "reduce-bcast", "gather"]),
+        "workers": st.integers(1, 5),
+        "transport": st.sampled_from(["auto", "gloo", "threads"]),
+        "bucket_mb": st.floats(0.001, 1e12) | st.integers(1, 10**12),
+        "sync_batchnorm": st.booleans(),
+        "epochs": st.integers(1),
+        "steps": st.none() | st.integers(1),
+        "batch_size": st.integers(1, 1000),
+        "optimizer": st.sampled_from(["adam", "sgd"]),
+        "lr": st.floats(0, 1e308),
+        "weight_decay": st.floats(0, 1),
+        "scale_lr": st.booleans(),
+        "warmup_epochs": st.floats(0, 1e9),
+        "seed": st.integers(0, 2**32 - 1),
+        "timeout": st.floats(0.1, 1e6),
+    },
+)
+
+
+def read_back(resolved: Resolved) -> RunSpec:
+    return resolve(("spec.toml", tomllib.loads("\n".join(resolved.lines()) + "\n"))).spec
+
+
+@settings(deadline=None)
+@given(NUMBERS)
+def test_the_lines_are_toml_that_reads_back_to_the_same_spec(values: Values) -> None:
+    resolved = resolve(("flag", values))
+    assert read_back(resolved) == resolved.spec
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1))
+@example('quo"te \\ back\x7f\n')
+@example("größe")
+@example("paceline 🚴")
+def test_any_text_survives_the_lines(text: str) -> None:
+    resolved = resolve(("flag", {"output_dir": text}))
+    assert read_back(resolved) == resolved.spec
+
+
+@pytest.mark.parametrize("path", ["größe 🚴.toml", "two\nlines.toml", "bell\x07.toml"])
+def test_the_lines_are_toml_whatever_the_config_file_is_called(path: str) -> None:
+    resolved = resolve((f"config file {path}", {"epochs": 2}))
+    assert read_back(resolved) == resolved.spec
+
+
+def test_the_lines_say_where_each_value_came_from() -> None:
+    lines = resolve(("config file run.toml", {"epochs": 2}), ("flag", {"workers": 3})).lines()
+    named = {re.split(r"[ :=]+", line.removeprefix("# "), maxsplit=1)[0]: line for line in lines}
+    assert list(named) == list(FIELDS)
+    assert re.fullmatch(r"epochs = 2 +# config file run\.toml", named["epochs"])
+    assert re.fullmatch(r"workers = 3 +# flag", named["workers"])
+    assert re.fullmatch(r"lr = 0\.001 +# default for adam", named["lr"])
+    assert named["steps"] == "# steps: not set (default)"
+
+
+def test_the_introduction_shows_each_value_with_its_source() -> None:
+    resolved = resolve(("config file run.toml", {"epochs": 2, "scale_lr": False}), ("flag", {"workers": 3, "lr": 0.1}))
+    heading, *rows = resolved.introduction()
+    assert heading == "mnist-cnn on mnist-mini: allreduce, 3 workers x batch 128 = global batch 384, gloo"
+    shown: dict[str, str] = {}
+    source = ""
+    for row in rows:
+        assert len(row) <= 110
+        values = row.strip()
+        if not row.startswith("   "):
+            source, values = re.split(" {2,}", values, maxsplit=1)
+        shown[source] = f"{shown.get(source, '')} {values}"
+    expected: dict[str, set[str]] = {}
+    for name, why in resolved.sources.items():
+        value = getattr(resolved.spec, name)
+        text = "not set" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        expected.setdefault(why, set()).add(f"{name} {text}")
+    assert {why: {part.strip() for part in text.split(",")} for why, text in shown.items()} == expected
+    assert list(shown)[-1] == "default"
+
+
+def test_the_introduction_leaves_a_long_value_in_one_piece() -> None:
+    path = "/scratch/" + "-".join(["run"] * 20)
+    assert any(path in line for line in resolve(("flag", {"batch_size": 64, "output_dir": path})).introduction())
