@@ -1,0 +1,48 @@
+"""What rank 0 shows while it trains: lines like those of Wang and Yang's Figure 6, and a bar on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+
+class Console:
+    """Lines go to the stream and to the rank's log; ranks other than 0 have no stream."""
+
+    def __init__(self, stream: TextIO | None, log: Path | None = None) -> None:
+        self._stream = stream
+        self._log = log.open("a", buffering=1) if log else None
+        self._bar: Any = None
+
+    def line(self, text: str = "") -> None:
+        if self._log:
+            self._log.write(text + "\n")
+        if self._stream:
+            if self._bar is not None:
+                self._bar.clear()
+            print(text, file=self._stream, flush=True)
+            if self._bar is not None:
+                self._bar.refresh()
+
+    def start_bar(self, steps: int, title: str) -> None:
+        """A progress bar on standard error, where that is a terminal."""
+        if self._stream and sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=steps, desc=title, unit="batch", leave=False, dynamic_ncols=True)
+
+    def advance(self, **shown: str) -> None:
+        if self._bar is not None:
+            self._bar.set_postfix(shown, refresh=False)
+            self._bar.update()
+
+    def end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def close(self) -> None:
+        self.end_bar()
+        if self._log:
+            self._log.close()

@@ -1,0 +1,184 @@
+"""The only training loop."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.comm.metered import MeteredComm
+from paceline.errors import DivergedError
+from paceline.records import COMPLETED, INTERRUPTED, Summary, write_summary
+from paceline.spec import RunSpec
+from paceline.strategies.base import Laps, StepResult, Strategy
+from paceline.training.console import Console
+from paceline.training.input import Input
+from paceline.training.rate import learning_rate
+from paceline.training.sampler import Sampler
+from paceline.training.setup import Place, make_input, make_model, prepare_strategy
+from paceline.training.trace import Trace
+from paceline.training.weights import save
+
+
+@dataclass
+class Job:
+    """What one rank needs to train: the spec, its place among the ranks, and where its words go."""
+
+    spec: RunSpec
+    comm: MeteredComm
+    place: Place
+    folder: Path
+    console: Console
+    trace: Trace
+    stop: Callable[[], bool]
+    summary: Summary
+
+
+def train(job: Job) -> None:
+    """Train as the spec says and fill in the summary; rank 0 leaves it and the model in the run folder."""
+    start = time.perf_counter()
+    summary = job.summary
+    summary.threads = torch.get_num_threads()
+    source = make_input(job.spec, job.comm, job.place)
+    job.comm.barrier()
+    summary.read_seconds = time.perf_counter() - start
+    job.console.line(f"Time taken to read the data: {summary.read_seconds:.2f} s")
+
+    model, fresh = make_model(job.spec, job.place)
+    summary.parameters = sum(p.numel() for p in model.parameters())
+    if fresh:
+        job.console.line(f"New weights, not from {job.spec.weights}: {', '.join(fresh)}")
+    strategy = prepare_strategy(job.spec, job.comm, model)
+    try:
+        interrupted = _run_epochs(job, strategy, source, summary)
+        if not interrupted:
+            test = strategy.evaluate(source.evaluation("test"))
+            summary.test_loss, summary.test_accuracy = test.loss, test.accuracy
+            which = f" (weights of epoch {summary.best_epoch})" if summary.best_epoch is not None else ""
+            job.console.line(f"\nTest loss: {test.loss:.4f}, test accuracy: {test.accuracy:.2%}{which}")
+        state = strategy.whole_state()
+        summary.total_seconds = time.perf_counter() - start
+        _measure(job, strategy, summary)
+        summary.epochs = len(summary.epoch_seconds)
+        summary.status = INTERRUPTED if interrupted else COMPLETED
+    finally:
+        strategy.close()
+    job.console.line(f"Total run time: {summary.total_seconds:.2f} s")
+    if job.comm.rank == 0:
+        save(state, job.folder / "model.safetensors")
+        write_summary(job.folder, summary)
+    job.trace.record("end", time=time.time(), status=summary.status)
+    job.comm.barrier()
+
+
+def _run_epochs(job: Job, strategy: Strategy, source: Input, summary: Summary) -> bool:
+    """All epochs, and back to the best one where there is a validation set; true if a rank wanted to stop."""
+    spec = job.spec
+    sampler = Sampler(spec.train_samples, spec.batch_size, job.comm.rank, job.comm.size, spec.seed)
+    total_steps = spec.steps or spec.epochs * len(sampler)
+    best: dict[str, Tensor] | None = None
+    for epoch in range(-(-total_steps // len(sampler))):
+        stopped = _run_epoch(job, strategy, source, sampler, summary, epoch, total_steps)
+        if stopped:
+            summary.best_epoch = None  # the weights that are saved are the last ones
+            job.console.line(f"\nInterrupted: stopped after step {summary.steps} of {total_steps}.")
+            return True
+        if spec.validation_samples:
+            result = strategy.evaluate(source.evaluation("validation"))
+            summary.validation_loss.append(result.loss)
+            summary.validation_accuracy.append(result.accuracy)
+            job.console.line(f"Validation acc: {result.accuracy:.4f}, validation loss: {result.loss:.4f}")
+            if result.loss == min(summary.validation_loss):
+                summary.best_epoch = epoch
+                best = {name: tensor.clone() for name, tensor in strategy.whole_state().items()}
+    if best is not None:
+        strategy.load_state(best)
+    return False
+
+
+def _run_epoch(
+    job: Job, strategy: Strategy, source: Input, sampler: Sampler, summary: Summary, epoch: int, total_steps: int
+) -> bool:
+    """One epoch, or what is left of the steps; true if a rank wanted to stop."""
+    spec, console = job.spec, job.console
+    console.line(f"\nStart of epoch {epoch}")
+    console.start_bar(min(len(sampler), total_steps - summary.steps), f"epoch {epoch}")
+    start = ended = time.perf_counter()
+    loss_sum, correct, count, stopped = 0.0, 0.0, 0, False
+    batches = source.epoch(sampler)
+    for number in range(1, min(len(sampler), total_steps - summary.steps) + 1):
+        laps = Laps(last=ended)  # a step begins where the last one ended: no time goes uncounted
+        batch = next(batches)
+        laps.mark("input")
+        lr = learning_rate(spec, summary.steps, len(sampler), total_steps)
+        result = strategy.step(batch, lr, job.stop(), laps)
+        seconds, ended = laps.last - ended, laps.last
+        summary.steps += 1
+        loss_sum, correct, count = loss_sum + result.loss_sum, correct + result.correct, count + result.count
+        _check_finite(result, summary.steps)
+        job.trace.step(
+            summary.steps - 1,
+            epoch,
+            seconds,
+            result.count,
+            own=len(batch.labels),
+            loss=result.loss_sum / result.count,
+            lr=lr,
+            spans={name: round(value, 7) for name, value in laps.parts.items()},
+        )
+        console.advance(loss=f"{loss_sum / count:.4f}", acc=f"{correct / count:.2%}")
+        if spec.log_every and number % spec.log_every == 0:
+            console.line(f"At step {number}, update time for each batch: {seconds:.4f} s")
+        if result.stop:
+            stopped = True
+            break
+    console.end_bar()
+    summary.epoch_seconds.append(time.perf_counter() - start)
+    summary.train_loss.append(loss_sum / count)
+    summary.train_accuracy.append(correct / count)
+    job.trace.record("epoch", epoch=epoch, seconds=summary.epoch_seconds[-1], loss=loss_sum / count,
+                     accuracy=correct / count, samples=count)  # fmt: skip
+    console.line(f"Time taken: {summary.epoch_seconds[-1]:.2f} s")
+    console.line(f"Training acc over epoch: {correct / count:.4f}, training loss: {loss_sum / count:.4f}")
+    return stopped
+
+
+def _check_finite(result: StepResult, step: int) -> None:
+    if not math.isfinite(result.loss_sum):
+        raise DivergedError(
+            f"the loss is {result.loss_sum} after step {step}: the training has diverged; "
+            f"lower --lr, or warm up longer with --warmup-epochs"
+        )
+
+
+def _measure(job: Job, strategy: Strategy, summary: Summary) -> None:
+    """Put every rank's counts into the summary: bytes and messages of averaging gradients, seconds of all."""
+    meter, gradients = job.comm.meter.total(), strategy.gradient_meter()
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    mine = [
+        gradients.bytes_sent + gradients.opaque_bytes,
+        gradients.bytes_received + gradients.opaque_bytes,
+        gradients.messages_sent,
+        gradients.messages_received,
+        peak,
+    ]
+    table = torch.zeros(job.comm.size, len(mine) + 1, dtype=torch.float64)
+    table[job.comm.rank] = torch.tensor([*mine, meter.seconds], dtype=torch.float64)
+    table = table.to(job.comm.device)
+    job.comm.allreduce(table.view(-1))
+    columns = table.T.tolist()
+    counts = [[int(value) for value in column] for column in columns[:-1]]
+    summary.bytes_sent, summary.bytes_received, summary.messages_sent, summary.messages_received = counts[:4]
+    summary.peak_rss_bytes, summary.comm_seconds = counts[4], columns[-1]
+    summary.update_seconds = job.trace.update_seconds()
+    summary.images_per_second = job.trace.images_per_second()
+    for name, value in strategy.notes().items():
+        setattr(summary, name, value)

@@ -1,0 +1,23 @@
+"""The learning rate: scaled by the workers, warmed up, let fall (Goyal et al., 2017; Loshchilov and Hutter, 2017)."""
+
+import math
+
+from paceline.spec import RunSpec
+
+
+def learning_rate(spec: RunSpec, step: int, steps_per_epoch: int, total_steps: int) -> float:
+    """The rate of update `step`.
+
+    It starts at one worker's rate and grows to the scaled one over the warm-up, so for one worker there is none;
+    from there it falls along a cosine to nothing at the end of training.
+    """
+    assert spec.lr is not None
+    assert spec.workers is not None
+    scale = spec.workers if spec.scale_lr else 1
+    warmup = min(round(spec.warmup_epochs * steps_per_epoch), total_steps) if scale > 1 else 0
+    if step < warmup:
+        return spec.lr * (1 + (scale - 1) * step / warmup)
+    if spec.decay == "none":
+        return spec.lr * scale
+    progress = (step - warmup) / max(1, total_steps - warmup)
+    return spec.lr * scale * 0.5 * (1 + math.cos(math.pi * progress))
