@@ -1,0 +1,33 @@
+"""Paceline trains a neural network on many processes and machines, and measures what each way costs."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.errors import PacelineError
+    from paceline.launch.connect import connect
+    from paceline.launch.run import train
+    from paceline.records import Summary
+    from paceline.spec import RunSpec
+    from paceline.strategies.data_parallel import DataParallel
+    from paceline.training.sampler import Sampler
+
+__version__ = "0.1.0"
+__all__ = ["DataParallel", "PacelineError", "RunSpec", "Sampler", "Summary", "connect", "train"]
+
+# Looked up when they are used, so that `import paceline` does not import torch.
+_HOMES = {
+    "DataParallel": "paceline.strategies.data_parallel",
+    "PacelineError": "paceline.errors",
+    "RunSpec": "paceline.spec",
+    "Sampler": "paceline.training.sampler",
+    "Summary": "paceline.records",
+    "connect": "paceline.launch.connect",
+    "train": "paceline.launch.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

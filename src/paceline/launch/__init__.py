@@ -1,0 +1,1 @@
+"""Starting ranks, finding out which one this is, and watching over them."""

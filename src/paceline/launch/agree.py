@@ -1,0 +1,73 @@
+"""What ranks tell each other before they train: that they run the same spec, where the run folder is, who they are."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.comm.base import Comm
+from paceline.errors import UsageError
+from paceline.spec import Resolved
+
+_TEXT = 4096
+
+
+def _share_text(text: str, comm: Comm) -> list[str]:
+    """Every rank's text, as numbers, since no pickle goes over the wire."""
+    raw = text.encode()[:_TEXT]
+    table = torch.zeros(comm.size, _TEXT, dtype=torch.int32)
+    table[comm.rank, : len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else 0
+    table = table.to(comm.device)
+    comm.allreduce(table.view(-1))
+    return [bytes(row).rstrip(b"\0").decode() for row in table.tolist()]
+
+
+def agree_on_spec(resolved: Resolved, comm: Comm) -> None:
+    """Refuse ranks that were started with other options than rank 0."""
+    mine = hashlib.sha256(repr(resolved.spec).encode()).hexdigest()
+    theirs = _share_text(mine, comm)
+    different = [rank for rank, digest in enumerate(theirs) if digest != theirs[0]]
+    if different:
+        raise UsageError(
+            f"rank {different[0]} was started with other options than rank 0: start all ranks with the same command"
+        )
+
+
+def agree_on_folder(folder: Path | None, comm: Comm) -> Path:
+    """The folder that rank 0 made, on every rank's own file system."""
+    path = Path(_share_text(str(folder.absolute()) if folder and comm.rank == 0 else "", comm)[0])
+    (path / "logs").mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def describe_ranks(comm: Comm) -> dict[str, Any]:
+    """env.json: who the ranks are, and what they run on."""
+    rows = [row.rsplit(" ", 1) for row in _share_text(f"{socket.gethostname()} {os.getpid()}", comm)]
+    return {
+        "schema": 1,
+        "ranks": [
+            {"rank": rank, "role": "worker", "host": host, "pid": int(pid)} for rank, (host, pid) in enumerate(rows)
+        ],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "command": sys.argv,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")

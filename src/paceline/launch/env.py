@@ -1,0 +1,148 @@
+"""Which rank is this? The only reader of the variables that launchers set."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.errors import UsageError
+
+# What our own launcher hands to the ranks it starts.
+RANK, SIZE, STORE = "PACELINE_RANK", "PACELINE_SIZE", "PACELINE_STORE"
+
+
+# Slurm numbers the steps of batch scripts and interactive shells from here.
+FIRST_SPECIAL_STEP = NO_STEP = 0xFFFF_FFF0
+
+
+@dataclass(frozen=True)
+class Seat:
+    """This process's place among the ranks, and how the ranks can meet: at an address, or in a file."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    launcher: str
+    address: tuple[str, int] | None = None
+    hosts_store: bool = False
+    store_file: str | None = None
+    attempt: int = 0  # a launcher that restarts its ranks counts; old ranks' addresses are of no use then
+    interface: str | None = None
+
+    @property
+    def one_node(self) -> bool:
+        return self.local_size == self.size
+
+
+def find_seat(env: Mapping[str, str] = os.environ) -> Seat | None:
+    """The seat that a launcher gave this process, or None in a plain shell. The innermost launcher counts."""
+    for find in (_local, _torchrun, _open_mpi, _pmi, _slurm):
+        seat = find(env)
+        if seat:
+            if not 0 <= seat.rank < seat.size:
+                raise UsageError(f"{seat.launcher} says that this is rank {seat.rank} of {seat.size}")
+            return seat
+    return None
+
+
+def _local(env: Mapping[str, str]) -> Seat | None:
+    if RANK not in env:
+        return None
+    rank, size = _number(env, RANK), _number(env, SIZE)
+    return Seat(rank, size, rank, size, "paceline", store_file=env.get(STORE))
+
+
+def _torchrun(env: Mapping[str, str]) -> Seat | None:
+    if "RANK" not in env or "WORLD_SIZE" not in env:
+        return None
+    rank, size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
+    local_rank = _number(env, "LOCAL_RANK", rank)
+    if "MASTER_ADDR" not in env:
+        raise UsageError("RANK and WORLD_SIZE are set but MASTER_ADDR is not: start with torchrun, or unset them")
+    here = env["MASTER_ADDR"] in ("localhost", "127.0.0.1", "::1")
+    local_size = _number(env, "LOCAL_WORLD_SIZE", size if here else 1)
+    agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    address = env["MASTER_ADDR"], _number(env, "MASTER_PORT", 29500)
+    return Seat(rank, size, local_rank, local_size, "torchrun", address, rank == 0 and not agent,
+                attempt=_number(env, "TORCHELASTIC_RESTART_COUNT", 0),
+                interface=env.get("GLOO_SOCKET_IFNAME"))  # fmt: skip
+
+
+def _open_mpi(env: Mapping[str, str]) -> Seat | None:
+    if "OMPI_COMM_WORLD_RANK" not in env:
+        return None
+    rank, size = _number(env, "OMPI_COMM_WORLD_RANK"), _number(env, "OMPI_COMM_WORLD_SIZE")
+    local_rank = _number(env, "OMPI_COMM_WORLD_LOCAL_RANK", rank)
+    local_size = _number(env, "OMPI_COMM_WORLD_LOCAL_SIZE", size)
+    job = env.get("PMIX_NAMESPACE", "")
+    return _meeting(env, rank, size, local_rank, local_size, "mpiexec", f"ompi-{job}")
+
+
+def _pmi(env: Mapping[str, str]) -> Seat | None:
+    if "PMI_RANK" not in env or "PMI_SIZE" not in env:
+        return None
+    if "SLURM_STEP_ID" in env and "MPI_LOCALRANKID" not in env:
+        return None  # srun's own PMI; MPICH's mpiexec, which starts its helpers with srun, says more
+    rank, size = _number(env, "PMI_RANK"), _number(env, "PMI_SIZE")
+    local_rank = _number(env, "MPI_LOCALRANKID", rank)
+    local_size = _number(env, "MPI_LOCALNRANKS", size)
+    return _meeting(env, rank, size, local_rank, local_size, "mpiexec", f"pmi-{os.getppid()}")
+
+
+def _slurm(env: Mapping[str, str]) -> Seat | None:
+    # A batch script and an interactive shell have SLURM_PROCID too, but no step of a number: only what srun started
+    # is a rank. One task alone (srun --pty bash) is a shell.
+    if "SLURM_PROCID" not in env or not 0 <= _number(env, "SLURM_STEP_ID", NO_STEP) < FIRST_SPECIAL_STEP:
+        return None
+    rank = _number(env, "SLURM_PROCID")
+    size = _number(env, "SLURM_STEP_NUM_TASKS", _number(env, "SLURM_NTASKS", 1))
+    if size == 1:
+        return None
+    per_node = _tasks_per_node(env.get("SLURM_STEP_TASKS_PER_NODE", str(size)))
+    node = _number(env, "SLURM_NODEID", 0)
+    local_size = per_node[node] if node < len(per_node) else 1
+    job = f"slurm-{env.get('SLURM_JOB_ID', '')}.{env['SLURM_STEP_ID']}.{env.get('SLURM_RESTART_COUNT', '0')}"
+    return _meeting(env, rank, size, _number(env, "SLURM_LOCALID", rank), local_size, "srun", job)
+
+
+def _meeting(
+    env: Mapping[str, str], rank: int, size: int, local_rank: int, local_size: int, launcher: str, job: str
+) -> Seat:
+    """Ranks on one node meet in a file that is named after the job; others at MASTER_ADDR, or at Slurm's first node."""
+    if local_size == size:
+        folder = os.path.join(tempfile.gettempdir(), f"paceline-{os.getuid()}-{re.sub(r'[^A-Za-z0-9.-]', '_', job)}")
+        return Seat(rank, size, local_rank, local_size, launcher, store_file=os.path.join(folder, "store"))
+    # What mpiexec started runs inside steps of mpiexec's own, which differ from node to node.
+    nodes = env.get("SLURM_STEP_NODELIST") if launcher == "srun" else None
+    host = env.get("MASTER_ADDR") or _first_host(nodes or env.get("SLURM_JOB_NODELIST", ""))
+    # Two jobs, or two steps of one, must not meet: a port of their own, in the range that nobody is given by default.
+    step = _number(env, "SLURM_STEP_ID", 0) if launcher == "srun" else 0
+    own_port = 15_000 + (_number(env, "SLURM_JOB_ID", 0) * 31 + step) % 10_000
+    address = (host, _number(env, "MASTER_PORT", own_port)) if host else None
+    return Seat(rank, size, local_rank, local_size, launcher, address, rank == 0,
+                interface=env.get("GLOO_SOCKET_IFNAME"))  # fmt: skip
+
+
+def _tasks_per_node(text: str) -> list[int]:
+    """Slurm's compressed list: 2(x3),1 gives 2, 2, 2, 1."""
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(tasks) for tasks, times in found for _ in range(int(times or 1))]
+
+
+def _first_host(nodes: str) -> str | None:
+    """The first of Slurm's compressed list: n[003-005,9],m1 gives n003."""
+    match = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,]*))?", nodes)
+    return match and match.group(1) + (match.group(2) or "") + (match.group(3) or "")
+
+
+def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = env.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None or not (text.isascii() and text.isdigit()):
+        raise UsageError(f"the launcher's variable {name} is {text!r}, and a number is expected")
+    return int(text)

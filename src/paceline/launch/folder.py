@@ -1,0 +1,55 @@
+"""The run folder."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from paceline.errors import UsageError
+from paceline.records import RUNNING, Summary, write_summary, write_whole
+from paceline.spec import Resolved, RunSpec
+
+
+def make_folder(spec: RunSpec) -> Path:
+    """A new folder for a run. A name that was given must be free; a made-up one gets a number if it is not."""
+    parent = Path(spec.output_dir)
+    made_up = f"{spec.model}-{spec.strategy}-{spec.workers}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = [spec.name] if spec.name else [made_up, *(f"{made_up}-{i}" for i in range(2, 1000))]
+    for name in names:
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            (parent / name).mkdir()
+        except FileExistsError:
+            if not parent.is_dir():
+                raise UsageError(f"cannot make the run folder {parent / name}: {parent} is not a folder") from None
+            continue
+        except OSError as error:
+            raise UsageError(f"cannot make the run folder {parent / name}: {error.strerror}") from error
+        (parent / name / "logs").mkdir()
+        return parent / name
+    raise UsageError(
+        f"the run folder {parent / names[0]} is there already: choose another --name or --output-dir, or remove it"
+    )
+
+
+def open_run(folder: Path, resolved: Resolved) -> None:
+    """Write what is known before the first step; until the run ends, its summary says that it is running."""
+    write_whole(folder / "spec.toml", "\n".join(resolved.lines()) + "\n")
+    write_summary(folder, begin_summary(resolved.spec))
+
+
+def begin_summary(spec: RunSpec) -> Summary:
+    assert spec.strategy is not None
+    assert spec.workers is not None
+    return Summary(
+        status=RUNNING,
+        strategy=spec.strategy,
+        workers=spec.workers,
+        transport=spec.transport if spec.workers > 1 else "single",
+        model=spec.model,
+        data=spec.data,
+        batch_size=spec.batch_size,
+        global_batch=spec.global_batch,
+        epochs=spec.epochs,
+        seed=spec.seed,
+    )

@@ -1,0 +1,56 @@
+"""A small process that cleans up when the launcher is gone, even after SIGKILL; it reads what to clean from its input.
+
+    folder PATH    remove this folder
+    process PID    end this process and its group
+    done           the launcher has ended its processes itself
+
+When the input ends, the launcher has. Run as a plain script: it imports nothing but the standard library.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+
+GRACE_SECONDS = 3.0
+
+
+def clean(lines: list[str]) -> None:
+    words = [line.rstrip("\n").split(" ", 1) for line in lines]
+    pids = [int(value) for key, *rest in words for value in rest if key == "process"]
+    if ["done"] not in words:
+        _signal(pids, signal.SIGTERM)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while time.monotonic() < deadline and any(map(_alive, pids)):
+            time.sleep(0.05)
+        _signal(pids, signal.SIGKILL)
+    for key, *rest in words:
+        if key == "folder":
+            shutil.rmtree(rest[0], ignore_errors=True)
+
+
+def _signal(pids: list[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, number)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.killpg(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    found: list[str] = []
+    for line in sys.stdin:
+        found.append(line)
+        if line == "done\n":  # not the end of the input: a process that the launcher forked may hold that open
+            break
+    clean(found)

@@ -1,0 +1,62 @@
+"""The whole trainer as a function: start the ranks of a spec on this machine and wait for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from pathlib import Path
+from typing import TextIO
+
+from paceline.data.fetch import get
+from paceline.data.origins import ORIGINS
+from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, PacelineError, UsageError
+from paceline.launch.env import find_seat
+from paceline.launch.folder import make_folder, open_run
+from paceline.launch.settle import Ending
+from paceline.launch.spawn import start
+from paceline.launch.supervise import counting_signals, supervise
+from paceline.records import Summary
+from paceline.spec import Resolved, RunSpec, resolve
+
+
+def launch(resolved: Resolved, show: TextIO | None = None) -> tuple[Path, Ending]:
+    """Run the ranks as processes of this machine; returns the run folder and how it ended. Rank 0 speaks to `show`."""
+    fetch_first(resolved.spec)
+    with counting_signals() as signals:
+        folder = make_folder(resolved.spec).absolute()
+        open_run(folder, resolved)
+        if show:
+            print("\n".join(resolved.introduction()), file=show, flush=True)
+        crew = start(resolved.spec, folder, _descriptor(show))
+        return folder, supervise(crew, folder, signals)
+
+
+def fetch_first(spec: RunSpec) -> None:
+    """Get the data set once, before any rank waits for another that still loads it."""
+    if spec.data in ORIGINS:
+        get(spec.data, Path(spec.data_dir) if spec.data_dir else None)
+
+
+def _descriptor(show: TextIO | None) -> int:
+    """Where rank 0 can write to; a stream without a file behind it (a notebook's) only gets the introduction."""
+    try:
+        return show.fileno() if show else subprocess.DEVNULL
+    except OSError:
+        return subprocess.DEVNULL
+
+
+def train(spec: RunSpec, *, show: TextIO | None = None) -> Summary:
+    """Train as the spec says, in processes of this machine, and return the summary; progress goes to `show`."""
+    seat = find_seat()
+    if seat and seat.size > 1:
+        raise UsageError(
+            f"paceline.train() starts ranks of its own, and {seat.launcher} has started {seat.size} already: "
+            f"run `paceline train` under it, or call this from a plain script"
+        )
+    defaults = RunSpec()
+    given = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}
+    chosen = {name: value for name, value in given.items() if value != getattr(defaults, name)}
+    folder, ending = launch(resolve(("Python", chosen)), show)
+    if ending.exit_code not in (EXIT_OK, EXIT_INTERRUPTED) or ending.summary is None:
+        raise PacelineError(f"{ending.message}\n  run folder: {folder}")
+    return ending.summary

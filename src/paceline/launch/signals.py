@@ -1,0 +1,44 @@
+"""Ctrl-C: the first one asks for a last step, the second ends at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+from paceline.errors import EXIT_INTERRUPTED
+
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def stopping() -> list[int]:
+    """The signals that ask a run to stop; nohup's wish not to hear of hang-ups is respected."""
+    ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [number for number in STOPPING if number != signal.SIGHUP or not ignores_hangup]
+
+
+class StopSignals:
+    """Watches from a thread of its own, since Python's handlers wait until the main thread leaves a long call."""
+
+    def __init__(self, on_first: Callable[[int], None]) -> None:
+        self._requested = threading.Event()
+        self._on_first = on_first
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        for number in stopping():
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, name="paceline-signals", daemon=True).start()
+
+    def requested(self) -> bool:
+        return self._requested.is_set()
+
+    def _watch(self) -> None:
+        while number := os.read(self._read, 1):
+            if number[0] not in STOPPING:
+                continue
+            if self._requested.is_set():
+                os._exit(EXIT_INTERRUPTED)
+            self._requested.set()
+            self._on_first(number[0])

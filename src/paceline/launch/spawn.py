@@ -1,0 +1,148 @@
+"""Starting a run's ranks on this machine: as processes of ours, or through mpiexec."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.comm.table import mpiexec
+from paceline.launch import env as names
+from paceline.launch import janitor
+from paceline.layout import threads_per_rank
+from paceline.spec import RunSpec
+
+# How long mpiexec gets to end its ranks.
+MPIEXEC_SECONDS = 5.0
+
+
+@dataclass
+class Crew:
+    """The processes of a run, by the rank they are (one that is all ranks at once counts as rank 0)."""
+
+    processes: dict[int, subprocess.Popen[bytes]]
+    janitor: subprocess.Popen[bytes]
+    private: Path
+    are_ranks: bool  # or else they are an mpiexec, whose children the ranks are
+    exits: dict[int, int] = field(default_factory=dict)
+
+    def tell(self, line: str) -> None:
+        """Tell the janitor."""
+        assert self.janitor.stdin is not None
+        with suppress(BrokenPipeError):
+            self.janitor.stdin.write(f"{line}\n".encode())
+            self.janitor.stdin.flush()
+
+    def add(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        self.processes[rank] = process
+        self.tell(f"process {process.pid}")
+
+    def running(self) -> dict[int, subprocess.Popen[bytes]]:
+        for rank, process in self.processes.items():
+            if (code := process.poll()) is not None:
+                self.exits.setdefault(rank, code)
+        return {rank: process for rank, process in self.processes.items() if rank not in self.exits}
+
+    def signal(self, number: int) -> None:
+        for process in self.running().values():
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+
+    def end(self, ranks: set[int]) -> dict[int, int]:
+        """Kill what still runs; the exit codes of the processes that had ended by themselves."""
+        running = self.running()
+        by_themselves = dict(self.exits)
+        if running and not self.are_ranks:
+            # mpiexec ends its ranks, those included that we have not heard of yet; we only see to it that it does.
+            self.signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                running[0].wait(MPIEXEC_SECONDS)
+            for pid in ranks if self.running() else ():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
+        for process in self.processes.values():
+            process.wait()
+        self.running()
+        return by_themselves
+
+    def dismiss(self) -> None:
+        """All processes have ended: remove what they shared."""
+        self.tell("done")
+        assert self.janitor.stdin is not None
+        self.janitor.stdin.close()
+        self.janitor.wait()
+
+
+def start(spec: RunSpec, folder: Path, out: int) -> Crew:
+    """Start every rank of the run whose folder is there; rank 0's standard output goes to the file `out`."""
+    private = Path(tempfile.mkdtemp(prefix="paceline-", dir=_shared_memory()))
+    watcher = subprocess.Popen(
+        [sys.executable, "-I", "-S", janitor.__file__], stdin=subprocess.PIPE, start_new_session=True
+    )
+    crew = Crew({}, watcher, private, are_ranks=spec.transport != "mpi" or spec.workers == 1)
+    crew.tell(f"folder {private}")
+    command = [sys.executable, "-m", "paceline.launch.worker", str(folder)]
+    size = spec.workers or 1
+    try:
+        if not crew.are_ranks:
+            variables = _mpi_variables(private, _environment(spec, size))
+            with (folder / "logs" / "mpiexec.log").open("wb") as log:
+                # What mpiexec has to say about a failed rank would bury what we have.
+                crew.add(0, _popen([*_mpiexec_command(size), *command], variables, out, log.fileno()))
+            return crew
+        count = 1 if spec.transport == "threads" else size
+        for rank in range(count):
+            seat = {names.RANK: str(rank), names.SIZE: str(count), names.STORE: str(private / "store")}
+            crew.add(rank, _popen(command, _environment(spec, count) | seat, out))
+    except BaseException:
+        crew.end(set())
+        crew.dismiss()
+        raise
+    return crew
+
+
+def _popen(command: list[str], variables: dict[str, str], out: int, err: int | None = None) -> subprocess.Popen[bytes]:
+    """A group of its own for each: Ctrl-C is ours to handle."""
+    return subprocess.Popen(
+        command, env=variables, start_new_session=True, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+    )
+
+
+def _environment(spec: RunSpec, processes: int) -> dict[str, str]:
+    variables = dict(os.environ)
+    return variables | {"OMP_NUM_THREADS": str(spec.threads or threads_per_rank(processes))}
+
+
+def _shared_memory() -> str | None:
+    """Memory-backed storage where there is some: Open MPI keeps the ranks' shared segments in this folder."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def _mpiexec_command(size: int) -> list[str]:
+    program = mpiexec()
+    assert program is not None, "checked with the spec"
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
+    if "Open MPI" not in said and "OpenRTE" not in said:
+        return [program, "-n", str(size)]
+    root = ["--allow-run-as-root"] if os.getuid() == 0 else []
+    return [program, *root, "--oversubscribe", "--bind-to", "none", "-n", str(size)]
+
+
+def _mpi_variables(private: Path, variables: dict[str, str]) -> dict[str, str]:
+    """Open MPI: files where we remove them; shared memory between ranks, not listening sockets, unless asked for."""
+    gentle = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^tcp", "PMIX_MCA_ptl_tcp_if_include": "lo"}
+    return (
+        gentle
+        | variables
+        | {
+            "TMPDIR": str(private),
+            "OMPI_MCA_btl_sm_backing_directory": str(private),
+            "OMPI_MCA_btl_vader_backing_directory": str(private),  # its name before Open MPI 5
+        }
+    )
