@@ -1,0 +1,53 @@
+"""Finds the verb, runs it, turns errors into messages and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from paceline import __version__
+from paceline.errors import EXIT_INTERRUPTED, EXIT_USAGE, PacelineError, nearest
+
+VERBS = ("train", "data", "models", "doctor")
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what was meant when a verb or a flag is close to one that exists."""
+
+    def error(self, message: str) -> Any:
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        hint = ""
+        if "unrecognized arguments" in message:
+            word = next((w for w in message.split()[2:] if w.startswith("-")), "")
+            hint = nearest(word.split("=")[0], flags) if word else ""
+        print(f"{self.prog}: {message}{hint}\n  {self.prog} --help shows what is allowed", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the `paceline` command."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = Parser(prog="paceline", description="Train on many processes; see what it costs.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"paceline {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    if chosen is not None and chosen not in VERBS:
+        parser.error(f"unknown verb {chosen!r}{nearest(chosen, VERBS)} (one of: {', '.join(VERBS)})")
+    modules = {verb: importlib.import_module(f"paceline.cli.{verb}") for verb in VERBS}
+    parsers = {}
+    for verb, module in modules.items():
+        parsers[verb] = verbs.add_parser(verb, help=module.HELP, description=module.HELP, allow_abbrev=False)
+        module.add_arguments(parsers[verb])
+    args, extra = parser.parse_known_args(arguments)
+    if extra:
+        parsers[args.verb].error(f"unrecognized arguments: {' '.join(extra)}")
+    try:
+        return int(modules[args.verb].run(args))
+    except PacelineError as error:
+        print(f"paceline: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED

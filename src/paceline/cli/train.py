@@ -1,0 +1,85 @@
+"""paceline train: the spec's fields as flags."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import types
+import typing
+from dataclasses import MISSING, asdict, fields
+from typing import Any
+
+from paceline.comm import table as transports
+from paceline.errors import UsageError
+from paceline.launch.env import find_seat
+from paceline.launch.run import launch
+from paceline.spec import RunSpec, World, read_config, resolve
+from paceline.strategies import table as strategies
+
+HELP = "train a model, alone or on many processes"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One flag for each field of the spec; only those that are given end up in the namespace."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    abouts = {
+        "strategies": {info.name: info.about for info in strategies.TABLE.values()},
+        "transports": {info.name: info.about for info in transports.TABLE.values()},
+    }
+    parser.epilog = "\n\n".join(
+        f"{title}:\n" + "\n".join(f"  {name:<14}{about}" for name, about in table.items())
+        for title, table in abouts.items()
+    )
+    parser.add_argument("--config", metavar="FILE", help="a TOML file with values for these flags; flags win")
+    parser.add_argument("--json", action="store_true", help="print the summary as the last line of standard output")
+    hints = typing.get_type_hints(RunSpec)
+    for f in fields(RunSpec):
+        flag, about = "--" + f.name.replace("_", "-"), f.metadata["about"]
+        kind = hints[f.name]
+        kind = typing.get_args(kind)[0] if isinstance(kind, types.UnionType) else kind
+        if f.default not in (None, MISSING) and str(f.default) not in about:
+            about += f" (default: {str(f.default).lower() if kind is bool else f.default})"
+        options: dict[str, Any] = {"help": about, "default": argparse.SUPPRESS}
+        if kind is bool:
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
+            continue
+        choices = f.metadata["choices"]
+        options["metavar"] = "|".join(choices) if choices else {int: "N", float: "X", str: "TEXT"}.get(kind, "N,N")
+        parser.add_argument(flag, type=_reader(kind), **options)
+
+
+def _reader(kind: Any) -> Any:
+    """Turns a flag's text into the field's type; what is wrong with a value is for the spec to say."""
+
+    def read(text: str) -> Any:
+        try:
+            if kind in (int, float):
+                return kind(text)
+            return [int(part) for part in text.split(",")] if kind is not str else text
+        except ValueError:
+            return text
+
+    return read
+
+
+def run(args: argparse.Namespace) -> int:
+    flags = {name: value for name, value in vars(args).items() if name not in ("verb", "config", "json")}
+    layers: list[tuple[str, dict[str, Any]]] = []
+    if args.config:
+        layers.append((f"config file {args.config}", read_config(args.config)))
+    layers.append(("flag", flags))
+    seat = find_seat()
+    resolved = resolve(*layers, world=World(seat.size, seat.launcher) if seat else None)
+    if seat:
+        if resolved.spec.transport == "threads" and seat.size > 1:
+            raise UsageError(f"--transport threads under {seat.launcher}: its ranks are processes; use gloo or mpi")
+        from paceline.launch.worker import finish, run_seat
+
+        return finish(run_seat(resolved, seat, as_json=args.json))
+    _, ending = launch(resolved, sys.stderr if args.json else sys.stdout)
+    if ending.message:
+        print(f"paceline: {ending.message}", file=sys.stderr)
+    if args.json and ending.summary:
+        print(json.dumps(asdict(ending.summary)))
+    return ending.exit_code

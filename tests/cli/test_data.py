@@ -1,0 +1,97 @@
+"""`paceline data`, called as the command line calls it."""
+
+import argparse
+import gzip
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from paceline.cli import data
+from paceline.data import mini
+from paceline.data.origins import MINI, ORIGINS, Origin
+from paceline.errors import DataError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def _no_network_and_a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MNIST without sources, of the packaged set's files, which are sure to be there."""
+    monkeypatch.setitem(ORIGINS, "mnist", Origin("mnist", MINI))
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("PACELINE_DATA", raising=False)
+
+
+def paceline_data(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    data.add_arguments(parser)
+    return data.run(parser.parse_args(arguments))
+
+
+def test_list_shows_every_data_set_aligned(capsys: pytest.CaptureFixture[str]) -> None:
+    assert paceline_data("list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["name", "mnist-mini", "mnist", "fashion-mnist", "synthetic"]
+    assert lines[2].split()[1:8] == ["60,000", "10,000", "1×28×28", "10", "not", "cached", "handwritten"]
+    abouts = ("the first", "handwritten", "clothes", "made-up")
+    assert len({line.index(about) for line, about in zip(lines[1:], abouts, strict=True)}) == 1
+
+
+def test_get_fetches_from_a_folder_and_path_and_list_then_know_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert paceline_data("get", "mnist", "--data-dir", str(mini.FOLDER), "--source", "folder") == 0
+    assert str(tmp_path / "cache" / "mnist") in capsys.readouterr().out
+    assert paceline_data("path", "mnist") == 0
+    place = Path(capsys.readouterr().out.rstrip("\n"))
+    assert {path.name: sha256(path.read_bytes()).hexdigest() for path in place.iterdir()} == {
+        file.name: file.sha256 for file in MINI
+    }
+    paceline_data("list")
+    assert "  cached" in capsys.readouterr().out.splitlines()[2]
+    (place / MINI[0].name).write_bytes(b"cut")
+    paceline_data("list")
+    assert "  not cached" in capsys.readouterr().out.splitlines()[2]
+
+
+def test_get_says_what_was_tried() -> None:
+    with pytest.raises(DataError, match=r"no source has the data set mnist\. Tried:\n  folder: none was given"):
+        paceline_data("get", "mnist")
+
+
+def test_get_refuses_an_unknown_name_or_source() -> None:
+    with pytest.raises(UsageError, match="unknown data set 'mnits'; did you mean 'mnist'"):
+        paceline_data("get", "mnits")
+    with pytest.raises(UsageError, match="unknown source 'ftp'"):
+        paceline_data("get", "mnist", "--source", "ftp")
+
+
+def test_there_is_nothing_to_get_of_what_is_not_fetched(capsys: pytest.CaptureFixture[str]) -> None:
+    assert paceline_data("get", "synthetic:train=50") == 0
+    assert paceline_data("get", "mnist-mini") == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "synthetic:train=50 is made in memory: there is nothing to get",
+        "mnist-mini is in the package: there is nothing to get",
+    ]
+
+
+def test_path_of_what_is_not_cached_says_how_to_get_it() -> None:
+    with pytest.raises(UsageError, match=r"mnist is not in the cache .*`paceline data get mnist`"):
+        paceline_data("path", "mnist")
+    with pytest.raises(UsageError, match="synthetic is made in memory"):
+        paceline_data("path", "synthetic")
+
+
+def test_path_of_the_packaged_set_is_in_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert paceline_data("path", "mnist-mini") == 0
+    folder = Path(capsys.readouterr().out.rstrip("\n"))
+    assert gzip.decompress((folder / f"{MINI[3].name}.gz").read_bytes())[:4] == b"\x00\x00\x08\x01"
+
+
+def test_list_and_path_need_no_torch() -> None:
+    code = (
+        "import argparse, sys; from paceline.cli import data; data.run(argparse.Namespace(action='list')); "
+        "data.run(argparse.Namespace(action='path', name='mnist-mini')); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0

@@ -1,0 +1,141 @@
+"""The `paceline` command itself: what it says without torch, and how it says no."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline
+
+COMMAND = str(Path(sys.executable).parent / "paceline")
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI", "SLURM_", "PACELINE_")
+SMALL = ["train", "--model", "mlp", "--data", "synthetic:train=8,test=4", "--batch-size", "4", "--steps", "1"]
+SHELL = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, *arguments], cwd=folder, env=SHELL, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def refusal(folder: Path, *arguments: str) -> str:
+    """The one message of a command that is refused before anything is started or written."""
+    before = sorted(folder.rglob("*"))
+    done = run(folder, *arguments)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    (message,) = (line for line in done.stderr.splitlines() if not line.startswith(" "))
+    assert message.startswith("paceline")
+    assert sorted(folder.rglob("*")) == before
+    return done.stderr
+
+
+def test_what_needs_no_torch_does_not_import_it(tmp_path: Path) -> None:
+    code = """
+import contextlib, io, sys
+from paceline.cli import main
+for line in sys.stdin.read().splitlines():
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        try:
+            code = main(line.split())
+        except SystemExit as exit:
+            code = exit.code
+    print(code, "torch" in sys.modules, len(out.getvalue()) > 0, line)
+"""
+    lines = ["--help", "train --help", "data --help", "models", "data list", "doctor", "train --workers 0", "trian"]
+    done = subprocess.run([sys.executable, "-c", code], input="\n".join(lines), cwd=tmp_path, env=SHELL,
+                          capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
+    codes = [0] * 6 + [2] * 2
+    assert done.stdout.splitlines() == [f"{c} False True {line}" for c, line in zip(codes, lines, strict=True)]
+
+
+def test_help_and_version_are_printed(tmp_path: Path) -> None:
+    done = run(tmp_path, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(verb in done.stdout for verb in ("train", "data", "models", "doctor"))
+    done = run(tmp_path, "--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"paceline {paceline.__version__}\n", "")
+
+
+def test_a_verb_that_does_not_exist_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    message = refusal(tmp_path, "trian", "--epochs", "1")
+    assert "unknown verb 'trian'; did you mean 'train'?" in message
+    assert "doctor" in message
+    assert "VERB" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--modle", "mlp"], ["--modle", "did you mean '--model'?"]),
+        (["--batchsize=3"], ["--batchsize", "did you mean '--batch-size'?"]),
+        (["--epoch", "1"], ["--epoch", "did you mean '--epochs'?"]),
+    ],
+    ids=lambda part: part[0] if isinstance(part, list) else "",
+)
+def test_a_misspelt_flag_is_answered_with_the_nearest(tmp_path: Path, arguments: list[str], parts: list[str]) -> None:
+    message = refusal(tmp_path, "train", *arguments)
+    assert [part for part in parts if part not in message] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("--workers two", ["--workers is 'two'", "whole number"]),
+        ("--json --workers 0", ["--workers is 0", "at least 1"]),
+        ("--lr -1", ["--lr is -1.0", "at least 0"]),
+        ("--momentum nan", ["--momentum is nan", "from 0 to 1"]),
+        ("--model mlp --hidden 256,x", ["--hidden is '256,x'", "such as 256,64"]),
+        ("--model alexnet", ["unknown model 'alexnet'", "mnist-cnn"]),
+        ("--strategy rign --workers 2", ["unknown strategy 'rign'", "did you mean 'ring'?"]),
+        ("--data mnits", ["unknown data set 'mnits'", "did you mean 'mnist'?"]),
+        ("--data synthetic:1x8x8", ["at least 22x22", "8x8"]),
+        ("--batch-size 6000 --workers 2", ["6000 x 2 workers = 12000", "10000"]),
+        ("--weights none.safetensors", ["--weights none.safetensors", "no such file"]),
+        ("--name a/b", ["--name 'a/b'"]),
+        ("--config none.toml", ["none.toml", "No such file"]),
+        ("--workers", ["--workers", "expected one argument"]),
+        ("ring", ["ring"]),
+    ],
+)
+def test_a_bad_value_is_refused_in_one_message_and_leaves_nothing(tmp_path: Path, line: str, parts: list[str]) -> None:
+    message = refusal(tmp_path, "train", *line.split())
+    assert [part for part in parts if part not in message] == []
+
+
+def test_a_config_file_with_an_unknown_key_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("workers = 2\nbatchsize = 3\n")
+    message = refusal(tmp_path, "train", "--config", "run.toml")
+    assert "config file run.toml" in message
+    assert "'batchsize'; did you mean 'batch_size'?" in message
+
+
+def test_a_name_is_used_once(tmp_path: Path) -> None:
+    done = run(tmp_path, *SMALL, "--name", "first", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["status"] == "completed"
+    files = {path: path.read_bytes() for path in (tmp_path / "runs" / "first").rglob("*") if path.is_file()}
+    assert {"summary.json", "model.safetensors", "spec.toml"} <= {path.name for path in files}
+    message = refusal(tmp_path, *SMALL, "--name", "first", "--json")
+    assert "runs/first" in message
+    assert "--name" in message
+    assert {path: path.read_bytes() for path in files} == files
+
+
+def test_a_folder_of_somebody_else_is_not_taken_for_the_run(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "photos").mkdir(parents=True)
+    (tmp_path / "runs" / "photos" / "model.safetensors").write_text("mine")
+    assert "runs/photos" in refusal(tmp_path, *SMALL, "--name", "photos")
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/none"])
+def test_an_output_folder_that_cannot_be_made_is_named(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("")
+    message = refusal(tmp_path, "train", "--output-dir", place, "--name", "x")
+    assert f"cannot make the run folder {place}/x: " in message

@@ -1,0 +1,142 @@
+"""A real run in real processes, that a test can watch, signal and check for leftovers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paceline.records import Summary, read_lines, read_summary
+
+BIN = Path(sys.executable).parent
+PACELINE = [str(BIN / "paceline"), "train"]
+MPIEXEC = [str(BIN / "mpiexec"), *(["--allow-run-as-root"] if os.getuid() == 0 else []), "--oversubscribe"]
+# The same training under every launcher; the ranks are 3.
+LAUNCHERS: dict[str, list[str]] = {
+    "gloo": [*PACELINE, "--workers", "3"],
+    "mpi": [*PACELINE, "--workers", "3", "--transport", "mpi"],
+    "torchrun": [str(BIN / "torchrun"), "--nproc-per-node", "3", "--no-python", *PACELINE],
+    "mpiexec": [*MPIEXEC, "-n", "3", *PACELINE],
+}
+# Long enough that a test, not the run, decides when it ends.
+ENDLESS = ["--model", "mlp", "--strategy", "ring", "--steps", "1000000", "--log-every", "0"]
+PATIENCE = 60.0
+
+
+def until(what: str, ready: Callable[[], Any], seconds: float = PATIENCE) -> Any:
+    """Wait for something; the first true value."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := ready():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"waited {seconds} s in vain until {what}")
+
+
+class LiveRun:
+    """A started run; use as a context, so that nothing survives a failed test."""
+
+    def __init__(self, command: list[str], output: Path, fault: str | None = None) -> None:
+        self.folder = output / "run"
+        self.temporary = output / "tmp"
+        self.temporary.mkdir()
+        variables = dict(os.environ) | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary)}
+        if fault:
+            variables |= {"PACELINE_TEST_FAULT": fault, "PYTHONPATH": str(Path(__file__).parent / "faulty")}
+        self.shared_before = set(os.listdir("/dev/shm"))
+        self.errors = (output / "stderr").open("w+")
+        self.process = subprocess.Popen(
+            [*command, "--output-dir", str(output), "--name", "run"],
+            env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.errors, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def __enter__(self) -> LiveRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        time.sleep(0.1)  # the janitor has work to do
+        for pid in self.living():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.communicate()
+        self.errors.close()
+
+    def steps(self, rank: int) -> int:
+        return sum(record["kind"] == "step" for record in read_lines(self.folder / f"rank_{rank}.jsonl"))
+
+    def wait_until_training(self) -> None:
+        until("rank 0 trains", lambda: self.process.poll() is not None or self.steps(0) > 3)
+        assert self.process.poll() is None, self.stderr()
+
+    def pid(self, rank: int) -> int:
+        rows = json.loads((self.folder / "env.json").read_text())["ranks"]
+        return next(int(row["pid"]) for row in rows if row["rank"] == rank)
+
+    def end(self, seconds: float = PATIENCE) -> int:
+        """Wait until the command has ended; its exit code."""
+        self.stdout, _ = self.process.communicate(timeout=seconds)
+        return self.process.returncode
+
+    def stderr(self) -> str:
+        self.errors.flush()
+        self.errors.seek(0)
+        return self.errors.read()
+
+    def summary(self) -> Summary:
+        summary = read_summary(self.folder)
+        assert summary is not None
+        return summary
+
+    def living(self) -> list[int]:
+        """Processes that belong to this run: they have its temporary folder in their environment."""
+        mine = f"TMPDIR={self.temporary}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                # Ranks under our own mpiexec have a private folder instead, but the run folder as an argument.
+                if (
+                    entry.name.isdigit()
+                    and b"janitor" not in (entry / "cmdline").read_bytes()
+                    and (
+                        mine in (entry / "environ").read_bytes()
+                        or str(self.folder).encode() in (entry / "cmdline").read_bytes()
+                    )
+                ):
+                    found.append(int(entry.name))
+        return found
+
+    def check_nothing_is_left(self) -> None:
+        until("all processes are gone", lambda: not self.living(), 15)
+        mine = {name for name in set(os.listdir("/dev/shm")) - self.shared_before if "test" not in name}
+        until("shared memory is free", lambda: not mine & set(os.listdir("/dev/shm")), 5)
+        kept = {name for name in os.listdir(self.temporary) if not name.startswith(("torchinductor", "torchelastic"))}
+        assert kept == set()
+        assert not list(Path(tempfile.gettempdir()).glob(f"paceline-{os.getuid()}-*"))
+
+
+def listening_elsewhere(pids: set[int]) -> set[str]:
+    """Addresses other than loopback on which these processes listen for TCP connections."""
+    inodes = set()
+    for pid in pids:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            target = os.readlink(entry)
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            parts = line.split()
+            if parts[3] == "0A" and parts[9] in inodes and not parts[1].startswith(("0100007F", "0" * 24 + "01000000")):
+                found.add(parts[1])
+    return found

@@ -1,0 +1,98 @@
+"""A rank that fails, is killed or stops ends the run, by name, within seconds, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from live_run import ENDLESS, LAUNCHERS, PACELINE, LiveRun, listening_elsewhere
+
+from paceline.records import FAILED
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_killed_rank_is_named_and_ranks_listen_on_loopback_only(launcher: str, tmp_path: Path) -> None:
+    with LiveRun(LAUNCHERS[launcher] + ENDLESS, tmp_path) as run:
+        run.wait_until_training()
+        # What Open MPI's own ranks open under a foreign mpiexec is Open MPI's choice.
+        assert launcher == "mpiexec" or listening_elsewhere({run.pid(rank) for rank in range(3)}) == set()
+        os.kill(run.pid(1), signal.SIGKILL)
+        code = run.end(20)
+        # A foreign mpiexec has an exit code of its own.
+        assert code == 137 if launcher == "mpiexec" else code == 1, run.stderr()
+        summary = run.summary()
+        assert (summary.status, summary.failed_rank) == (FAILED, 1)
+        if launcher in ("gloo", "mpi"):
+            assert "paceline: rank 1 failed: its process" in run.stderr()
+            assert "logs/rank_1.log" in run.stderr()
+        run.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("launcher", ["gloo", "mpi", "torchrun"])
+def test_an_error_in_one_rank_is_told_first_and_written_to_its_log(launcher: str, tmp_path: Path) -> None:
+    with LiveRun(LAUNCHERS[launcher] + ENDLESS, tmp_path, fault="2 5") as run:
+        assert run.end() == 1
+        message = "ZeroDivisionError: a fault that the test put here"
+        told = [line for line in run.stderr().splitlines() if line.startswith("paceline:") and "failed" in line]
+        assert all(f"rank 2 failed: {message}" in line for line in told)
+        assert told
+        assert "Traceback" in (run.folder / "logs" / "rank_2.log").read_text()
+        summary = run.summary()
+        assert (summary.status, summary.failed_rank, summary.error) == (FAILED, 2, message)
+        assert summary.steps == 5 or "mpi" in launcher  # mpiexec gives ranks no time to write their last lines
+        run.check_nothing_is_left()
+
+
+@pytest.mark.parametrize(("launcher", "strategy"), [("gloo", "ring"), ("mpi", "allreduce")])
+def test_a_rank_that_stops_answering_is_found_at_the_deadline(launcher: str, strategy: str, tmp_path: Path) -> None:
+    command = [*LAUNCHERS[launcher], *ENDLESS, "--timeout", "2", "--strategy", strategy]
+    with LiveRun(command, tmp_path) as run:
+        run.wait_until_training()
+        os.kill(run.pid(1), signal.SIGSTOP)
+        assert run.end(25) == 1
+        summary = run.summary()
+        assert (summary.status, summary.failed_rank) == (FAILED, 1)
+        assert "waited 2 s" in str(summary.error)
+        run.check_nothing_is_left()
+
+
+def test_an_error_in_a_rank_that_is_a_thread_ends_the_run(tmp_path: Path) -> None:
+    command = [*PACELINE, "--workers", "3", "--transport", "threads", *ENDLESS]
+    with LiveRun(command, tmp_path, fault="1 5") as run:
+        assert run.end() == 1
+        assert run.summary().failed_rank == 1
+        assert "rank 1 failed: ZeroDivisionError" in run.stderr()
+        run.check_nothing_is_left()
+
+
+def test_a_training_that_diverges_says_so_and_blames_no_rank(tmp_path: Path) -> None:
+    command = [*PACELINE, "--workers", "2", "--strategy", "ring", "--model", "shallow-cnn", "--optimizer", "sgd",
+               "--lr", "1e9", "--warmup-epochs", "0", "--log-every", "0"]  # fmt: skip
+    with LiveRun(command, tmp_path) as run:
+        assert run.end() == 1
+        assert "diverged" in run.stderr()
+        assert (run.summary().status, run.summary().failed_rank) == (FAILED, None)
+        run.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("launcher", ["gloo", "mpi"])
+def test_nothing_survives_the_launchers_own_death(launcher: str, tmp_path: Path) -> None:
+    with LiveRun(LAUNCHERS[launcher] + ENDLESS, tmp_path) as run:
+        run.wait_until_training()
+        os.kill(run.process.pid, signal.SIGKILL)
+        run.process.wait()
+        run.check_nothing_is_left()
+
+
+def test_ranks_started_with_different_options_refuse_to_train(tmp_path: Path) -> None:
+    torchrun, *_ = LAUNCHERS["torchrun"]
+    flags = " ".join([*ENDLESS, "--output-dir", str(tmp_path), "--name", "run"])
+    script = tmp_path / "uneven.sh"
+    script.write_text(f'#!/bin/sh\nexec {" ".join(PACELINE)} {flags} --seed "$RANK"\n')
+    script.chmod(0o755)
+    with LiveRun([torchrun, "--nproc-per-node", "2", "--no-python", str(script)], tmp_path) as run:
+        assert run.end() != 0
+        assert "rank 1 was started with other options than rank 0" in run.stderr()
+        run.check_nothing_is_left()

@@ -1,0 +1,72 @@
+"""Ctrl-C: the first ends the run after a step that all ranks agree on, the second at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from live_run import ENDLESS, LAUNCHERS, PACELINE, LiveRun, until
+from safetensors.torch import load_file
+
+from paceline.records import INTERRUPTED
+
+
+@pytest.mark.parametrize("launcher", ["gloo", "mpi", "torchrun"])
+def test_the_first_interrupt_finishes_a_common_step_and_saves(launcher: str, tmp_path: Path) -> None:
+    with LiveRun(LAUNCHERS[launcher] + ENDLESS, tmp_path) as run:
+        run.wait_until_training()
+        os.kill(run.process.pid, signal.SIGINT)
+        code = run.end(20)
+        assert code == 130 if launcher != "torchrun" else code != 0
+        summary = run.summary()
+        assert summary.status == INTERRUPTED
+        assert {run.steps(rank) for rank in range(3)} == {summary.steps}
+        assert load_file(run.folder / "model.safetensors")
+        run.check_nothing_is_left()
+
+
+def test_one_worker_and_ranks_that_are_threads_stop_as_well(tmp_path: Path) -> None:
+    for name, flags in {"one": [], "threads": ["--workers", "2", "--transport", "threads"]}.items():
+        output = tmp_path / name
+        output.mkdir()
+        with LiveRun([*PACELINE, "--model", "mlp", "--steps", "1000000", "--log-every", "0", *flags], output) as run:
+            run.wait_until_training()
+            os.kill(run.process.pid, signal.SIGTERM)
+            assert run.end(20) == 130
+            assert run.summary().status == INTERRUPTED
+            run.check_nothing_is_left()
+
+
+def test_under_a_foreign_mpiexec_the_summary_still_says_interrupted(tmp_path: Path) -> None:
+    with LiveRun(LAUNCHERS["mpiexec"] + ENDLESS, tmp_path) as run:
+        run.wait_until_training()
+        os.kill(run.process.pid, signal.SIGINT)
+        assert run.end(20) != 0
+        assert run.summary().status == INTERRUPTED
+        run.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("launcher", ["gloo", "mpi"])
+def test_an_interrupt_before_the_ranks_are_up_ends_at_once(launcher: str, tmp_path: Path) -> None:
+    with LiveRun(LAUNCHERS[launcher] + ENDLESS, tmp_path) as run:
+        until("the folder is there", (run.folder / "summary.json").exists)
+        os.kill(run.process.pid, signal.SIGINT)
+        assert run.end(20) == 130
+        assert run.summary().status == INTERRUPTED
+        assert "Traceback" not in run.stderr()
+        run.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("launcher", ["gloo", "mpi"])
+def test_the_second_interrupt_does_not_wait_for_anybody(launcher: str, tmp_path: Path) -> None:
+    with LiveRun(LAUNCHERS[launcher] + ENDLESS, tmp_path) as run:
+        run.wait_until_training()
+        os.kill(run.pid(1), signal.SIGSTOP)  # so that the last step cannot be finished
+        os.kill(run.process.pid, signal.SIGINT)
+        until("the first is told", lambda: "stopping after this step" in run.stderr())
+        os.kill(run.process.pid, signal.SIGINT)
+        assert run.end(20) == 130
+        assert run.summary().status == INTERRUPTED
+        run.check_nothing_is_left()

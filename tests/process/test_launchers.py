@@ -1,0 +1,167 @@
+"""The same command trains the same model, whoever starts the ranks; and an ordinary script becomes parallel."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+from live_run import BIN, LAUNCHERS, MPIEXEC, PACELINE, LiveRun
+from safetensors.torch import load_file
+
+import paceline
+from paceline.collectives.ring import RING
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+SHORT = [
+    *("--model", "shallow-cnn", "--data", "synthetic:1x16x16,train=500,test=60", "--strategy", "ring", "--epochs", "1"),
+    *("--batch-size", "20", "--optimizer", "sgd", "--dtype", "float64", "--log-every", "0", "--json"),
+    *("--validation", "0.2"),
+]
+
+
+def test_every_launcher_trains_the_same_model(tmp_path: Path) -> None:
+    """Bit for bit: the ring adds in the same order on every transport."""
+    weights, summaries = {}, {}
+    threads = {"threads": [*PACELINE, "--workers", "3", "--transport", "threads"]}
+    for name, command in (LAUNCHERS | threads).items():
+        output = tmp_path / name
+        output.mkdir()
+        with LiveRun(command + SHORT, output) as run:
+            assert run.end() == 0, run.stderr()
+            lines = run.stdout.strip().splitlines()
+            assert len(lines) == 1, "only the summary goes to standard output"
+            summaries[name] = json.loads(lines[0])
+            weights[name] = load_file(run.folder / "model.safetensors")
+            check_folder(run)
+            run.check_nothing_is_left()
+    for name, found in weights.items():
+        assert all((found[key] == weights["gloo"][key]).all() for key in found), name
+        assert summaries[name]["status"] == "completed"
+        assert summaries[name]["test_loss"] == summaries["gloo"]["test_loss"]
+        assert summaries[name]["transport"] == {"torchrun": "gloo", "mpiexec": "mpi"}.get(name, name)
+
+
+def check_folder(run: LiveRun) -> None:
+    """Everything that docs/architecture.md promises is in the run folder."""
+    summary = run.summary()
+    assert (summary.steps, summary.parameters, summary.global_batch) == (7, 56_080, 60)
+    assert len(summary.validation_loss) == len(summary.validation_accuracy) == 1
+    assert summary.best_epoch == 0
+    assert len(summary.bytes_sent) == len(summary.peak_rss_bytes) == 3
+    assert summary.wire == "exact"
+    # Gradients, a flag for each of the 8 parameters, and 3 riders, in float64, 7 times.
+    cost = RING.cost(3, 56_080 + 8 + 3, 8)
+    assert tuple(summary.bytes_sent) == tuple(7 * sent for sent in cost.bytes_sent)
+    assert summary.total_seconds is not None
+    assert summary.total_seconds >= sum(summary.epoch_seconds)
+    environment = json.loads((run.folder / "env.json").read_text())
+    assert [row["rank"] for row in environment["ranks"]] == [0, 1, 2]
+    for rank in range(3):
+        records = [json.loads(line) for line in (run.folder / f"rank_{rank}.jsonl").read_text().splitlines()]
+        spans = next(record["spans"] for record in records if record["kind"] == "step")
+        assert spans.keys() == {"input", "forward", "backward", "wait", "optimizer"}
+    assert 'optimizer = "sgd"' in (run.folder / "spec.toml").read_text()
+    assert "# flag" in (run.folder / "spec.toml").read_text()
+    for words in ("Time taken to read the data", "Start of epoch 0", "Validation acc", "Test loss", "Total run time"):
+        assert words in (run.folder / "logs" / "rank_0.log").read_text()
+
+
+def test_an_ordinary_script_becomes_data_parallel_by_few_lines_and_trains_the_same_model(tmp_path: Path) -> None:
+    """In float64, so that rounding does not hide a difference."""
+    plain, parallel = (EXAMPLES / f"{name}_script.py" for name in ("plain", "parallel"))
+    assert parallel.read_text().count("# changed") == 5
+    exact = tmp_path / "exact.py"
+    exact.write_text(
+        "import runpy, sys, torch\n"
+        "torch.set_default_dtype(torch.float64)\n"
+        "sys.argv = sys.argv[1:]\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    launchers = {
+        "alone": [sys.executable],
+        "torchrun": [str(BIN / "torchrun"), "--nproc-per-node", "2"],
+        "mpiexec": [*MPIEXEC, "-n", "2", sys.executable],
+    }
+    weights = {}
+    for name, command in launchers.items():
+        out = tmp_path / f"{name}.safetensors"
+        assert run_script([*command, str(exact), str(parallel), str(out)]).count("epoch 1") == 1
+        weights[name] = load_file(out)
+    for found in weights.values():
+        assert all((found[key] - weights["alone"][key]).abs().max() < 1e-9 for key in found)
+    assert "epoch 1" in run_script([sys.executable, str(plain), str(tmp_path / "plain.safetensors")])
+
+
+def run_script(command: list[str]) -> str:
+    variables = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=variables)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_whole_trainer_is_a_function(tmp_path: Path) -> None:
+    spec = paceline.RunSpec(model="mlp", hidden=(20, 10), data="synthetic:train=300,test=40", epochs=1, batch_size=30,
+                            strategy="gather", workers=2, output_dir=str(tmp_path), name="r")  # fmt: skip
+    summary = paceline.train(spec)
+    assert (summary.status, summary.steps, summary.workers) == ("completed", 5, 2)
+    assert summary.parameters == 784 * 20 + 20 + 210 + 110
+    saved = load_file(tmp_path / "r" / "model.safetensors")
+    again = paceline.train(
+        paceline.RunSpec(
+            model="mlp",
+            hidden=(20, 10),
+            data="synthetic:train=300,test=40,classes=7",
+            steps=1,
+            batch_size=30,
+            weights=str(tmp_path / "r" / "model.safetensors"),
+            lr=0.0,
+            output_dir=str(tmp_path),
+            name="s",
+        )
+    )
+    assert again.status == "completed"
+    moved = load_file(tmp_path / "s" / "model.safetensors")
+    assert (moved["hidden.0.weight"] == saved["hidden.0.weight"]).all()
+    assert moved["out.weight"].shape == (7, 10)
+
+
+def test_a_failure_is_an_error_in_python(tmp_path: Path) -> None:
+    with pytest.raises(paceline.PacelineError, match="no such file"):
+        paceline.train(paceline.RunSpec(weights=str(tmp_path / "nowhere"), output_dir=str(tmp_path)))
+    assert not [entry for entry in tmp_path.iterdir() if entry.is_dir()]
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes(b"not weights" * 10)
+    with pytest.raises(paceline.PacelineError, match="cannot be read as safetensors"):
+        paceline.train(paceline.RunSpec(weights=str(broken), output_dir=str(tmp_path)))
+
+
+def test_progress_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
+    """Run under a pseudo-terminal; elsewhere there is none, as the other tests' outputs show."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    process = subprocess.Popen([*PACELINE, "--model", "mlp", "--epochs", "1", "--output-dir", str(tmp_path)],
+                               stdout=follower, stderr=follower, stdin=follower)  # fmt: skip
+    os.close(follower)
+    text = b""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            part = os.read(leader, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        text += part
+    os.close(leader)
+    assert process.wait(20) == 0
+    assert b"epoch 0:" in text
+    assert b"Total run time" in text

@@ -1,0 +1,119 @@
+"""The doors of docs/architecture.md."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "paceline"
+FILES = {".".join(("paceline", *p.relative_to(SOURCE).with_suffix("").parts)): p for p in SOURCE.rglob("*.py")}
+# Who may import what, of ours: a file matches the longest name; a room may always import itself.
+DOORS: dict[str, tuple[str, ...]] = {
+    "paceline.errors": (),
+    "paceline.records": (),
+    "paceline.layout": (),
+    "paceline.spec": ("errors", "comm.table", "data.table", "models.table", "strategies.table"),
+    "paceline.data": ("errors",),
+    "paceline.models": ("errors",),
+    "paceline.comm": ("errors", "layout"),
+    "paceline.collectives": ("comm", "layout"),
+    "paceline.strategies": ("errors", "comm", "collectives"),
+    "paceline.training": ("errors", "records", "layout", "spec", "data", "models", "comm", "strategies"),
+    "paceline.launch": ("errors", "records", "spec", "layout", "comm.table"),
+    "paceline.launch.run": ("errors", "records", "spec", "launch", "data.fetch", "data.origins"),
+    "paceline.launch.connect": ("errors", "launch", "comm"),
+    "paceline.launch.agree": ("errors", "spec", "comm"),
+    "paceline.launch.worker": ("errors", "records", "spec", "layout", "comm", "launch", "training"),
+    "paceline.launch.janitor": (),
+    "paceline.cli": (
+        "__version__",
+        "errors",
+        "layout",
+        "records",
+        "spec",
+        "launch",
+        "data",
+        "models.table",
+        "comm.table",
+        "strategies.table",
+    ),
+}
+TABLES = ["errors", "records", "layout", "spec", "comm.table", "data.table", "models.table", "strategies.table"]
+
+
+def imports(path: Path) -> set[str]:
+    """Every module that the file imports, wherever in it; imports for type checkers only do not count."""
+    found = set()
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in FILES or name == "paceline.__version__" else node.module for name in inside}
+    return found
+
+
+def door_of(name: str) -> str | None:
+    return max((door for door in DOORS if name == door or name.startswith(door + ".")), key=len, default=None)
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_a_room_imports_only_through_its_doors(name: str) -> None:
+    door = door_of(name)
+    if door is None:
+        assert name in ("paceline.__init__", "paceline.__main__"), f"{name} is in no room of docs/architecture.md"
+        return
+    room = ".".join(name.split(".")[:2])
+    allowed = [f"paceline.{other}" for other in DOORS[door]] + ([room] if door == room and name != room else [])
+    ours = {module for module in imports(FILES[name]) if module.startswith("paceline")}
+    through_walls = {m for m in ours if not any(m == a or m.startswith(a + ".") for a in allowed)}
+    assert not through_walls
+
+
+def test_nothing_but_the_entry_points_imports_the_command_line() -> None:
+    users = {name for name, path in FILES.items() if any(m.startswith("paceline.cli") for m in imports(path))}
+    assert {name for name in users if not name.startswith("paceline.cli")} <= {"paceline.__main__"}
+
+
+@pytest.mark.parametrize(("library", "home"), [("mpi4py", "paceline.comm.mpi")])
+def test_a_heavy_library_is_imported_in_one_file(library: str, home: str) -> None:
+    assert {name for name, path in FILES.items() if any(m.split(".")[0] == library for m in imports(path))} == {home}
+
+
+def test_tables_and_the_spec_do_not_import_torch() -> None:
+    code = "; ".join(f"import paceline.{name}" for name in TABLES) + "; import sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_launcher_variables_are_read_in_one_file() -> None:
+    words = ("SLURM_", "OMPI_COMM", "PMI_", "LOCAL_RANK", "MASTER_ADDR", "WORLD_SIZE")
+    readers = {
+        name
+        for name, path in FILES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(words)
+    }
+    assert readers == {"paceline.launch.env"}
+
+
+def test_no_pickle_anywhere() -> None:
+    assert not {
+        name for name, path in FILES.items() if imports(path) & {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
+    }
+    calls = ("torch.load(", "allow_pickle=True", "broadcast_object_list", ".bcast(", ".allgather(", "Pickle")
+    assert not {name for name, path in FILES.items() if any(call in path.read_text() for call in calls)}
+
+
+def test_files_are_small_and_say_what_they_are_for() -> None:
+    for name, path in FILES.items():
+        text = path.read_text()
+        assert text.count("\n") <= 400, name
+        assert ast.get_docstring(ast.parse(text)), name
