@@ -1,0 +1,70 @@
+"""The peers: mnist-cnn trained by a plain PyTorch loop, or by PyTorch's DistributedDataParallel over gloo.
+
+Written as their users write it. `--tuned` gives them this project's model (pooling before ReLU, channels_last), its
+fused optimizer and (by data_parallel.py) its way with memory, so that what is left to compare is the data parallelism
+itself. Prints images/s of all ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from paceline.data.load import load
+from paceline.models.build import build
+
+
+def textbook() -> nn.Module:
+    """Convolution, ReLU, pooling; default memory layout."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 128, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(128, 256, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Dropout(0.5),
+        nn.Linear(256, 1000), nn.ReLU(), nn.Linear(1000, 100), nn.ReLU(), nn.Linear(100, 10),
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--skip", type=int, required=True)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--tuned", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    data = load("mnist-mini").train
+    images, labels = data.images, data.labels
+    model = build("mnist-cnn", (1, 28, 28), 10) if args.tuned else textbook()
+    if args.tuned:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if size > 1:
+        dist.init_process_group("gloo")
+        model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = torch.optim.Adam(model.parameters(), 0.001, fused=args.tuned)
+    start = 0.0
+    for step in range(args.steps):
+        if step == args.skip:
+            start = time.perf_counter()
+        batch = torch.randint(len(labels), (args.batch,))
+        loss = F.cross_entropy(model(images[batch].float() / 255), labels[batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loss.item()  # as a script that prints its progress does, and as this project does
+    seconds = time.perf_counter() - start
+    if os.environ.get("RANK", "0") == "0":
+        print(size * args.batch * (args.steps - args.skip) / seconds)
+    if size > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
