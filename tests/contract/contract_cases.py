@@ -171,16 +171,17 @@ def metered(comm: Comm) -> dict[str, int]:
     }
 
 
-def one_aborts(comm: Comm) -> str:
-    """A rank that aborts ends the waits of the others, well before their deadline."""
+def one_aborts(comm: Comm, nested: bool) -> str:
+    """A rank that aborts ends the waits of the others well before their deadline, also in groups of what it aborts."""
     group = comm.dup()
+    waited_on = group.dup() if nested else group
     comm.barrier()
     message = ""
     if comm.rank == 0:
         group.abort("it has seen enough")
     else:
         try:
-            group.recv(torch.zeros(1), 0, tag=9)
+            waited_on.recv(torch.zeros(1), 0, tag=9)
         except CommTimeout:
             message = "waited until the deadline"
         except CommError as error:
@@ -198,22 +199,3 @@ def groups_of_some(comm: Comm) -> int:
         pair.allreduce(value)
         total += int(value)
     return total
-
-
-def parent_aborts(comm: Comm) -> str:
-    """An abort of a communicator ends waits in the groups made from it."""
-    outer = comm.dup()
-    inner = outer.dup()
-    comm.barrier()
-    message = ""
-    if comm.rank == 0:
-        outer.abort("it has seen enough")
-    else:
-        try:
-            inner.recv(torch.zeros(1), 0, tag=9)
-        except CommTimeout:
-            message = "waited until the deadline"
-        except CommError as error:
-            message = str(error)
-    comm.barrier()
-    return message

@@ -87,6 +87,6 @@ def test_the_meter_counts_messages_and_bytes_exactly(world: World) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("transport", ["threads", "gloo"])  # MPI's abort ends the processes: see tests/process
 def test_an_abort_ends_the_waits_of_the_others(worlds: Worlds, transport: str, size: int) -> None:
-    for case in (cases.one_aborts, cases.parent_aborts):
-        messages = worlds.get(transport, size).run(case)
+    for nested in (False, True):
+        messages = worlds.get(transport, size).run(cases.one_aborts, nested=nested)
         assert all(f"rank {rank} of {size}" in messages[rank] for rank in range(1, size))

@@ -94,15 +94,15 @@ def test_an_ordinary_script_becomes_data_parallel_by_few_lines_and_trains_the_sa
     weights = {}
     for name, command in launchers.items():
         out = tmp_path / f"{name}.safetensors"
-        assert run_script([*command, str(exact), str(parallel), str(out)]).count("epoch 1") == 1
+        assert run_script([*command, str(exact), str(parallel), str(out)], tmp_path).count("epoch 1") == 1
         weights[name] = load_file(out)
     for found in weights.values():
         assert all((found[key] - weights["alone"][key]).abs().max() < 1e-9 for key in found)
-    assert "epoch 1" in run_script([sys.executable, str(plain), str(tmp_path / "plain.safetensors")])
+    assert "epoch 1" in run_script([sys.executable, str(plain), str(tmp_path / "plain.safetensors")], tmp_path)
 
 
-def run_script(command: list[str]) -> str:
-    variables = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
+def run_script(command: list[str], temporary: Path) -> str:
+    variables = dict(os.environ) | {"OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=variables)
     assert done.returncode == 0, done.stderr
     return done.stdout

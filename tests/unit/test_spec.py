@@ -208,7 +208,8 @@ def test_values_that_do_not_fit_together_are_refused(values: Values, parts: list
     ],
 )
 def test_the_largest_batch_and_the_smallest_image_fit(values: Values) -> None:
-    resolve(("flag", values))
+    spec = resolve(("flag", values)).spec
+    assert {name: getattr(spec, name) for name in values} == values
 
 
 @pytest.mark.parametrize("name", ["weights", "data_dir"])
