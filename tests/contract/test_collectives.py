@@ -29,7 +29,7 @@ def test_sum_is_right_and_equal_on_all_ranks_and_bytes_are_as_priced(world: Worl
         assert tuple(r["messages_sent"] for r in of_rank) == cost.messages_sent
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(size=st.integers(1, 9), length=st.integers(1, 3000), name=st.sampled_from(sorted(TABLE)))
 def test_any_number_of_ranks_and_any_length(size: int, length: int, name: str) -> None:
     results = ThreadWorld(size).run(cases.sums_and_meters, name=name, lengths=[length])
@@ -38,7 +38,7 @@ def test_any_number_of_ranks_and_any_length(size: int, length: int, name: str) -
     assert tuple(result[0]["bytes_sent"] for result in results) == cost.bytes_sent
 
 
-@given(ranks=st.integers(1, 64), chunk=st.integers(1, 10 * PIECE))
+@given(ranks=st.integers(1, 64), chunk=st.integers(1, 3 * PIECE))
 def test_ring_costs_each_rank_two_times_n_minus_one_over_n_of_the_data(ranks: int, chunk: int) -> None:
     cost = TABLE["ring"].cost(ranks, chunk * ranks)
     assert set(cost.bytes_sent) == set(cost.bytes_received) == {2 * (ranks - 1) * chunk * 4}

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from paceline.errors import UsageError
@@ -327,14 +327,12 @@ def read_back(resolved: Resolved) -> RunSpec:
     return resolve(("spec.toml", tomllib.loads("\n".join(resolved.lines()) + "\n"))).spec
 
 
-@settings(deadline=None)
 @given(NUMBERS)
 def test_the_lines_are_toml_that_reads_back_to_the_same_spec(values: Values) -> None:
     resolved = resolve(("flag", values))
     assert read_back(resolved) == resolved.spec
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1))
 @example('quo"te \\ back\x7f\n')
 @example("größe")

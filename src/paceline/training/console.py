@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any, TextIO
@@ -21,7 +22,12 @@ class Console:
         if self._stream:
             if self._bar is not None:
                 self._bar.clear()
-            print(text, file=self._stream, flush=True)
+            try:
+                print(text, file=self._stream, flush=True)
+            except BrokenPipeError:  # `| head` has seen enough; the training goes on
+                with open(os.devnull, "w") as nowhere:
+                    os.dup2(nowhere.fileno(), self._stream.fileno())
+                self._stream = None
             if self._bar is not None:
                 self._bar.refresh()
 
