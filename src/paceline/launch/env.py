@@ -15,7 +15,7 @@ RANK, SIZE, STORE = "PACELINE_RANK", "PACELINE_SIZE", "PACELINE_STORE"
 
 
 # Slurm numbers the steps of batch scripts and interactive shells from here.
-FIRST_SPECIAL_STEP = NO_STEP = 0xFFFF_FFF0
+FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _pmi(env: Mapping[str, str]) -> Seat | None:
 def _slurm(env: Mapping[str, str]) -> Seat | None:
     # A batch script and an interactive shell have SLURM_PROCID too, but no step of a number: only what srun started
     # is a rank. One task alone (srun --pty bash) is a shell.
-    if "SLURM_PROCID" not in env or not 0 <= _number(env, "SLURM_STEP_ID", NO_STEP) < FIRST_SPECIAL_STEP:
+    if "SLURM_PROCID" not in env or _number(env, "SLURM_STEP_ID", FIRST_SPECIAL_STEP) >= FIRST_SPECIAL_STEP:
         return None
     rank = _number(env, "SLURM_PROCID")
     size = _number(env, "SLURM_STEP_NUM_TASKS", _number(env, "SLURM_NTASKS", 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,7 +73,8 @@ class Crew:
         return by_themselves
 
     def dismiss(self) -> None:
-        """All processes have ended: remove what they shared."""
+        """All processes have ended: remove what they shared, whatever has become of the janitor."""
+        shutil.rmtree(self.private, ignore_errors=True)
         self.tell("done")
         assert self.janitor.stdin is not None
         self.janitor.stdin.close()
@@ -115,8 +117,7 @@ def _popen(command: list[str], variables: dict[str, str], out: int, err: int | N
 
 
 def _environment(spec: RunSpec, processes: int) -> dict[str, str]:
-    variables = dict(os.environ)
-    return variables | {"OMP_NUM_THREADS": str(spec.threads or threads_per_rank(processes))}
+    return dict(os.environ) | {"OMP_NUM_THREADS": str(spec.threads or threads_per_rank(processes))}
 
 
 def _shared_memory() -> str | None:
