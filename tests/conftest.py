@@ -10,11 +10,12 @@ from worlds import TRANSPORTS, World, Worlds
 # Nothing here asserts a wall-clock time, an example's included: machines are shared and noisy.
 settings.register_profile("paceline", deadline=None)
 settings.load_profile("paceline")
+# The tests' own process shares its cores with ranks: two threads would wait for each other.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def worlds() -> Iterator[Worlds]:
-    torch.set_num_threads(1)
     started = Worlds()
     yield started
     started.close()

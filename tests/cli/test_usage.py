@@ -92,7 +92,7 @@ def test_a_misspelt_flag_is_answered_with_the_nearest(tmp_path: Path, arguments:
         ("--lr -1", ["--lr is -1.0", "at least 0"]),
         ("--momentum nan", ["--momentum is nan", "from 0 to 1"]),
         ("--model mlp --hidden 256,x", ["--hidden is '256,x'", "such as 256,64"]),
-        ("--model alexnet", ["unknown model 'alexnet'", "mnist-cnn"]),
+        ("--model lenet", ["unknown model 'lenet'", "alexnet", "package.module:function"]),
         ("--strategy rign --workers 2", ["unknown strategy 'rign'", "did you mean 'ring'?"]),
         ("--data mnits", ["unknown data set 'mnits'", "did you mean 'mnist'?"]),
         ("--data synthetic:1x8x8", ["at least 22x22", "8x8"]),

@@ -2,9 +2,18 @@
 
 import argparse
 
-from paceline.models.table import TABLE
+from paceline.models.table import TABLE, ModelInfo
 
-HELP = "list the models, with their parameter counts"
+HELP = "list the models, with their sizes and costs"
+COLUMNS = ("parameters", "with stats", "MB", "GFLOPs", "image", "classes", "smallest")
+NOTES = """
+Counts are for the image and classes shown. Parameters are trainable; stats are batch-norm's running means and
+variances, which Keras counts too; MB is both as 32-bit floats, in 2^20 bytes; GFLOPs are 10^9 multiply-adds of one
+image's forward pass. Under 64 pixels AlexNet and the ResNets begin with a 3x3 convolution of stride 1.
+
+A model of your own: --model package.module:function, called with those of shape, channels, image_size, classes,
+num_classes and dropout that it names; torchvision's, where it is installed: --model torchvision.models:resnet50.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,8 +21,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    print(f"{'model':<14}{'parameters':>12}  {'smallest image':<16}about")
+    rows = [COLUMNS, *(_numbers(info) for info in TABLE.values())]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    texts = [("model", "used with"), *((info.name, info.used_with) for info in TABLE.values())]
+    for (name, used_with), row in zip(texts, rows, strict=True):
+        cells = "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        print(f"{name:<12} {cells}  {used_with}".rstrip())
+    print()
     for info in TABLE.values():
-        print(f"{info.name:<14}{info.parameters:>12,}  {f'{info.min_size}x{info.min_size}':<16}{info.about}")
-    print("\nParameters for MNIST: 28x28 images, one channel, 10 classes.")
+        print(f"{info.name:<12} {info.about}")
+    print(NOTES, end="")
     return 0
+
+
+def _numbers(info: ModelInfo) -> tuple[str, ...]:
+    total = info.parameters + info.statistics
+    return (
+        f"{info.parameters:,}",
+        f"{total:,}",
+        f"{total * 4 / 2**20:.0f}" if total > 2**20 else f"{total * 4 / 2**20:.1f}",
+        f"{info.gmacs:.1f}" if info.gmacs >= 0.1 else f"{info.gmacs:.1g}",
+        "x".join(map(str, info.image)),
+        str(info.classes),
+        f"{info.min_size}x{info.min_size}",
+    )

@@ -4,6 +4,8 @@ import math
 
 from torch import Tensor, nn
 
+from paceline.models.initial import as_keras
+
 
 class Mlp(nn.Module):
     def __init__(self, inputs: int, hidden: tuple[int, ...], classes: int, dropout: float) -> None:
@@ -23,9 +25,4 @@ class Mlp(nn.Module):
 
 def build(shape: tuple[int, int, int], classes: int, dropout: float, hidden: tuple[int, ...]) -> nn.Module:
     """Initialised by Glorot and Bengio, whose paper is about sigmoid layers."""
-    model = Mlp(math.prod(shape), hidden, classes, dropout)
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            nn.init.zeros_(module.bias)
-    return model
+    return as_keras(Mlp(math.prod(shape), hidden, classes, dropout))

@@ -2,6 +2,8 @@
 
 from torch import Tensor, nn
 
+from paceline.models.initial import as_keras
+
 
 class MnistCnn(nn.Module):
     """Pooling comes before ReLU: the two commute, and ReLU then sees a quarter of the values."""
@@ -31,11 +33,5 @@ class MnistCnn(nn.Module):
 
 
 def build(shape: tuple[int, int, int], classes: int, dropout: float) -> nn.Module:
-    """Initialised as Keras does, which the study used: Glorot uniform weights, zero biases."""
-    model = MnistCnn(shape, classes, dropout)
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-    return model
+    """Initialised as Keras does, which the study used."""
+    return as_keras(MnistCnn(shape, classes, dropout))

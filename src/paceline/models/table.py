@@ -3,12 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline import own_code
 from paceline.errors import UsageError, unknown
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What is known of a model without building it. `build` is `module:function` under paceline.models."""
+    """What is known of a model without building it. `build` is `module:function` under paceline.models.
+
+    The counts are for images of shape `image` and for `classes`: `parameters` are trainable, `statistics` are
+    batch-norm's running means and variances, `gmacs` the 10^9 multiply-adds of one image's forward pass.
+    """
 
     name: str
     build: str
@@ -16,31 +21,65 @@ class ModelInfo:
     dropout: float
     min_size: int
     about: str
+    statistics: int = 0
+    gmacs: float = 0.0
+    image: tuple[int, int, int] = (3, 224, 224)
+    classes: int = 1000
+    used_with: str = ""  # the data that published studies of parallel training gave it
     hidden: tuple[int, ...] = ()
+    channels_last: bool = True
 
 
-TABLE = {
-    info.name: info
-    for info in (
-        ModelInfo("mnist-cnn", "mnist_cnn:build", 690_590, 0.5, 22, "3 convolutions, 3 dense layers (Wang and Yang)"),
-        ModelInfo("shallow-cnn", "shallow_cnn:build", 431_080, 0.0, 16, "2 convolutions, 2 dense layers (Pani et al.)"),
-        ModelInfo("mlp", "mlp:build", 101_770, 0.0, 1, "sigmoid layers; sizes by --hidden (Singh)", hidden=(128,)),
-    )
-}
+_MNIST = (1, 28, 28)
+_SHI = "CIFAR-10 (Shi)"
+_TORRES = "CIFAR-10 at 128x128 (Torres)"
+
+# fmt: off
+_MODELS = (
+    ModelInfo("mnist-cnn", "mnist_cnn:build", 690_590, 0.5, 22, "3 convolutions, 3 dense layers (Wang and Yang)",
+              0, 0.007666, _MNIST, 10, "MNIST (Wang and Yang)"),
+    ModelInfo("shallow-cnn", "shallow_cnn:build", 431_080, 0.0, 16, "2 convolutions, 2 dense layers (Pani et al.)",
+              0, 0.002293, _MNIST, 10, "MNIST (Pani et al.)"),
+    ModelInfo("mlp", "mlp:build", 101_770, 0.0, 1, "sigmoid layers; sizes by --hidden (Singh)",
+              0, 0.0001016, _MNIST, 10, "Fashion-MNIST (Singh)", hidden=(128,)),
+    ModelInfo("alexnet", "alexnet:build", 61_100_840, 0.5, 15, "5 convolutions, 3 dense layers (Krizhevsky 2014)",
+              0, 0.7142, used_with=_SHI),
+    ModelInfo("vgg16", "vgg:build16", 138_357_544, 0.5, 16, "13 convolutions, 3 dense layers (Simonyan et al. 2014)",
+              0, 15.47, used_with=_SHI, channels_last=False),
+    ModelInfo("vgg19", "vgg:build19", 143_667_240, 0.5, 16, "16 convolutions, 3 dense layers (Simonyan et al. 2014)",
+              0, 19.63, used_with=_SHI, channels_last=False),
+    ModelInfo("resnet18", "resnet:build18", 11_689_512, 0.0, 9, "residual, 8 blocks of two 3x3 (He et al. 2015)",
+              9_600, 1.814, used_with="MNIST (Pani et al.)"),
+    ModelInfo("resnet50", "resnet:build50", 25_557_032, 0.0, 9, "residual, 16 bottlenecks, v1.5 (He et al. 2015)",
+              53_120, 4.089, used_with="CIFAR-10 (Shi), MNIST (Pani, planned)"),
+    ModelInfo("resnet152", "resnet:build152", 60_192_808, 0.0, 9, "residual, 50 bottlenecks, v1.5 (He et al. 2015)",
+              151_424, 11.51, used_with=_SHI),
+    ModelInfo("resnet50v2", "resnet_v2:build50", 25_568_360, 0.0, 9, "pre-activation, as in Keras (He et al. 2016)",
+              45_440, 3.482, used_with=_TORRES),
+    ModelInfo("resnet101v2", "resnet_v2:build101", 44_577_896, 0.0, 9, "pre-activation, as in Keras (He et al. 2016)",
+              97_664, 7.194, used_with="shown, not trained (Torres)"),
+    ModelInfo("resnet152v2", "resnet_v2:build152", 60_236_904, 0.0, 9, "pre-activation, as in Keras (He et al. 2016)",
+              143_744, 10.91, used_with=_TORRES),
+)
+# fmt: on
+TABLE = {info.name: info for info in _MODELS}
 
 
-def describe(name: str) -> ModelInfo:
-    """The model's entry, or an error that names the nearest one."""
-    if name not in TABLE:
-        raise unknown("model", name, TABLE)
-    return TABLE[name]
+def describe(name: str) -> ModelInfo | None:
+    """The model's entry; none for a user's own; an error that names the nearest for any other."""
+    if name in TABLE:
+        return TABLE[name]
+    if not own_code.is_own(name):
+        raise UsageError(f"{unknown('model', name, TABLE)}, or a function of your own: package.module:function")
+    return None
 
 
 def check_fits(name: str, shape: Sequence[int]) -> None:
-    """Refuse images that the model's convolutions would shrink to nothing."""
-    smallest = describe(name).min_size
-    if min(shape[1:]) < smallest:
+    """Refuse images that the model's layers would shrink to nothing; of a user's own model nothing is known."""
+    info = describe(name)
+    if info and min(shape[1:]) < info.min_size:
+        size = info.min_size
         raise UsageError(
-            f"model {name} needs images of at least {smallest}x{smallest} pixels, and these are "
-            f"{shape[1]}x{shape[2]}; choose other data or another model (paceline models)"
+            f"model {name} needs images of at least {size}x{size} pixels, and these are {shape[1]}x{shape[2]}; "
+            f"enlarge them (--image-size {size} or more) or choose another model (paceline models)"
         )

@@ -1,0 +1,103 @@
+"""A user's own code by its path: found, called with what it names, and blamed where it fails."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline import own_code
+from paceline.errors import UsageError
+
+Write = Callable[[str], None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Write the text as the module `mine`, which can then be imported."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write_module(text: str) -> None:
+        (tmp_path / "mine.py").write_text(text)
+
+    yield write_module
+    sys.modules.pop("mine", None)
+
+
+@pytest.mark.parametrize("name", ["a:b", "package.module:function", "_a._b:c1", "größe:bau"])
+def test_a_path_of_a_function_is_ones_own(name: str) -> None:
+    assert own_code.is_own(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet50", "a.b", ":b", "a:", "a:b:c", "a..b:c", "1a:b", "a/b.py:c", "synthetic:n=2"]
+)
+def test_other_names_are_not(name: str) -> None:
+    assert not own_code.is_own(name)
+
+
+def test_a_package_is_looked_for_without_running_it(write: Write) -> None:
+    write("raise RuntimeError('I ran')")
+    own_code.check_exists("mine:build", "model")
+    for missing in ("nowhere_at_all.net:build", "__main__:build"):
+        with pytest.raises(UsageError, match=rf"model {missing}: there is no Python package.*working folder"):
+            own_code.check_exists(missing, "model")
+
+
+def test_the_working_folder_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "just_here.py").write_text("def build(): return 7")
+    own_code.check_exists("just_here:build", "model")
+    assert own_code.call("just_here:build", "model", {}) == 7
+    monkeypatch.delitem(sys.modules, "just_here")
+
+
+def test_the_function_gets_what_it_names_and_nothing_else(write: Write) -> None:
+    write(
+        "def named(classes, depth=3): return classes, depth\n"
+        "def keywords(*, weights=None, **kwargs): return kwargs\n"
+        "def both(classes, **kwargs): return classes, kwargs\n"
+        "class Made:\n    def __init__(self, shape): self.shape = shape\n"
+    )
+    offered = {"shape": (1, 2, 3), "classes": 10, "num_classes": 10}
+    assert own_code.call("mine:named", "model", offered) == (10, 3)
+    assert own_code.call("mine:keywords", "model", offered) == {"num_classes": 10}
+    assert own_code.call("mine:both", "model", offered) == (10, {})
+    assert own_code.call("mine:Made", "model", offered).shape == (1, 2, 3)
+    assert own_code.call("builtins:dict", "model", {"num_classes": 10}) == {}  # its signature is not known
+    assert list(own_code.parameters("mine:named", "model")) == ["classes", "depth"]
+
+
+def test_a_parameter_that_nothing_is_known_of_is_named(write: Write) -> None:
+    write("def build(shape, depth, *, width): pass")
+    with pytest.raises(UsageError, match=r"mine:build has parameters.*: depth, width;.*these names: shape, classes"):
+        own_code.call("mine:build", "model", {"shape": 1, "classes": 2})
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("x = 1", "AttributeError: module 'mine' has no attribute 'build'"),
+    ("import nowhere_at_all", r"ModuleNotFoundError: .*nowhere_at_all.*mine\.py, line 1\)"),
+    ("\nx = 1 / 0", r"ZeroDivisionError: division by zero \(.*mine\.py, line 2\)"),
+    ("def build(:", r"SyntaxError: .*mine\.py, line 1"),
+    ("import sys\nsys.exit(3)", r"SystemExit: 3 \(.*mine\.py, line 2\)"),
+])  # fmt: skip
+def test_what_cannot_be_imported_says_why_and_where(write: Write, text: str, says: str) -> None:
+    write(text)
+    with pytest.raises(UsageError, match=f"data set mine:build cannot be imported: {says}"):
+        own_code.find("mine:build", "data set")
+
+
+def test_what_is_not_a_function_is_refused(write: Write) -> None:
+    write("build = 3")
+    with pytest.raises(UsageError, match="mine:build is of type int; a function is expected"):
+        own_code.find("mine:build", "model")
+
+
+def test_a_call_that_fails_is_blamed_on_the_users_line_not_the_librarys(write: Write) -> None:
+    write("import json\n\ndef build(classes):\n    return json.loads('nonsense')\n")
+    says = r"mine:build, called with classes=10, failed: JSONDecodeError: Expecting value.*\(.*mine\.py, line 4\)"
+    with pytest.raises(UsageError, match=says):
+        own_code.call("mine:build", "model", {"classes": 10})
