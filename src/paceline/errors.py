@@ -21,6 +21,10 @@ class UsageError(PacelineError):
     exit_code = EXIT_USAGE
 
 
+class AgreedError(UsageError):
+    """A UsageError that every rank of the run raises, at the same point."""
+
+
 class DataError(UsageError):
     """A data set that cannot be found, or that is not what it says it is."""
 

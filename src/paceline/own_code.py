@@ -32,9 +32,10 @@ def check_exists(path: str, what: str) -> None:
     _see_working_folder()
     package = path.partition(":")[0].partition(".")[0]
     try:
-        there = importlib.util.find_spec(package) is not None
-    except ValueError:  # __main__, and modules that something made by hand
-        there = package in sys.modules and package != "__main__"
+        # Ranks have a __main__ of their own.
+        there = package != "__main__" and importlib.util.find_spec(package) is not None
+    except ValueError:  # a module that something made by hand
+        there = package in sys.modules
     if not there:
         raise UsageError(
             f"{what} {path}: there is no Python package or module {package!r} here or in the working folder "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -59,12 +60,16 @@ class Comm(ABC):
         """A communicator of these ranks of this one, in this order. All of them call it, with the same list."""
 
     @abstractmethod
-    def abort(self, reason: str) -> None:
-        """End every rank's waits, now or soon, because this rank cannot go on."""
+    def abort(self, reason: str, code: int = 1) -> None:
+        """End every rank's waits, now or soon: this rank cannot go on. Where that ends processes, `code` is theirs."""
 
     @abstractmethod
     def close(self) -> None:
         """Give back sockets and threads. Closing twice is fine."""
+
+    def read_records(self, path: Path, offsets: Tensor, length: int) -> Tensor:
+        """`length` bytes at each of this rank's offsets in a file, [offsets, length]; all ranks call it together."""
+        raise CommError(f"{self.transport} cannot read files: only MPI's ranks can, together")
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
         self.isend(tensor, to, tag).wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 from torch import Tensor
 
@@ -66,6 +67,9 @@ class MeteredComm(Comm):
         self.inner.barrier()
         self._collective(start, 0)
 
+    def read_records(self, path: Path, offsets: Tensor, length: int) -> Tensor:
+        return self.inner.read_records(path, offsets, length)  # from a disk, not from other ranks
+
     def _collective(self, start: float, payload: int) -> None:
         self.meter.seconds += time.perf_counter() - start
         if self.size > 1:
@@ -77,8 +81,8 @@ class MeteredComm(Comm):
         self.meter.children.append(child.meter)
         return child
 
-    def abort(self, reason: str) -> None:
-        self.inner.abort(reason)
+    def abort(self, reason: str, code: int = 1) -> None:
+        self.inner.abort(reason, code)
 
     def close(self) -> None:
         self.inner.close()

@@ -99,7 +99,7 @@ class ProcessGroupComm(Comm):
         self._children.add(child)
         return child
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, code: int = 1) -> None:
         # Peers see the connections close.
         for child in self._children:
             child.abort(reason)

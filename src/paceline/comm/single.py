@@ -10,7 +10,9 @@ class SingleComm(Comm):
     transport = "single"
     rank = 0
     size = 1
-    timeout = 0.0
+
+    def __init__(self, timeout: float = 120.0) -> None:
+        self.timeout = timeout
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
         raise CommError(f"rank 0 of 1 has nobody to send to (rank {to})")
@@ -29,9 +31,9 @@ class SingleComm(Comm):
 
     def group(self, ranks: list[int]) -> Comm:
         assert ranks == [0]
-        return SingleComm()
+        return SingleComm(self.timeout)
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, code: int = 1) -> None:
         pass
 
     def close(self) -> None:

@@ -123,7 +123,7 @@ class ThreadComm(Comm):
             child.broken = child.broken or self._meeting.broken
         return ThreadComm(child, ranks.index(self.rank), self.timeout)
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, code: int = 1) -> None:
         with self._meeting.changed:
             _break(self._meeting, f"rank {self.rank} aborted: {reason}")
             self._meeting.changed.notify_all()

@@ -13,43 +13,32 @@ from typing import Any
 import torch
 
 from paceline.comm.base import Comm
-from paceline.errors import UsageError
+from paceline.comm.words import share_text
+from paceline.errors import AgreedError
 from paceline.spec import Resolved
-
-_TEXT = 4096
-
-
-def _share_text(text: str, comm: Comm) -> list[str]:
-    """Every rank's text, as numbers, since no pickle goes over the wire."""
-    raw = text.encode()[:_TEXT]
-    table = torch.zeros(comm.size, _TEXT, dtype=torch.int32)
-    table[comm.rank, : len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else 0
-    table = table.to(comm.device)
-    comm.allreduce(table.view(-1))
-    return [bytes(row).rstrip(b"\0").decode() for row in table.tolist()]
 
 
 def agree_on_spec(resolved: Resolved, comm: Comm) -> None:
     """Refuse ranks that were started with other options than rank 0."""
     mine = hashlib.sha256(repr(resolved.spec).encode()).hexdigest()
-    theirs = _share_text(mine, comm)
+    theirs = share_text(mine, comm)
     different = [rank for rank, digest in enumerate(theirs) if digest != theirs[0]]
     if different:
-        raise UsageError(
+        raise AgreedError(
             f"rank {different[0]} was started with other options than rank 0: start all ranks with the same command"
         )
 
 
 def agree_on_folder(folder: Path | None, comm: Comm) -> Path:
     """The folder that rank 0 made, on every rank's own file system."""
-    path = Path(_share_text(str(folder.absolute()) if folder and comm.rank == 0 else "", comm)[0])
+    path = Path(share_text(str(folder.absolute()) if folder and comm.rank == 0 else "", comm)[0])
     (path / "logs").mkdir(parents=True, exist_ok=True)
     return path
 
 
 def describe_ranks(comm: Comm) -> dict[str, Any]:
     """env.json: who the ranks are, and what they run on."""
-    rows = [row.rsplit(" ", 1) for row in _share_text(f"{socket.gethostname()} {os.getpid()}", comm)]
+    rows = [row.rsplit(" ", 1) for row in share_text(f"{socket.gethostname()} {os.getpid()}", comm)]
     return {
         "schema": 1,
         "ranks": [

@@ -21,7 +21,7 @@ def connect(transport: str = "auto", timeout: float = 120.0, seat: Seat | None =
     """The communicator of all ranks that torchrun, mpiexec, srun or paceline has started; a world of one otherwise."""
     seat = seat or find_seat()
     if seat is None or seat.size == 1:
-        return SingleComm()
+        return SingleComm(timeout)
     atexit.register(leave, seat)
     if transport == "auto":
         transport = "mpi" if seat.launcher == "mpiexec" else "gloo"

@@ -1,0 +1,50 @@
+"""What ranks tell each other in words: few, short, and never a pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TypeVar
+
+import torch
+
+from paceline.comm.base import Comm
+from paceline.errors import AgreedError, UsageError
+
+_TEXT = 4096
+
+T = TypeVar("T")
+
+
+def share_text(text: str, comm: Comm) -> list[str]:
+    """Every rank's text (its first 4096 bytes), in the order of the ranks."""
+    raw = text.encode(errors="backslashreplace")[:_TEXT]
+    table = torch.zeros(comm.size, _TEXT, dtype=torch.int32)
+    table[comm.rank, : len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else 0
+    table = table.to(comm.device)
+    comm.allreduce(table.view(-1))
+    return [bytes(row).rstrip(b"\0").decode(errors="ignore") for row in table.tolist()]
+
+
+def all_or_none(action: Callable[[], T], comm: Comm) -> T:
+    """Do it on every rank; if it is refused on one, every rank refuses, with the words of the first.
+
+    It may take longer than the communicator's timeout: a thread does it, and meanwhile the ranks go on meeting.
+    """
+    pool = ThreadPoolExecutor(1, "paceline-all-or-none")
+    done = pool.submit(action)
+    pool.shutdown(wait=False)
+    busy, pause = torch.ones(1, device=comm.device), 0.001
+    while busy.item():
+        wait([done], pause)
+        pause = min(2 * pause, 0.2)
+        busy.fill_(not done.done())
+        comm.allreduce(busy)
+    error = done.exception()
+    if error and not isinstance(error, UsageError):
+        raise error
+    answers = share_text(str(error or ""), comm)
+    if any(answers):
+        first = next(rank for rank, answer in enumerate(answers) if answer)
+        raise AgreedError(answers[first] if all(answers) else f"rank {first}: {answers[first]}")
+    return done.result()
