@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data import idx
-from paceline.data.fetch import get
+from paceline.data.load import load
 from paceline.data.mini import FOLDER
 from paceline.data.origins import NAMES
 
@@ -17,10 +16,10 @@ PER_CLASS = {"train": 1_000, "t10k": 200}
 
 
 def main() -> None:
-    place = get("mnist", Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+    whole = load("mnist", Path(sys.argv[1]) if len(sys.argv) > 1 else None)
     FOLDER.mkdir(exist_ok=True)
-    for images_name, labels_name in (NAMES[:2], NAMES[2:]):
-        images, labels = idx.read(place / images_name, 3), idx.read(place / labels_name, 1)
+    for (images_name, labels_name), split in ((NAMES[:2], whole.train), (NAMES[2:], whole.test)):
+        images, labels = split.images.numpy()[:, 0], split.labels.numpy()
         count = PER_CLASS[images_name.split("-")[0]]
         chosen = np.sort(np.concatenate([np.flatnonzero(labels == digit)[:count] for digit in range(10)]))
         np.random.default_rng(SEED).shuffle(chosen)

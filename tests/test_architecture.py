@@ -17,15 +17,15 @@ DOORS: dict[str, tuple[str, ...]] = {
     "paceline.records": (),
     "paceline.layout": (),
     "paceline.spec": ("errors", "comm.table", "data.table", "models.table", "strategies.table"),
-    "paceline.data": ("errors",),
     "paceline.own_code": ("errors",),
+    "paceline.data": ("errors", "layout", "own_code"),
     "paceline.models": ("errors", "own_code"),
     "paceline.comm": ("errors", "layout"),
     "paceline.collectives": ("comm", "layout"),
     "paceline.strategies": ("errors", "comm", "collectives"),
-    "paceline.training": ("errors", "records", "layout", "spec", "data", "models", "comm", "strategies"),
+    "paceline.training": ("errors", "records", "layout", "own_code", "spec", "data", "models", "comm", "strategies"),
     "paceline.launch": ("errors", "records", "spec", "layout", "comm.table"),
-    "paceline.launch.run": ("errors", "records", "spec", "launch", "data.fetch", "data.origins"),
+    "paceline.launch.run": ("errors", "records", "spec", "launch", "own_code", "data.prepare"),
     "paceline.launch.connect": ("errors", "launch", "comm"),
     "paceline.launch.agree": ("errors", "spec", "comm"),
     "paceline.launch.worker": ("errors", "records", "spec", "layout", "comm", "launch", "training"),
@@ -43,7 +43,18 @@ DOORS: dict[str, tuple[str, ...]] = {
         "strategies.table",
     ),
 }
-TABLES = ["errors", "records", "layout", "spec", "comm.table", "data.table", "models.table", "strategies.table"]
+TABLES = [
+    "errors",
+    "records",
+    "layout",
+    "own_code",
+    "spec",
+    "data.prepare",
+    "comm.table",
+    "data.table",
+    "models.table",
+    "strategies.table",
+]
 
 
 def imports(path: Path) -> set[str]:

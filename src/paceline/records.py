@@ -20,7 +20,7 @@ RUNNING = "running"
 
 @dataclass
 class Summary:
-    """summary.json: one run. The last six lists are by rank, and empty where the run did not come to its end."""
+    """summary.json: one run. The last seven lists are by rank, and empty where the run did not come to its end."""
 
     status: str
     strategy: str
@@ -58,6 +58,7 @@ class Summary:
     messages_sent: list[int] = field(default_factory=list)
     messages_received: list[int] = field(default_factory=list)
     comm_seconds: list[float] = field(default_factory=list)
+    input_seconds: list[float] = field(default_factory=list)
     peak_rss_bytes: list[int] = field(default_factory=list)
 
 

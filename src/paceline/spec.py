@@ -30,15 +30,22 @@ def option(
 class RunSpec:
     """One training run. Values left at None are chosen by `resolve`, which says why."""
 
-    model: str = option("mnist-cnn", "the network; `paceline models` lists them")
+    model: str = option("mnist-cnn", "the network, of `paceline models` or your own: package.module:function")
     hidden: tuple[int, ...] | None = option(None, "sizes of the mlp's hidden layers, such as 256,64", least=1)
     dropout: float | None = option(None, "drop this part of the activations; the model's own unless given",
                                    least=0.0, most=0.95)  # fmt: skip
     weights: str | None = option(None, "start from the weights in this safetensors file")
-    data: str = option("mnist-mini", "the data set; `paceline data list` lists them")
+    data: str = option("mnist-mini", "the data set, of `paceline data list` or your own: images:FOLDER, "
+                       "arrays:FILE.npz, package.module:function")  # fmt: skip
     data_dir: str | None = option(None, "a folder that has the data set's files already")
-    read: str = option("own", "how ranks get samples: each reads its own part, or rank 0 reads and scatters",
-                       choices=("own", "scatter"))  # fmt: skip
+    read: str = option("own", "how ranks get samples: each from the mapped file, rank 0 scatters, or all by MPI-IO",
+                       choices=("own", "scatter", "mpi-io"))  # fmt: skip
+    image_size: int | None = option(None, "resize images to this many pixels a side, batch by batch",
+                                    least=1, most=4096)  # fmt: skip
+    normalize: bool | None = option(None, "subtract each channel's mean and divide by its deviation; on for cifar10 "
+                                    "and your own data unless told")  # fmt: skip
+    augment: str = option("none", "change training images at random: shift by up to an eighth, also mirror",
+                          choices=("none", "crop", "crop-flip"))  # fmt: skip
     validation: float = option(0.0, "part of the training set kept for validation; the best epoch is then tested",
                                least=0.0, most=0.5)  # fmt: skip
     strategy: str | None = option(None, "how the work is divided; sequential for 1 worker, allreduce for more",
@@ -65,6 +72,7 @@ class RunSpec:
     threads: int | None = option(None, "threads per worker; cores divided by workers unless given", least=1)
     seed: int = option(0, "of initial weights, shuffles and dropout", least=0, most=2**32 - 1)
     timeout: float = option(120.0, "seconds that a rank waits for another before it gives up", least=0.1)
+    test: bool = option(True, "test the trained model at the end")
     log_every: int = option(10, "print a line every this many updates; 0 is never", least=0)
     output_dir: str = option("runs", "folder of run folders")
     name: str | None = option(None, "name of the run folder; made from the spec and the time unless given")
@@ -74,13 +82,12 @@ class RunSpec:
         assert self.workers is not None, "resolve first"
         return self.batch_size * self.workers
 
-    @property
-    def train_samples(self) -> int:
-        return datasets.describe(self.data).train - self.validation_samples
+    def image_shape(self, data: datasets.DataInfo) -> tuple[int, int, int]:
+        """Channels, height and width of what the model is given."""
+        return (data.shape[0], self.image_size, self.image_size) if self.image_size else data.shape
 
-    @property
-    def validation_samples(self) -> int:
-        return round(datasets.describe(self.data).train * self.validation)
+    def validation_samples(self, data: datasets.DataInfo) -> int:
+        return round(data.train * self.validation)
 
 
 @dataclass(frozen=True)
@@ -212,9 +219,16 @@ def _choose(values: dict[str, Any], sources: dict[str, str], world: World | None
         fill("strategy", "sequential" if values["workers"] == 1 else "allreduce", "default for the workers")
     if values["lr"] is None:
         fill("lr", DEFAULT_LR[values["optimizer"]], f"default for {values['optimizer']}")
+    data = datasets.describe(values["data"])
+    if values["normalize"] is None:
+        fill(
+            "normalize", data is None or data.normalize, f"default for {'your own data' if data is None else data.name}"
+        )
     if values["transport"] == "auto":
         if world and world.launcher == "mpiexec":
             fill("transport", "mpi", "auto: started by mpiexec")
+        elif values["read"] == "mpi-io":
+            fill("transport", "mpi", "auto: --read mpi-io")
         elif values["device"] == "cuda" and values["workers"] > 1:
             fill("transport", "nccl", "auto: --device cuda")
         else:
@@ -224,11 +238,15 @@ def _choose(values: dict[str, Any], sources: dict[str, str], world: World | None
 def _check_together(spec: RunSpec, world: World | None) -> None:
     """What no field can know alone."""
     assert spec.workers is not None
-    data = datasets.describe(spec.data)
-    models.describe(spec.model)
-    models.check_fits(spec.model, data.shape)
-    if spec.hidden and not models.TABLE[spec.model].hidden:
+    model, data = models.describe(spec.model), datasets.describe(spec.data)
+    if data is not None:
+        check_data(spec, data)
+    if spec.hidden and not (model and model.hidden):
         raise UsageError(f"--hidden is for the mlp; model {spec.model} has fixed layers")
+    if spec.read == "mpi-io":
+        _check_mpi_io(spec)
+    if spec.read == "scatter" and spec.transport == "nccl":
+        raise UsageError("--read scatter with --transport nccl: samples are scattered between CPUs; use --read own")
     if world and spec.workers != world.size:
         raise UsageError(
             f"--workers {spec.workers}, but {world.launcher} has started {world.size} ranks: "
@@ -237,13 +255,10 @@ def _check_together(spec: RunSpec, world: World | None) -> None:
     if spec.strategy == "sequential" and spec.workers > 1:
         parallel = ", ".join(name for name in strategies.TABLE if name != "sequential")
         raise UsageError(f"strategy sequential with {spec.workers} workers: use one worker, or one of {parallel}")
-    if spec.global_batch > spec.train_samples:
-        raise UsageError(
-            f"a global batch of {spec.batch_size} x {spec.workers} workers = {spec.global_batch} samples is larger "
-            f"than the training set of {spec.data} ({spec.train_samples}): lower --batch-size or --workers"
-        )
     if spec.weights is not None and not Path(spec.weights).is_file():
         raise UsageError(f"--weights {spec.weights}: there is no such file")
+    if not spec.data.isprintable():
+        raise UsageError(f"--data {spec.data!r} has characters that cannot be written into the run folder: rename it")
     if spec.data_dir is not None and not (spec.data_dir and Path(spec.data_dir).is_dir()):
         raise UsageError(f"--data-dir {spec.data_dir}: there is no such folder")
     if spec.name is not None and (not spec.name.strip(". ") or "/" in spec.name or "\0" in spec.name):
@@ -257,6 +272,28 @@ def _check_together(spec: RunSpec, world: World | None) -> None:
             f"--transport mpi under {world.launcher}: its ranks are not MPI's and would each train alone; "
             f"start with mpiexec, or leave --transport out"
         )
+
+
+def check_data(spec: RunSpec, data: datasets.DataInfo) -> None:
+    """What depends on the data set: before any process starts where its size is known, else as soon as it is loaded."""
+    models.check_fits(spec.model, spec.image_shape(data))
+    if spec.normalize and data.mean is None:
+        raise UsageError(f"--normalize: the means of {data.name} are not known; leave it out")
+    samples = data.train - spec.validation_samples(data)
+    if spec.global_batch > samples:
+        raise UsageError(
+            f"a global batch of {spec.batch_size} x {spec.workers} workers = {spec.global_batch} samples is larger "
+            f"than the training set of {spec.data} ({samples}): lower --batch-size or --workers"
+        )
+
+
+def _check_mpi_io(spec: RunSpec) -> None:
+    if spec.transport != "mpi":
+        raise UsageError(f"--read mpi-io with --transport {spec.transport}: only MPI's ranks can; use --transport mpi")
+    if spec.workers == 1:
+        raise UsageError("--read mpi-io with one worker: it is for several that read together; use --read own")
+    if not datasets.in_file(spec.data):
+        raise UsageError(f"--read mpi-io: {spec.data} is not in a file; use --read own, or another data set")
 
 
 def _check_device(spec: RunSpec) -> None:

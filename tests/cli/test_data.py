@@ -7,7 +7,9 @@ import sys
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from paceline.cli import data
 from paceline.data import mini
@@ -31,10 +33,19 @@ def paceline_data(*arguments: str) -> int:
 
 def test_list_shows_every_data_set_aligned(capsys: pytest.CaptureFixture[str]) -> None:
     assert paceline_data("list") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == ["name", "mnist-mini", "mnist", "fashion-mnist", "synthetic"]
+    *lines, empty, own = capsys.readouterr().out.splitlines()
+    assert (empty, own.split()[:3]) == ("", ["Your", "own:", "images:FOLDER"])
+    assert [line.split()[0] for line in lines] == [
+        "name",
+        "mnist-mini",
+        "mnist",
+        "fashion-mnist",
+        "cifar10",
+        "synthetic",
+    ]
     assert lines[2].split()[1:8] == ["60,000", "10,000", "1×28×28", "10", "not", "cached", "handwritten"]
-    abouts = ("the first", "handwritten", "clothes", "made-up")
+    assert lines[4].split()[1:7] == ["50,000", "10,000", "3×32×32", "10", "not", "cached"]
+    abouts = ("the first", "handwritten", "clothes", "small photographs", "made-up")
     assert len({line.index(about) for line, about in zip(lines[1:], abouts, strict=True)}) == 1
 
 
@@ -42,15 +53,19 @@ def test_get_fetches_from_a_folder_and_path_and_list_then_know_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert paceline_data("get", "mnist", "--data-dir", str(mini.FOLDER), "--source", "folder") == 0
-    assert str(tmp_path / "cache" / "mnist") in capsys.readouterr().out
+    assert capsys.readouterr().out.endswith(f", every part checked, in {tmp_path}/cache/mnist/mnist.bin\n")
     assert paceline_data("path", "mnist") == 0
     place = Path(capsys.readouterr().out.rstrip("\n"))
-    assert {path.name: sha256(path.read_bytes()).hexdigest() for path in place.iterdir()} == {
-        file.name: file.sha256 for file in MINI
-    }
+    assert place == tmp_path / "cache" / "mnist"
+    (path,) = place.iterdir()
+    content = path.read_bytes()
+    for file in MINI:
+        part, content = content[: file.size], content[file.size :]
+        assert sha256(part).hexdigest() == file.sha256
+    assert not content
     paceline_data("list")
     assert "  cached" in capsys.readouterr().out.splitlines()[2]
-    (place / MINI[0].name).write_bytes(b"cut")
+    path.write_bytes(b"cut")
     paceline_data("list")
     assert "  not cached" in capsys.readouterr().out.splitlines()[2]
 
@@ -87,6 +102,43 @@ def test_path_of_the_packaged_set_is_in_the_package(capsys: pytest.CaptureFixtur
     assert paceline_data("path", "mnist-mini") == 0
     folder = Path(capsys.readouterr().out.rstrip("\n"))
     assert gzip.decompress((folder / f"{MINI[3].name}.gz").read_bytes())[:4] == b"\x00\x00\x08\x01"
+
+
+def own_data(tmp_path: Path) -> tuple[str, str]:
+    """A folder of images and a file of arrays, by the names of their data sets."""
+    for name in ("cat/1", "cat/2", "dog/1", "dog/2", "dog/3"):
+        (path := tmp_path / "pictures" / f"{name}.png").parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 6)).save(path)
+    images, labels = np.zeros((6, 4, 5), np.float32), np.arange(6) % 3
+    np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+    return f"images:{tmp_path}/pictures", f"arrays:{tmp_path}/own.npz"
+
+
+def test_get_packs_own_data_and_says_what_and_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = ("3 training and 2 test images, 3×6×8, 2 classes", "6 training and 6 test images, 1×4×5, 3 classes")
+    for name, said in zip(own_data(tmp_path), expected, strict=True):
+        with pytest.raises(UsageError, match=f"is not in the cache .*`paceline data get {name}`"):
+            paceline_data("path", name)
+        assert paceline_data("get", name) == 0
+        out = capsys.readouterr().out
+        assert out.startswith(f"{name}: {said}, in {tmp_path}/cache/own/")
+        assert paceline_data("path", name) == 0
+        path = Path(capsys.readouterr().out.rstrip("\n"))
+        assert path.is_file()
+        assert out.endswith(f" in {path}\n")
+
+
+def test_get_refuses_a_source_for_own_data(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not fetched, so no source can be chosen: leave --source out"):
+        paceline_data("get", own_data(tmp_path)[0], "--source", "web")
+
+
+def test_there_is_nothing_to_get_of_a_function(capsys: pytest.CaptureFixture[str]) -> None:
+    assert paceline_data("get", "json.decoder:anything") == 0
+    said = "json.decoder:anything is made by your own function: there is nothing to get\n"
+    assert capsys.readouterr().out == said
+    with pytest.raises(UsageError, match=r"json.decoder:anything is made by your own function and has no folder"):
+        paceline_data("path", "json.decoder:anything")
 
 
 def test_list_and_path_need_no_torch() -> None:

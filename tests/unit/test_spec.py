@@ -35,7 +35,7 @@ def test_without_a_word_one_worker_trains_alone() -> None:
     spec = resolve().spec
     assert (spec.model, spec.data, spec.strategy, spec.workers) == ("mnist-cnn", "mnist-mini", "sequential", 1)
     assert (spec.transport, spec.lr, spec.batch_size, spec.global_batch) == ("gloo", 0.001, 128, 128)
-    assert (spec.train_samples, spec.validation_samples) == (10_000, 0)
+    assert spec.normalize is False
 
 
 def test_flags_win_over_the_config_file(tmp_path: Path) -> None:
@@ -184,6 +184,13 @@ def test_a_seed_that_torch_cannot_hold_is_refused() -> None:
         ({"data": "synthetic:1x8x8"}, ["mnist-cnn", "at least 22x22", "8x8"]),
         ({"data": "synthetic:1x64x21"}, ["mnist-cnn", "at least 22x22", "64x21"]),
         ({"data": "synthetic:8"}, ["'8'", "synthetic:3x32x32"]),
+        ({"model": "resnet18", "data": "synthetic:3x32x32", "image_size": 4}, ["resnet18", "at least 9x9", "4x4"]),
+        ({"data": "synthetic:1x8x8", "normalize": True, "image_size": 28}, ["--normalize", "synthetic:1x8x8"]),
+        ({"read": "mpi-io", "transport": "gloo", "workers": 2}, ["--read mpi-io", "--transport mpi"]),
+        ({"data": "images:own\udcff"}, ["--data 'images:own", "rename"]),
+        ({"read": "mpi-io"}, ["--read mpi-io", "one worker", "--read own"]),
+        ({"read": "mpi-io", "workers": 2}, ["--read mpi-io", "mnist-mini is not in a file"]),
+        ({"read": "mpi-io", "workers": 2, "data": "json:loads"}, ["json:loads is not in a file"]),
         ({"weights": "/no/such.safetensors"}, ["--weights /no/such.safetensors", "no such file"]),
         ({"data_dir": "/no/such"}, ["--data-dir /no/such", "no such folder"]),
         ({"name": "a/b"}, ["--name 'a/b'", "--output-dir"]),
@@ -205,6 +212,7 @@ def test_values_that_do_not_fit_together_are_refused(values: Values, parts: list
         {"batch_size": 5_000, "workers": 2},
         {"batch_size": 8_000, "validation": 0.2},
         {"data": "synthetic:1x22x22"},
+        {"data": "synthetic:1x8x8", "image_size": 22},
     ],
 )
 def test_the_largest_batch_and_the_smallest_image_fit(values: Values) -> None:
@@ -224,6 +232,22 @@ def test_workers_must_be_as_many_as_the_launcher_has_started(launcher: str) -> N
     assert "--workers 2" in message
     assert f"{launcher} has started 4 ranks" in message
     assert resolve(("flag", {"workers": 4}), world=World(4, launcher)).spec.workers == 4
+
+
+def test_data_are_normalised_where_that_is_usual_unless_told() -> None:
+    for values, expected, source in (
+        ({"data": "cifar10", "model": "resnet18"}, True, "default for cifar10"),
+        ({"data": "mnist"}, False, "default for mnist"),
+        ({"data": "mnist", "normalize": True}, True, "flag"),
+        ({"data": "json:loads"}, True, "default for your own data"),
+    ):
+        resolved = resolve(("flag", values))
+        assert (resolved.spec.normalize, resolved.sources["normalize"]) == (expected, source)
+
+
+def test_reading_with_mpi_io_chooses_mpi() -> None:
+    resolved = resolve(("flag", {"data": "mnist", "read": "mpi-io", "workers": 2}))
+    assert (resolved.spec.transport, resolved.sources["transport"]) == ("mpi", "auto: --read mpi-io")
 
 
 # MPI, which may not be there.

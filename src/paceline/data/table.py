@@ -2,8 +2,11 @@
 
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from paceline.errors import UsageError, unknown
+from paceline import own_code
+from paceline.data.origins import ORIGINS
+from paceline.errors import DataError, UsageError, unknown
 
 
 @dataclass(frozen=True)
@@ -16,14 +19,46 @@ class DataInfo:
     train: int
     test: int
     about: str
+    mean: tuple[float, ...] | None = None  # of each channel of the training images, bytes as parts of 255
+    std: tuple[float, ...] | None = None
+    normalize: bool = False  # whether training subtracts the mean and divides by std unless it is told otherwise
 
 
 TABLE: dict[str, DataInfo] = {
     info.name: info
     for info in (
-        DataInfo("mnist-mini", (1, 28, 28), 10, 10_000, 2_000, "the first digits of MNIST, as many of each class"),
-        DataInfo("mnist", (1, 28, 28), 10, 60_000, 10_000, "handwritten digits"),
-        DataInfo("fashion-mnist", (1, 28, 28), 10, 60_000, 10_000, "clothes; harder than digits, of the same shape"),
+        DataInfo(
+            "mnist-mini",
+            (1, 28, 28),
+            10,
+            10_000,
+            2_000,
+            "the first digits of MNIST, as many of each class",
+            mean=(0.132074,),
+            std=(0.3096,),
+        ),
+        DataInfo("mnist", (1, 28, 28), 10, 60_000, 10_000, "handwritten digits", mean=(0.13066,), std=(0.308108,)),
+        DataInfo(
+            "fashion-mnist",
+            (1, 28, 28),
+            10,
+            60_000,
+            10_000,
+            "clothes; harder than digits, of the same shape",
+            mean=(0.286041,),
+            std=(0.353024,),
+        ),
+        DataInfo(
+            "cifar10",
+            (3, 32, 32),
+            10,
+            50_000,
+            10_000,
+            "small photographs of animals and vehicles, in colour",
+            mean=(0.4914, 0.482158, 0.446531),
+            std=(0.247032, 0.243485, 0.261588),
+            normalize=True,
+        ),
         DataInfo("synthetic", (1, 28, 28), 10, 10_000, 2_000, "made-up patterns and noise, of any shape and number"),
     )
 }
@@ -33,14 +68,40 @@ _PART = re.compile(r"[0-9]{1,9}x[0-9]{1,9}x[0-9]{1,9}|(classes|train|test)=[0-9]
 _MOST_BYTES = 2**34
 
 
-def describe(name: str) -> DataInfo:
-    """The entry for a name, or for `synthetic:` and its parameters."""
+_OWN = "images:FOLDER, arrays:FILE.npz or package.module:function"
+
+
+def describe(name: str) -> DataInfo | None:
+    """The entry for a name, or for `synthetic:` and its parameters; None for own data, of which only loading tells.
+
+    Whether own data are there is not looked at: a rank may have no need of them.
+    """
     if name in TABLE:
         return TABLE[name]
     kind, _, parameters = name.partition(":")
-    if kind != "synthetic":
-        raise unknown("data set", name, TABLE)
-    return _synthetic(name, parameters)
+    if kind == "synthetic":
+        return _synthetic(name, parameters)
+    if not own_file(name) and not own_code.is_own(name):
+        raise UsageError(f"{unknown('data set', name, TABLE)}, or your own: {_OWN}")
+    return None
+
+
+def in_file(name: str) -> bool:
+    """Whether a data set, once it is prepared, is a file."""
+    return name in ORIGINS or own_file(name) is not None
+
+
+def own_file(name: str) -> tuple[str, Path] | None:
+    """`images` or `arrays`, and the folder or file of a user's own."""
+    kind, colon, path = name.partition(":")
+    if kind not in ("images", "arrays") or not colon:
+        return None
+    if not path:
+        raise UsageError(f"the data set {name!r} names no file: {_OWN} is expected")
+    try:
+        return kind, Path(path).expanduser()
+    except RuntimeError as why:
+        raise DataError(f"the data set {name!r} cannot be found: {why}") from why
 
 
 def _synthetic(name: str, parameters: str) -> DataInfo:

@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import TextIO
 
-from paceline.data.fetch import get
-from paceline.data.origins import ORIGINS
+from paceline import own_code
+from paceline.data.prepare import prepare
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, PacelineError, UsageError
 from paceline.launch.env import find_seat
 from paceline.launch.folder import make_folder, open_run
@@ -21,20 +21,19 @@ from paceline.spec import Resolved, RunSpec, resolve
 
 def launch(resolved: Resolved, show: TextIO | None = None) -> tuple[Path, Ending]:
     """Run the ranks as processes of this machine; returns the run folder and how it ended. Rank 0 speaks to `show`."""
-    fetch_first(resolved.spec)
+    spec = resolved.spec
+    if own_code.is_own(spec.model):
+        own_code.check_exists(spec.model, "model")
+    prepare(
+        spec.data, Path(spec.data_dir) if spec.data_dir else None
+    )  # once, before a rank waits for one that loads it
     with counting_signals() as signals:
-        folder = make_folder(resolved.spec).absolute()
+        folder = make_folder(spec).absolute()
         open_run(folder, resolved)
         if show:
             print("\n".join(resolved.introduction()), file=show, flush=True)
-        crew = start(resolved.spec, folder, _descriptor(show))
+        crew = start(spec, folder, _descriptor(show))
         return folder, supervise(crew, folder, signals)
-
-
-def fetch_first(spec: RunSpec) -> None:
-    """Get the data set once, before any rank waits for another that still loads it."""
-    if spec.data in ORIGINS:
-        get(spec.data, Path(spec.data_dir) if spec.data_dir else None)
 
 
 def _descriptor(show: TextIO | None) -> int:

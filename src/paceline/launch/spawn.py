@@ -117,7 +117,14 @@ def _popen(command: list[str], variables: dict[str, str], out: int, err: int | N
 
 
 def _environment(spec: RunSpec, processes: int) -> dict[str, str]:
-    return dict(os.environ) | {"OMP_NUM_THREADS": str(spec.threads or threads_per_rank(processes))}
+    """Ours, with the number of threads, and with the folders that this program finds modules in and ranks would not."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    found = [path for path in sys.path if not path.startswith((sys.prefix, sys.base_prefix))]
+    added = [path for path in dict.fromkeys([*given, *found]) if path]
+    return dict(os.environ) | {
+        "OMP_NUM_THREADS": str(spec.threads or threads_per_rank(processes)),
+        "PYTHONPATH": os.pathsep.join(added),
+    }
 
 
 def _shared_memory() -> str | None:

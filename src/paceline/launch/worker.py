@@ -21,6 +21,7 @@ from paceline.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_OK,
+    AgreedError,
     CommError,
     CommTimeout,
     DivergedError,
@@ -68,7 +69,7 @@ class Rank:
         except Exception as error:  # noqa: BLE001  written down, told and turned into an exit code
             code = self._fail(error)
             if metered:
-                metered.abort(str(error))
+                metered.abort(str(error), code)
             return code
         finally:
             leave(self.seat)
@@ -87,7 +88,8 @@ class Rank:
             settle(self.folder, interrupted=True)
 
     def _train(self, comm: MeteredComm) -> None:
-        place = choose_place(self.spec, self.seat.local_rank)
+        # Our own launcher has seen to the data before it started the ranks.
+        place = choose_place(self.spec, self.seat.local_rank, first=self.seat.local_rank == 0 and not self.launched)
         agree_on_spec(self.resolved, comm)
         self.folder = agree_on_folder(self.folder or (make_folder(self.spec) if comm.rank == 0 else None), comm)
         ranks = describe_ranks(comm)
@@ -135,7 +137,7 @@ class Rank:
             peer, text = stopped, f"{text}; the process of rank {stopped} is stopped"
         lines = LineWriter(self.folder / f"rank_{rank}.jsonl")
         lines.write("error", error=text, time=time.time(), own=own, exit_code=code,
-                    everyone=isinstance(error, DivergedError), peer=peer, stopped=stopped is not None,
+                    everyone=isinstance(error, DivergedError | AgreedError), peer=peer, stopped=stopped is not None,
                     timeout=isinstance(error, CommTimeout))  # fmt: skip
         lines.close()
         if not own and self.seat.launcher != "paceline":

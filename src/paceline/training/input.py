@@ -1,127 +1,189 @@
-"""From data set to batches: every rank reads its own part, or rank 0 reads and scatters."""
+"""From data set to batches: every rank reads its own part, rank 0 reads and scatters, or all read with MPI-IO."""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import torch
 from torch import Tensor
 
 from paceline.comm.base import Comm
-from paceline.data.load import Dataset, Split
+from paceline.data.load import Dataset, Records, Split
+from paceline.data.table import DataInfo
+from paceline.errors import PacelineError
 from paceline.layout import share
 from paceline.strategies.base import Batch
-from paceline.training.sampler import Sampler
+from paceline.training.images import Prepare
+from paceline.training.sampler import Sampler, hold_out
 
-EVALUATION_BATCH = 512
+AHEAD = 2  # batches that wait, ready, for the trainer
+PATIENCE = 600.0  # seconds for one batch, before a disk is given up
+_EVALUATION_BATCH, _EVALUATION_VALUES = 512, 2**22
 
-
-class Prepare:
-    """Turns stored bytes into what the model eats: floats from 0 to 1, in the model's dtype, layout and place."""
-
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype, self.device = dtype, device
-
-    def __call__(self, images: Tensor, labels: Tensor, global_count: int) -> Batch:
-        floats = images.to(self.device).to(self.dtype, memory_format=torch.channels_last).mul_(1 / 255)
-        return Batch(floats, labels.to(self.device), global_count)
+# The numbers of the samples in each batch of a rank.
+BatchesOf = Callable[[int], list[Tensor]]
+Samples = Iterator[tuple[Tensor, Tensor]]
 
 
-class Input(Protocol):
-    """Where a rank's batches come from."""
+class Input(ABC):
+    """A rank's batches; those to come are made by a thread in the background."""
 
-    def epoch(self, sampler: Sampler) -> Iterator[Batch]:
-        """This rank's batches of the sampler's next epoch."""
+    def __init__(self, info: DataInfo, validation: int, seed: int, comm: Comm, prepare: Prepare) -> None:
+        self.info, self.comm, self.prepare = info, comm, prepare
+        train, held_out = hold_out(info.train, validation, seed)
+        self.numbers = {"train": train, "validation": held_out, "test": torch.arange(info.test)}
 
-    def evaluation(self, name: str) -> Iterator[Batch]:
-        """This rank's part of the whole `validation` or `test` set, in order."""
+    @abstractmethod
+    def samples(self, name: str, batches_of: BatchesOf) -> Samples:
+        """The images and labels, as they are stored, of each of this rank's batches of `train`, `validation` or `test`.
 
+        All ranks call it together. What must be sent is sent before it returns; the rest is read as it is asked for.
+        """
 
-@dataclass(frozen=True)
-class Held:
-    """A data set in memory or mapped, with the numbers of the samples to train on and to validate with."""
-
-    data: Dataset
-    train: Tensor
-    validation: Tensor
-
-    def chosen(self, name: str) -> tuple[Split, Tensor]:
-        if name == "validation":
-            return self.data.train, self.validation
-        return self.data.test, torch.arange(len(self.data.test))
-
-
-class OwnInput:
-    """Every rank has the data set at hand and reads the samples it needs."""
-
-    def __init__(self, held: Held, comm: Comm, prepare: Prepare) -> None:
-        self.held, self.comm, self.prepare = held, comm, prepare
-
-    def epoch(self, sampler: Sampler) -> Iterator[Batch]:
-        split = self.held.data.train
-        for step, picked in enumerate(sampler):
-            numbers = self.held.train[picked]
-            yield self.prepare(split.images[numbers], split.labels[numbers], sampler.global_count(step))
-
-    def evaluation(self, name: str) -> Iterator[Batch]:
-        split, chosen = self.held.chosen(name)
-        mine = share(len(chosen), self.comm.size, self.comm.rank)
-        for numbers in chosen[mine.start : mine.stop].split(EVALUATION_BATCH):
-            yield self.prepare(split.images[numbers], split.labels[numbers], len(chosen))
-
-
-class ScatteredInput:
-    """Only rank 0 has the data set; it sends the others their samples: of each epoch, and once to evaluate with."""
-
-    def __init__(self, held: Held | None, shape: tuple[int, ...], comm: Comm, prepare: Prepare) -> None:
-        self.held, self.shape, self.comm, self.prepare = held, shape, comm, prepare
-        self._kept: dict[str, Split] = {}
-
-    def epoch(self, sampler: Sampler) -> Iterator[Batch]:
-        counts = [len(share(sampler.global_count(step), sampler.size, sampler.rank)) for step in range(len(sampler))]
-        order = sampler.order()
+    def epoch(self, sampler: Sampler, steps: int) -> Iterator[Batch]:
+        """This rank's batches of the first steps of the sampler's next epoch."""
+        epoch, order = sampler.epoch, sampler.order()
         sampler.epoch += 1
 
-        def part(held: Held, rank: int) -> tuple[Split, Tensor]:
-            picked = [sampler.of_rank(order, step, rank) for step in range(len(sampler))]
-            return held.data.train, held.train[torch.cat(picked)]
+        def batches_of(rank: int) -> list[Tensor]:
+            return [self.numbers["train"][sampler.of_rank(order, step, rank)] for step in range(steps)]
 
-        mine = self._scatter(part, sum(counts))
-        for step, (images, labels) in enumerate(zip(mine.images.split(counts), mine.labels.split(counts), strict=True)):
-            yield self.prepare(images, labels, sampler.global_count(step))
+        def make(samples: Samples) -> Iterator[Batch]:
+            for step, (numbers, (images, labels)) in enumerate(zip(batches_of(self.comm.rank), samples, strict=True)):
+                yield self._batch(self.prepare.train(images, epoch, numbers), labels, sampler.global_count(step))
 
-    def evaluation(self, name: str) -> Iterator[Batch]:
-        if name not in self._kept:
-            count = torch.tensor([len(self.held.chosen(name)[1]) if self.held else 0])
-            self.comm.broadcast(count)
-            total = int(count)
+        return self._ahead(make(self.samples("train", batches_of)))
 
-            def part(held: Held, rank: int) -> tuple[Split, Tensor]:
-                split, chosen = held.chosen(name)
-                theirs = share(total, self.comm.size, rank)
-                return split, chosen[theirs.start : theirs.stop]
+    def evaluation(self, name: str) -> tuple[int, Iterator[Batch]]:
+        """This rank's part of the whole `validation` or `test` set, in order, and of how many batches it is."""
+        numbers = self.numbers[name]
+        height, width = self.prepare.size or self.info.shape[1:]
+        size = max(16, min(_EVALUATION_BATCH, _EVALUATION_VALUES // (self.info.shape[0] * height * width)))
 
-            self._kept[name] = self._scatter(part, len(share(total, self.comm.size, self.comm.rank)))
-        kept = self._kept[name]
-        for images, labels in zip(
-            kept.images.split(EVALUATION_BATCH), kept.labels.split(EVALUATION_BATCH), strict=True
-        ):
-            yield self.prepare(images, labels, len(labels))
+        def batches_of(rank: int) -> list[Tensor]:
+            part = share(len(numbers), self.comm.size, rank)
+            return list(numbers[part.start : part.stop].split(size))
 
-    def _scatter(self, part: Callable[[Held, int], tuple[Split, Tensor]], count: int) -> Split:
-        """Rank 0 sends every other rank its part, one at a time; each returns its own `count` samples."""
-        if self.held is None:
-            mine = Split(torch.empty((count, *self.shape), dtype=torch.uint8), torch.empty(count, dtype=torch.int64))
+        samples = self.samples(name, batches_of)
+        batches = (self._batch(self.prepare.test(images), labels, len(numbers)) for images, labels in samples)
+        return len(batches_of(self.comm.rank)), self._ahead(batches)
+
+    def _batch(self, images: Tensor, labels: Tensor, global_count: int) -> Batch:
+        return Batch(images, labels.to(self.prepare.device).long(), global_count)
+
+    def _ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """The same batches, the next ones made while the caller works with one."""
+        pool = ThreadPoolExecutor(1, "paceline-input")
+        try:
+            coming = deque(pool.submit(next, batches, None) for _ in range(AHEAD))
+            while True:
+                soonest = coming.popleft()
+                if not wait([soonest], PATIENCE).done:
+                    raise PacelineError(
+                        f"rank {self.comm.rank} waited {PATIENCE:g} s for its next batch of {self.info.name}: is the "
+                        f"disk that has it still there?"
+                    )
+                if (batch := soonest.result()) is None:
+                    return
+                coming.append(pool.submit(next, batches, None))
+                yield batch
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+class OwnInput(Input):
+    """Every rank has the data set at hand and reads the samples it needs, when it needs them."""
+
+    def __init__(self, data: Dataset, validation: int, seed: int, comm: Comm, prepare: Prepare) -> None:
+        super().__init__(data.info, validation, seed, comm, prepare)
+        self.data = data
+
+    def samples(self, name: str, batches_of: BatchesOf) -> Samples:
+        split = _split(self.data, name)
+        return ((split.images[numbers], split.labels[numbers]) for numbers in batches_of(self.comm.rank))
+
+
+class PartInput(Input):
+    """A rank gets its whole part of an epoch at once; what is needed to evaluate it gets once."""
+
+    def __init__(self, info: DataInfo, validation: int, seed: int, comm: Comm, prepare: Prepare) -> None:
+        super().__init__(info, validation, seed, comm, prepare)
+        self._kept: dict[str, tuple[Tensor, Tensor]] = {}
+
+    @abstractmethod
+    def part(self, name: str, numbers_of: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
+        """This rank's images and labels; all ranks call it together."""
+
+    def samples(self, name: str, batches_of: BatchesOf) -> Samples:
+        def numbers_of(rank: int) -> Tensor:
+            return torch.cat([torch.empty(0, dtype=torch.int64), *batches_of(rank)])
+
+        if name == "train" or name not in self._kept:
+            self._kept[name] = self.part(name, numbers_of)
+        images, labels = self._kept.pop(name) if name == "train" else self._kept[name]
+        sizes = [len(numbers) for numbers in batches_of(self.comm.rank)]
+        return zip(images.split(sizes), labels.split(sizes), strict=True)
+
+
+class ScatteredInput(PartInput):
+    """Only rank 0 has the data set; it sends the others their samples."""
+
+    def __init__(
+        self,
+        data: Dataset | None,
+        info: DataInfo,
+        stored: torch.dtype,
+        validation: int,
+        seed: int,
+        comm: Comm,
+        prepare: Prepare,
+    ) -> None:
+        super().__init__(info, validation, seed, comm, prepare)
+        self.data, self.stored = data, stored
+
+    def part(self, name: str, numbers_of: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
+        """Rank 0 sends every other rank its part, one at a time."""
+        if self.data is None:
+            count = len(numbers_of(self.comm.rank))
+            images = torch.empty((count, *self.info.shape), dtype=self.stored)
+            labels = torch.empty(count, dtype=torch.int64)
             if count:
-                self.comm.recv(mine.images.view(-1), 0)
-                self.comm.recv(mine.labels, 0)
-            return mine
+                self.comm.recv(images.view(-1), 0)
+                self.comm.recv(labels, 0)
+            return images, labels
+        split = _split(self.data, name)
         for rank in range(1, self.comm.size):
-            split, numbers = part(self.held, rank)
+            numbers = numbers_of(rank)
             if len(numbers):
-                self.comm.send(split.images[numbers].view(-1), rank)
-                self.comm.send(split.labels[numbers], rank)
-        split, numbers = part(self.held, 0)
-        return Split(split.images[numbers], split.labels[numbers])
+                self.comm.send(split.images[numbers].reshape(-1), rank)
+                self.comm.send(split.labels[numbers].long(), rank)
+        numbers = numbers_of(0)
+        return split.images[numbers], split.labels[numbers]
+
+
+class TogetherInput(PartInput):
+    """All ranks read their parts of the data set's file together, each through its own view of it (MPI-IO)."""
+
+    def __init__(self, data: Dataset, validation: int, seed: int, comm: Comm, prepare: Prepare) -> None:
+        super().__init__(data.info, validation, seed, comm, prepare)
+        self.data = data
+
+    def part(self, name: str, numbers_of: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
+        where, numbers = _split(self.data, name).where, numbers_of(self.comm.rank)
+        assert where is not None, "the spec has checked that the data set is in a file"
+        images, labels = (self._read(records, numbers) for records in where)
+        return images, labels
+
+    def _read(self, records: Records, numbers: Tensor) -> Tensor:
+        dtype: torch.dtype = getattr(torch, records.dtype)
+        length = dtype.itemsize * math.prod(records.shape)
+        raw = self.comm.read_records(records.path, records.offset + records.stride * numbers, length)
+        return raw.view(dtype).view(-1, *records.shape)
+
+
+def _split(data: Dataset, name: str) -> Split:
+    return data.test if name == "test" else data.train

@@ -6,7 +6,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from paceline.comm.metered import MeteredComm
+from paceline.comm.words import all_or_none
 from paceline.errors import DivergedError
 from paceline.records import COMPLETED, INTERRUPTED, Summary, write_summary
 from paceline.spec import RunSpec
-from paceline.strategies.base import Laps, StepResult, Strategy
+from paceline.strategies.base import Batch, Evaluation, Laps, StepResult, Strategy
 from paceline.training.console import Console
 from paceline.training.input import Input
 from paceline.training.rate import learning_rate
@@ -51,15 +52,15 @@ def train(job: Job) -> None:
     summary.read_seconds = time.perf_counter() - start
     job.console.line(f"Time taken to read the data: {summary.read_seconds:.2f} s")
 
-    model, fresh = make_model(job.spec, job.place)
+    model, fresh = all_or_none(lambda: make_model(job.spec, source.info, job.place), job.comm)
     summary.parameters = sum(p.numel() for p in model.parameters())
     if fresh:
         job.console.line(f"New weights, not from {job.spec.weights}: {', '.join(fresh)}")
     strategy = prepare_strategy(job.spec, job.comm, model)
     try:
         interrupted = _run_epochs(job, strategy, source, summary)
-        if not interrupted:
-            test = strategy.evaluate(source.evaluation("test"))
+        if job.spec.test and not interrupted:
+            test = _evaluate(job, strategy, source, "test")
             summary.test_loss, summary.test_accuracy = test.loss, test.accuracy
             which = f" (weights of epoch {summary.best_epoch})" if summary.best_epoch is not None else ""
             job.console.line(f"\nTest loss: {test.loss:.4f}, test accuracy: {test.accuracy:.2%}{which}")
@@ -81,7 +82,7 @@ def train(job: Job) -> None:
 def _run_epochs(job: Job, strategy: Strategy, source: Input, summary: Summary) -> bool:
     """All epochs, and back to the best one where there is a validation set; true if a rank wanted to stop."""
     spec = job.spec
-    sampler = Sampler(spec.train_samples, spec.batch_size, job.comm.rank, job.comm.size, spec.seed)
+    sampler = Sampler(len(source.numbers["train"]), spec.batch_size, job.comm.rank, job.comm.size, spec.seed)
     total_steps = spec.steps or spec.epochs * len(sampler)
     best: dict[str, Tensor] | None = None
     for epoch in range(-(-total_steps // len(sampler))):
@@ -90,8 +91,8 @@ def _run_epochs(job: Job, strategy: Strategy, source: Input, summary: Summary) -
             summary.best_epoch = None  # the weights that are saved are the last ones
             job.console.line(f"\nInterrupted: stopped after step {summary.steps} of {total_steps}.")
             return True
-        if spec.validation_samples:
-            result = strategy.evaluate(source.evaluation("validation"))
+        if len(source.numbers["validation"]):
+            result = _evaluate(job, strategy, source, "validation")
             summary.validation_loss.append(result.loss)
             summary.validation_accuracy.append(result.accuracy)
             job.console.line(f"Validation acc: {result.accuracy:.4f}, validation loss: {result.loss:.4f}")
@@ -109,13 +110,12 @@ def _run_epoch(
     """One epoch, or what is left of the steps; true if a rank wanted to stop."""
     spec, console = job.spec, job.console
     console.line(f"\nStart of epoch {epoch}")
-    console.start_bar(min(len(sampler), total_steps - summary.steps), f"epoch {epoch}")
+    steps = min(len(sampler), total_steps - summary.steps)
+    console.start_bar(steps, f"epoch {epoch}")
     start = ended = time.perf_counter()
     loss_sum, correct, count, stopped = 0.0, 0.0, 0, False
-    batches = source.epoch(sampler)
-    for number in range(1, min(len(sampler), total_steps - summary.steps) + 1):
+    for number, batch in enumerate(source.epoch(sampler, steps), 1):
         laps = Laps(last=ended)  # a step begins where the last one ended: no time goes uncounted
-        batch = next(batches)
         laps.mark("input")
         lr = learning_rate(spec, summary.steps, len(sampler), total_steps)
         result = strategy.step(batch, lr, job.stop(), laps)
@@ -128,10 +128,10 @@ def _run_epoch(
             epoch,
             seconds,
             result.count,
+            laps.parts,
             own=len(batch.labels),
             loss=result.loss_sum / result.count,
             lr=lr,
-            spans={name: round(value, 7) for name, value in laps.parts.items()},
         )
         console.advance(loss=f"{loss_sum / count:.4f}", acc=f"{correct / count:.2%}")
         if spec.log_every and number % spec.log_every == 0:
@@ -148,6 +148,21 @@ def _run_epoch(
     console.line(f"Time taken: {summary.epoch_seconds[-1]:.2f} s")
     console.line(f"Training acc over epoch: {correct / count:.4f}, training loss: {loss_sum / count:.4f}")
     return stopped
+
+
+def _evaluate(job: Job, strategy: Strategy, source: Input, name: str) -> Evaluation:
+    """Mean loss and accuracy on the `validation` or `test` set."""
+    count, batches = source.evaluation(name)
+
+    def shown() -> Iterator[Batch]:
+        for batch in batches:
+            yield batch
+            job.console.advance()
+
+    job.console.start_bar(count, name)
+    result = strategy.evaluate(shown())
+    job.console.end_bar()
+    return result
 
 
 def _check_finite(result: StepResult, step: int) -> None:
@@ -170,14 +185,15 @@ def _measure(job: Job, strategy: Strategy, summary: Summary) -> None:
         gradients.messages_received,
         peak,
     ]
-    table = torch.zeros(job.comm.size, len(mine) + 1, dtype=torch.float64)
-    table[job.comm.rank] = torch.tensor([*mine, meter.seconds], dtype=torch.float64)
+    seconds = [meter.seconds, job.trace.input_seconds]
+    table = torch.zeros(job.comm.size, len(mine) + len(seconds), dtype=torch.float64)
+    table[job.comm.rank] = torch.tensor([*mine, *seconds], dtype=torch.float64)
     table = table.to(job.comm.device)
     job.comm.allreduce(table.view(-1))
     columns = table.T.tolist()
-    counts = [[int(value) for value in column] for column in columns[:-1]]
+    counts = [[int(value) for value in column] for column in columns[: len(mine)]]
     summary.bytes_sent, summary.bytes_received, summary.messages_sent, summary.messages_received = counts[:4]
-    summary.peak_rss_bytes, summary.comm_seconds = counts[4], columns[-1]
+    summary.peak_rss_bytes, summary.comm_seconds, summary.input_seconds = counts[4], *columns[len(mine) :]
     summary.update_seconds = job.trace.update_seconds()
     summary.images_per_second = job.trace.images_per_second()
     for name, value in strategy.notes().items():

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
+from paceline import own_code
 from paceline.comm.base import Comm
-from paceline.data.load import load
-from paceline.data.table import describe
-from paceline.errors import UsageError
+from paceline.comm.words import all_or_none, share_text
+from paceline.data.load import Dataset, load
+from paceline.data.prepare import prepare
+from paceline.data.table import DataInfo
+from paceline.errors import AgreedError, UsageError
+from paceline.models import table as models
 from paceline.models.build import build
-from paceline.spec import RunSpec
+from paceline.spec import RunSpec, check_data
 from paceline.strategies.base import Strategy
 from paceline.strategies.make import make_strategy
 from paceline.strategies.synchronous import Options
-from paceline.training.input import Held, Input, OwnInput, Prepare, ScatteredInput
-from paceline.training.sampler import hold_out
+from paceline.training.images import Prepare
+from paceline.training.input import Input, OwnInput, ScatteredInput, TogetherInput
 from paceline.training.weights import start_from
 
 # Ranks that are threads share torch's random state.
@@ -28,13 +35,14 @@ _RANDOM = threading.Lock()
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank computes."""
+    """Where a rank computes, and whether it is the one that sees to its machine's data."""
 
     device: torch.device
     dtype: torch.dtype
+    first: bool
 
 
-def choose_place(spec: RunSpec, local_rank: int) -> Place:
+def choose_place(spec: RunSpec, local_rank: int, *, first: bool = True) -> Place:
     if spec.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: this PyTorch sees no GPU here; use --device cpu or auto")
     # Without being asked, several workers go to GPUs only where their transport can follow.
@@ -43,31 +51,80 @@ def choose_place(spec: RunSpec, local_rank: int) -> Place:
     if cuda:
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
     dtype = {"float32": torch.float32, "float64": torch.float64}[spec.dtype]
-    return Place(torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu"), dtype)
+    device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+    return Place(device, dtype, first)
 
 
 def make_input(spec: RunSpec, comm: Comm, place: Place) -> Input:
-    """Read the data set, or learn that rank 0 will send it."""
-    info = describe(spec.data)
-    prepare = Prepare(place.dtype, place.device)
-    held = None
-    if spec.read == "own" or comm.rank == 0:
-        data = load(spec.data, Path(spec.data_dir) if spec.data_dir else None)
-        held = Held(data, *hold_out(info.train, spec.validation_samples, spec.seed))
+    """Open the data set, or learn from rank 0 what it will send; what is wrong with it, every rank says."""
+    folder = Path(spec.data_dir) if spec.data_dir else None
+    reads = spec.read != "scatter" or comm.rank == 0
+    all_or_none(lambda: prepare(spec.data, folder) if reads and place.first else None, comm)
+    data = all_or_none(lambda: load(spec.data, folder, prepared=True) if reads else None, comm)
+    info, stored = _agree_on_data(spec.data, data, comm)
+    all_or_none(lambda: check_data(spec, info), comm)
+    ready = Prepare(
+        place.dtype,
+        place.device,
+        layout=_layout(spec),
+        size=spec.image_shape(info)[1:],
+        normal=(info.mean, info.std) if spec.normalize and info.mean and info.std else None,
+        augment=spec.augment,
+        seed=spec.seed,
+    )
+    validation = spec.validation_samples(info)
     if spec.read == "scatter":
-        return ScatteredInput(held, info.shape, comm, prepare)
-    assert held is not None
-    return OwnInput(held, comm, prepare)
+        return ScatteredInput(data, info, stored, validation, spec.seed, comm, ready)
+    assert data is not None
+    kind = OwnInput if spec.read == "own" else TogetherInput
+    return kind(data, validation, spec.seed, comm, ready)
 
 
-def make_model(spec: RunSpec, place: Place) -> tuple[nn.Module, list[str]]:
+def _agree_on_data(name: str, data: Dataset | None, comm: Comm) -> tuple[DataInfo, torch.dtype]:
+    """What rank 0's data set is, and the type of its images; ranks that have another are refused."""
+    mine = ""
+    if data:
+        facts = {**asdict(data.info), "stored": str(data.train.images.dtype).split(".")[1], "digest": _digest(data)}
+        mine = json.dumps({key: value for key, value in facts.items() if key not in ("name", "about")})
+    answers = share_text(mine, comm)
+    different = [rank for rank, answer in enumerate(answers) if answer and answer != answers[0]]
+    if different:
+        raise AgreedError(
+            f"rank {different[0]} has other data than rank 0 under the name {name}: give all ranks the same, and seed "
+            f"what a function of yours draws at random"
+        )
+    values: dict[str, Any] = json.loads(answers[0])
+    del values["digest"]
+    stored: torch.dtype = getattr(torch, values.pop("stored"))
+    values |= {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+    return DataInfo(name, about="", **values), stored
+
+
+def _digest(data: Dataset) -> str:
+    """Of what a user's function made: it may have made another on another rank. Files are known by what is in them."""
+    if data.train.where or not own_code.is_own(data.info.name):
+        return ""
+    digest = hashlib.sha256()
+    for split in (data.train, data.test):
+        digest.update(split.labels.numpy().tobytes())
+        for images in split.images.split(1024):
+            digest.update(images.contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def make_model(spec: RunSpec, data: DataInfo, place: Place) -> tuple[nn.Module, list[str]]:
     """The model with its first weights, the same on every rank, and the names of weights that a file did not have."""
-    info = describe(spec.data)
     with _RANDOM:
         torch.manual_seed(spec.seed)
-        model = build(spec.model, info.shape, info.classes, spec.dropout, spec.hidden)
+        model = build(spec.model, spec.image_shape(data), data.classes, spec.dropout, spec.hidden)
     fresh = start_from(model, spec.weights) if spec.weights else []
-    return model.to(place.device, place.dtype, memory_format=torch.channels_last), fresh  # type: ignore[call-overload]
+    return model.to(place.device, place.dtype, memory_format=_layout(spec)), fresh  # type: ignore[call-overload]
+
+
+def _layout(spec: RunSpec) -> torch.memory_format:
+    """A user's own model may count on the usual layout, as with `x.view(len(x), -1)`."""
+    info = models.describe(spec.model)
+    return torch.channels_last if info and info.channels_last else torch.contiguous_format
 
 
 def make_optimizer(spec: RunSpec, model: nn.Module) -> torch.optim.Optimizer:

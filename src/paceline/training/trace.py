@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,17 +21,22 @@ class Trace:
         self._flushed = time.monotonic()
         self.step_seconds: list[float] = []
         self.step_samples: list[int] = []
+        self.input_seconds = 0.0
         self.record("start", schema=1, rank=rank, time=time.time())
         self._lines.flush()
 
     def record(self, kind: str, **values: Any) -> None:
         self._lines.write(kind, **values)
 
-    def step(self, step: int, epoch: int, seconds: float, samples: int, **values: Any) -> None:
+    def step(
+        self, step: int, epoch: int, seconds: float, samples: int, parts: Mapping[str, float], **values: Any
+    ) -> None:
         """A step: `samples` of all ranks, its whole time, and its parts in seconds."""
         self.step_seconds.append(seconds)
         self.step_samples.append(samples)
-        self.record("step", step=step, epoch=epoch, seconds=round(seconds, 7), samples=samples, **values)
+        self.input_seconds += parts.get("input", 0.0)
+        spans = {name: round(value, 7) for name, value in parts.items()}
+        self.record("step", step=step, epoch=epoch, seconds=round(seconds, 7), samples=samples, **values, spans=spans)
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self._lines.flush()
             self._flushed = time.monotonic()

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_origin import idx_bytes
+from tiny_origin import idx_bytes, origin_of, tiny_content, whole, write
 
 from paceline.data import idx
+from paceline.data.mapped import Records
+from paceline.data.origins import NAMES
 from paceline.errors import DataError
 
 SHAPES = st.lists(st.integers(1, 6), min_size=1, max_size=3)
@@ -62,18 +64,22 @@ def test_a_header_of_no_items_is_refused() -> None:
         decode(idx_bytes(0, 28, 28), 3)
 
 
-def test_a_file_is_mapped_and_writing_to_it_leaves_it_alone(tmp_path: Path) -> None:
-    path = tmp_path / "images"
-    path.write_bytes(content := idx_bytes(2, 3, 4))
-    array = idx.read(path, 3)
-    assert isinstance(array, np.memmap)
-    array[:] = 77
-    assert path.read_bytes() == content
+def test_records_say_where_everything_is(tmp_path: Path) -> None:
+    content = tiny_content()
+    origin = origin_of(content)
+    path = write(tmp_path, {"tiny.bin": whole(content)}) / "tiny.bin"
+    sizes = [len(data) for data in content.values()]
+    assert idx.records(path, origin) == [
+        Records(path, 16, 784, 20, (1, 28, 28), "uint8"),
+        Records(path, sizes[0] + 8, 1, 20, (), "uint8"),
+        Records(path, sum(sizes[:2]) + 16, 784, 10, (1, 28, 28), "uint8"),
+        Records(path, sum(sizes[:3]) + 8, 1, 10, (), "uint8"),
+    ]
 
 
-def test_an_empty_or_absent_file_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    with pytest.raises(DataError, match=r"empty is not an idx file.*begins with nothing"):
-        idx.read(tmp_path / "empty", 3)
-    with pytest.raises(DataError, match=r"cannot read .*absent: No such file"):
-        idx.read(tmp_path / "absent", 3)
+def test_a_part_with_a_wrong_header_is_refused_by_name(tmp_path: Path) -> None:
+    content = tiny_content()
+    damaged = content | {NAMES[2]: b"\1" + content[NAMES[2]][1:]}
+    path = write(tmp_path, {"tiny.bin": whole(damaged)}) / "tiny.bin"
+    with pytest.raises(DataError, match=rf"tiny.bin, its {NAMES[2]} is not an idx file.*begins with 01 00 08 03"):
+        idx.records(path, origin_of(content))

@@ -1,15 +1,19 @@
 """Data sets as tensors: the packaged, the cached and the made."""
 
+import subprocess
+import sys
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_origin import origin_of, tiny_content, write
+from tiny_cifar import batches, cifar_origin
+from tiny_origin import origin_of, tiny_content, whole, write
 
 from paceline.data import mini
 from paceline.data.load import Dataset, load
 from paceline.data.origins import MINI, NAMES, ORIGINS
+from paceline.data.prepare import prepare
 from paceline.errors import DataError, UsageError
 
 SMALL = "synthetic:2x9x7,classes=5,train=500,test=100"
@@ -29,7 +33,8 @@ def test_the_packaged_set_is_as_the_table_says(packaged: Dataset) -> None:
     for split, count in ((packaged.train, packaged.info.train), (packaged.test, packaged.info.test)):
         assert split.images.shape == (count, *packaged.info.shape)
         assert len(split) == count
-        assert (split.images.dtype, split.labels.dtype) == (torch.uint8, torch.int64)
+        assert (split.images.dtype, split.labels.dtype) == (torch.uint8, torch.uint8)
+        assert split.where is None
 
 
 def test_the_packaged_set_is_shuffled(packaged: Dataset) -> None:
@@ -69,23 +74,95 @@ def test_a_cached_set_is_what_its_files_say(tiny_mnist: Path) -> None:
     assert data.test.images.shape == (10, 1, 28, 28)
     assert data.train.images.numpy().tobytes() == content[NAMES[0]][16:]
     assert data.test.labels.tolist() == list(content[NAMES[3]][8:])
-    assert data.test.labels.dtype == torch.int64
+    assert data.test.labels.dtype == torch.uint8
 
 
 def test_a_cached_set_is_mapped_and_not_copied(tiny_mnist: Path, tmp_path: Path) -> None:
     data = load("mnist", tiny_mnist)
-    mapped = f"{tmp_path}/cache/mnist/{NAMES[0]}"
+    mapped = f"{tmp_path}/cache/mnist/mnist.bin"
     (line,) = (line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(mapped))
     first, last = (int(each, 16) for each in line.split()[0].split("-"))
-    assert first <= data.train.images.data_ptr() < last
+    for tensor in (data.train.images, data.train.labels, data.test.images, data.test.labels):
+        assert first <= tensor.data_ptr() < last
 
 
 def test_a_set_damaged_after_it_was_cached_is_not_loaded(tiny_mnist: Path, tmp_path: Path) -> None:
     load("mnist", tiny_mnist)
-    for path in (tmp_path / "cache" / "mnist" / NAMES[2], tiny_mnist / NAMES[2]):
+    cached, given = tmp_path / "cache" / "mnist" / "mnist.bin", tiny_mnist / NAMES[3]
+    for path in (cached, given):
         path.write_bytes(path.read_bytes()[:-1] + b"\xff")
-    with pytest.raises(DataError, match=NAMES[2]):
+    with pytest.raises(DataError, match=NAMES[3]):
         load("mnist", tiny_mnist)
+
+
+@pytest.fixture
+def tiny_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files of a data set that takes the place of CIFAR-10."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(ORIGINS, "cifar10", cifar_origin("cifar10"))
+    return write(tmp_path / "given", batches())
+
+
+def test_cifar_is_records_of_a_label_and_three_colours(tiny_cifar: Path) -> None:
+    data = load("cifar10", tiny_cifar)
+    raw = whole(batches())
+    assert data.train.images.shape == (20, 3, 32, 32)
+    assert data.train.images.stride() == (3073, 1024, 32, 1)
+    assert data.test.images.shape == (6, 3, 32, 32)
+    for split, start in ((data.train, 0), (data.test, 20)):
+        for index in range(len(split)):
+            record = raw[3073 * (start + index) :][:3073]
+            assert split.labels[index] == record[0]
+            assert split.images[index].contiguous().numpy().tobytes() == record[1:]
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_a_split_says_where_it_lies(name: str, tiny_mnist: Path, tiny_cifar: Path) -> None:
+    data = load(name, tiny_mnist)
+    for split in (data.train, data.test):
+        assert split.where is not None
+        for records, tensor in zip(split.where, (split.images, split.labels), strict=True):
+            raw = records.path.read_bytes()
+            assert (records.count, *records.shape) == tuple(tensor.shape)
+            for index in (0, records.count - 1):
+                start = records.offset + records.stride * index
+                value = tensor[index].contiguous().numpy().tobytes()
+                assert raw[start : start + len(value)] == value
+
+
+def test_a_prepared_set_is_opened_without_being_read(tiny_cifar: Path) -> None:
+    path = prepare("cifar10", tiny_cifar)
+    assert path is not None
+    path.write_bytes(b"\x01" + path.read_bytes()[1:])  # a check of the digests would find this
+    assert load("cifar10", prepared=True).train.labels[0] == 1
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_a_prepared_set_that_vanished_or_was_cut_is_refused(name: str, tiny_mnist: Path, tiny_cifar: Path) -> None:
+    path = prepare(name, tiny_mnist)
+    assert path is not None
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match=rf"{name}.bin is not there, or has not the \d+ bytes.*`paceline data get"):
+        load(name, prepared=True)
+    path.unlink()
+    with pytest.raises(DataError, match=rf"{name}.bin is not there"):
+        load(name, prepared=True)
+
+
+@pytest.mark.parametrize("name", ["mnist-mini", SMALL])
+def test_there_is_nothing_to_prepare_of_what_is_in_the_package_or_made(name: str) -> None:
+    assert prepare(name) is None
+    assert len(load(name, prepared=True).train) > 0
+
+
+def test_preparing_needs_no_torch() -> None:
+    code = "import sys, paceline.data.prepare; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_source_is_chosen_only_for_what_is_fetched() -> None:
+    with pytest.raises(UsageError, match=r"mnist-mini is not fetched.*leave --source out"):
+        prepare("mnist-mini", source="web")
 
 
 def test_synthetic_data_are_the_same_every_time() -> None:

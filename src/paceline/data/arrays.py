@@ -1,0 +1,221 @@
+"""A user's own arrays, from an .npz file or a function: what they must be, and an error for each thing they are not."""
+
+import lzma
+import math
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from paceline.data.samples import PIECE_BYTES, Content, Samples
+from paceline.errors import DataError
+
+KERAS = ("x_train", "y_train", "x_test", "y_test")
+MEDMNIST = ("train_images", "train_labels", "test_images", "test_labels")
+_BROKEN = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, NotImplementedError, RuntimeError)
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array whose rows come in pieces, and what to call it in an error."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    pieces: Callable[[], Iterator[NDArray[Any]]]
+
+    def whole(self) -> NDArray[Any]:
+        pieces = list(self.pieces())
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def in_memory(name: str, array: NDArray[Any]) -> Array:
+    """An array that is there already, as one piece."""
+    return Array(name, array.shape, array.dtype, lambda: iter((array,)))
+
+
+def content(arrays: Sequence[Array]) -> Content:
+    """Training images and labels, test images and labels, checked; values of images are checked as they are read."""
+    x_train, y_train, x_test, y_test = arrays
+    channels_last = [_channels_last(images) for images in (x_train, x_test)]
+    if x_train.shape[1:] != x_test.shape[1:] or _kind(x_train) != _kind(x_test):
+        raise DataError(
+            f"{x_train.name} has images of {_shown(x_train)} and {x_test.name} of {_shown(x_test)}: they must be alike"
+        )
+    train, test = _labels(y_train, x_train), _labels(y_test, x_test)
+    classes = _classes(y_train, train)
+    for label in np.unique(test):
+        if label >= classes:
+            raise DataError(
+                f"{y_test.name} has the label {label}, and the largest label of {y_train.name} is {classes - 1}: every "
+                "class needs training samples"
+            )
+    a, b, *c = x_train.shape[1:]
+    shape = (1, a, b) if not c else (c[0], a, b) if channels_last[0] else (a, b, c[0])
+    parts = [
+        Samples(labels, partial(_images, images, channels_last[0]))
+        for labels, images in ((train, x_train), (test, x_test))
+    ]
+    return Content(shape, _kind(x_train), tuple(map(str, range(classes))), *parts)
+
+
+def _shown(array: Array) -> str:
+    return f"{'×'.join(map(str, array.shape[1:]))} {array.dtype}"
+
+
+def _channels_last(array: Array) -> bool:
+    """Whether the colours of a pixel are together; where both could be, they are."""
+    shape = array.shape
+    if 0 in shape:
+        raise DataError(f"{array.name} is empty: its shape is {shape}")
+    if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3) and shape[1] not in (1, 3)):
+        raise DataError(
+            f"{array.name} has the shape {shape}, and images [n, height, width], [n, height, width, channels] or "
+            "[n, channels, height, width] of 1 or 3 channels are expected"
+        )
+    _kind(array)
+    return len(shape) == 4 and shape[3] in (1, 3)
+
+
+def _kind(array: Array) -> str:
+    """What its images are kept as."""
+    if array.dtype == np.uint8:
+        return "uint8"
+    if array.dtype.kind == "f" and array.dtype.itemsize <= 8:
+        return "float32"
+    raise DataError(
+        f"{array.name} has values of type {array.dtype}, and uint8, float16, float32 or float64 is expected for images"
+    )
+
+
+def _labels(array: Array, images: Array) -> NDArray[np.int64]:
+    if array.dtype.kind not in "iu":
+        raise DataError(f"{array.name} has values of type {array.dtype}, and integers are expected for labels")
+    if len(array.shape) != 1 and (len(array.shape) != 2 or array.shape[1] != 1):
+        raise DataError(f"{array.name} has the shape {array.shape}, and one label a sample, [n] or [n, 1], is expected")
+    if array.shape[0] != images.shape[0]:
+        raise DataError(
+            f"{array.name} has {array.shape[0]} labels and {images.name} has {images.shape[0]} images: as many of both "
+            "are expected"
+        )
+    labels = array.whole().reshape(-1)
+    least, most = labels.min(), labels.max()
+    if least < 0 or most >= 1 << 31:
+        raise DataError(f"{array.name} has the label {least if least < 0 else most}, and 0, 1, 2 … are expected")
+    return labels.astype(np.int64)
+
+
+def _classes(array: Array, labels: NDArray[np.int64]) -> int:
+    """How many there are; a label far from the others leaves a gap, and so it is found."""
+    present = np.unique(labels)
+    gap = np.flatnonzero(present != np.arange(len(present)))
+    if gap.size:
+        raise DataError(
+            f"{array.name} has the label {present[-1]} and no sample of the class {gap[0]}: labels from 0 to the "
+            "number of classes - 1 are expected, each of them there"
+        )
+    if len(present) < 2:
+        raise DataError(f"{array.name} has only the label 0, and 2 or more classes are expected")
+    return len(present)
+
+
+def _images(array: Array, channels_last: bool) -> Iterator[NDArray[Any]]:
+    """Pieces of images with their channels first, of bytes or float32; at the end an error if there was a bad value."""
+    kind, row, bad, first = _kind(array), 0, 0, ""
+    for given in array.pieces():
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinity, and is found
+            piece = given.astype(kind, copy=False)
+        wrong = ~np.isfinite(piece) if kind == "float32" else np.zeros(0, bool)
+        if wrong.any():
+            if not bad:
+                index = tuple(int(each) for each in np.unravel_index(wrong.argmax(), wrong.shape))
+                first = f"{given[index]} at {[row + index[0], *index[1:]]}"
+            bad += int(wrong.sum())
+        row += len(piece)
+        if bad:
+            continue  # the rest is only counted
+        if piece.ndim == 3:
+            yield piece[:, None]
+        else:
+            yield piece.transpose(0, 3, 1, 2) if channels_last else piece
+    if bad:
+        raise DataError(
+            f"{array.name} has {bad} value(s) that are not finite in float32, the first {first}: remove them"
+        )
+
+
+def open_npz(path: Path) -> Content:
+    """The arrays of an .npz file by their Keras or MedMNIST names; labels are read now, images when they are used."""
+    with _reading(path), zipfile.ZipFile(path) as archive:
+        names = {name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")}
+        wanted = MEDMNIST if len(names & set(MEDMNIST)) > len(names & set(KERAS)) else KERAS
+        missing = [name for name in wanted if name not in names]
+        if missing:
+            found = ", ".join(sorted(names)) or "no arrays"
+            raise DataError(
+                f"{path} has no {missing[0]}, only {found}: the arrays {', '.join(KERAS)} or {', '.join(MEDMNIST)} are "
+                "expected"
+            )
+        arrays = [_member(path, archive, name) for name in wanted]
+    return content(arrays)
+
+
+def _member(path: Path, archive: zipfile.ZipFile, name: str) -> Array:
+    with archive.open(f"{name}.npy") as stream:
+        shape, fortran, dtype = _npy_header(stream)
+    where = f"{name} of {path}"
+    if dtype.hasobject:
+        raise DataError(f"{where} has Python objects in it, and numbers are expected: save it with a dtype of numbers")
+    return Array(where, shape, dtype, partial(_rows, path, name, shape, dtype, fortran))
+
+
+def _npy_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = npy.read_magic(stream)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"npy version {version} is only for arrays with named fields")
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran, dtype = read(stream)
+    if any(number < 0 for number in shape):
+        raise ValueError(f"it has an array of shape {shape}")
+    return shape, fortran, dtype
+
+
+def _rows(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], fortran: bool) -> Iterator[NDArray[Any]]:
+    """An array of the file in pieces of rows; as a whole where its first index is the fastest."""
+    count, *inner = shape
+    each = dtype.itemsize * math.prod(inner)
+    step = count if fortran else max(1, PIECE_BYTES // each)
+    with _reading(path), zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as stream:
+        _npy_header(stream)
+        for start in range(0, count, step):
+            rows = min(step, count - start)
+            content = stream.read(rows * each)
+            if len(content) < rows * each:
+                raise ValueError(f"{name} is cut short")
+            piece = np.frombuffer(content, dtype)
+            yield piece.reshape(shape[::-1]).T if fortran else piece.reshape(rows, *inner)
+        if stream.read(1):  # at the end the check sum is compared
+            raise ValueError(f"{name} is longer than its header says")
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except DataError:
+        raise
+    except OSError as why:
+        raise DataError(f"cannot read {path}: {why.strerror or why}") from why
+    except _BROKEN as why:
+        raise DataError(
+            f"{path} is not an .npz file of numpy, or is damaged ({why}): make it with numpy.savez(FILE, "
+            f"{', '.join(f'{name}=…' for name in KERAS)})"
+        ) from why

@@ -1,0 +1,68 @@
+"""Making this machine's cache hold a data set, before any rank opens it."""
+
+import sys
+from pathlib import Path
+
+from paceline import own_code
+from paceline.data import cache, packed
+from paceline.data.fetch import get
+from paceline.data.origins import ORIGINS
+from paceline.data.table import describe, own_file
+from paceline.errors import DataError, UsageError
+
+
+def prepare(name: str, folder: Path | None = None, source: str | None = None) -> Path | None:
+    """The file of a data set, fetched, checked or packed; None where there is none to make."""
+    describe(name)
+    if name in ORIGINS:
+        return get(name, folder, source)
+    if source is not None:
+        raise UsageError(f"{name} is not fetched, so no source can be chosen: leave --source out")
+    own = own_file(name)
+    if own is None:
+        if own_code.is_own(name):
+            own_code.check_exists(name, "data set")
+        return None
+    if folder is not None:
+        raise UsageError(f"--data-dir {folder}: {name} says itself where it is; leave --data-dir out")
+    _check_there(name, *own)
+    return _pack(*own)
+
+
+def place_of(name: str) -> Path | None:
+    """The file that `prepare` makes, whether it is there or not; None where there is none to make."""
+    if name in ORIGINS:
+        return cache.file_of(name)
+    own = own_file(name)
+    return packed.place_of(own[1]) if own else None
+
+
+def _check_there(name: str, kind: str, path: Path) -> None:
+    """Refuse what is not there."""
+    wanted = "folder of images, a sub-folder for each class" if kind == "images" else "file of arrays, .npz"
+    reason = ""
+    try:
+        if not (path.is_dir() if kind == "images" else path.is_file()):
+            reason = f"is not a {wanted.partition(' ')[0]}" if path.exists() else "does not exist"
+    except OSError as why:
+        reason = f"cannot be looked at ({why.strerror})"
+    if reason:
+        raise DataError(f"the data set {name!r} cannot be read: {path.absolute()} {reason}; a {wanted}, is expected")
+
+
+def _pack(kind: str, source: Path) -> Path:
+    """Pack a user's folder or file, unless it is as it was when it was packed."""
+    from paceline.data import arrays, images  # and with them Pillow, which nothing else needs
+
+    place = packed.place_of(source)
+    cache.sweep(place.parent)
+    listing = images.scan(source) if kind == "images" else None
+    mark = packed.fingerprint(source, listing.files if listing else [source])
+    if place.exists():
+        try:
+            if packed.read(place, "", "")[2] == mark:
+                return place
+        except DataError as why:
+            print(f"paceline: warning: {why}; packing it again now", file=sys.stderr)
+    packed.write(place, images.content(listing) if listing else arrays.open_npz(source), source, mark)
+    return place

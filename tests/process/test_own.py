@@ -1,0 +1,164 @@
+"""A user's own model and data under every launcher; what is wrong with them, every rank says, and exits with 2."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from live_run import LAUNCHERS, MPIEXEC, PACELINE
+from PIL import Image
+
+from paceline.records import COMPLETED, FAILED, read_summary
+
+MODULE = """
+import os
+import numpy as np
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, channels, classes):
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(channels, 4, 3), nn.Linear(4 * 36, classes)
+
+    def forward(self, x):
+        x = self.conv(x)
+        return self.out(x.view(x.size(0), -1))  # which wants the usual layout
+
+def build(channels, classes):
+    return Net(channels, classes)
+
+def one_too_many(channels, classes):
+    return build(channels, classes + 1)
+
+def load():
+    labels = np.arange(48) % 3
+    images = (labels[:, None, None] * 80 + np.zeros((48, 8, 8))).astype(np.uint8)
+    return (images, labels), (images[:12], labels[:12])
+
+def wild():
+    (images, labels), test = load()
+    labels[5] = -1
+    return (images, labels), test
+
+def unseeded():
+    (images, labels), test = load()
+    np.random.default_rng(os.getpid()).shuffle(labels)
+    return (images, labels), test
+"""
+
+
+def run(folder: Path, launcher: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "mine.py").write_text(MODULE)
+    variables = dict(os.environ) | {"OMP_NUM_THREADS": "1", "PACELINE_CACHE": str(folder / "cache")}
+    command = [*LAUNCHERS[launcher], "--batch-size", "4", "--epochs", "1", "--name", "run", *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=variables, capture_output=True, text=True, timeout=100, check=False,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def pictures(folder: Path) -> Path:
+    """Three classes of eight grey images, 8 pixels a side."""
+    for kind in range(3):
+        place = folder / "pictures" / f"kind-{kind}"
+        place.mkdir(parents=True)
+        for number in range(8):
+            Image.fromarray(np.full((8, 8), 80 * kind + number, np.uint8)).save(place / f"{number}.png")
+    return folder / "pictures"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_own_model_and_data_are_trained_on(launcher: str, tmp_path: Path) -> None:
+    done = run(tmp_path, launcher, "--model", "mine:build", "--data", "mine:load")
+    assert done.returncode == 0, done.stderr
+    summary = read_summary(tmp_path / "runs" / "run")
+    assert summary is not None
+    assert (summary.status, summary.model, summary.data, summary.steps) == (COMPLETED, "mine:build", "mine:load", 4)
+    assert summary.parameters == 4 * 9 + 4 + 3 * 144 + 3
+
+
+def test_however_a_folder_of_images_is_read_the_same_model_is_trained(tmp_path: Path) -> None:
+    folder, models = pictures(tmp_path), []
+    for read in ("own", "scatter", "mpi-io"):
+        arguments = ["--model", "mlp", "--data", f"images:{folder}", "--batch-size", "2", "--validation", "0.2"]
+        place = tmp_path / read
+        place.mkdir()
+        done = run(place, "mpi", *arguments, "--augment", "crop-flip", "--read", read)
+        assert done.returncode == 0, done.stderr
+        summary = read_summary(place / "runs" / "run")
+        assert summary is not None
+        assert (summary.status, summary.steps, len(summary.validation_loss)) == (COMPLETED, 3, 1)
+        models.append((place / "runs" / "run" / "model.safetensors").read_bytes())
+    assert models[0] == models[1] == models[2]
+
+
+MODEL = (["--model", "mine:one_too_many", "--data", "mine:load"], ["mine:one_too_many", "4", "3 classes"])
+RANDOM = (["--model", "mine:build", "--data", "mine:unseeded"], ["other data than rank 0", "seed"])
+LABELS = (["--model", "mine:build", "--data", "mine:wild"], ["mine:wild", "-1"])
+IMAGE = (["--model", "mlp", "--data", "images:pictures"], ["broken.png"])
+
+
+@pytest.mark.parametrize(
+    ("launcher", "arguments", "parts"),
+    [
+        *((launcher, *MODEL) for launcher in LAUNCHERS),
+        ("gloo", *LABELS),
+        ("gloo", *RANDOM),
+        ("gloo", *IMAGE),
+        ("mpiexec", *IMAGE),
+    ],
+    ids=lambda part: part if isinstance(part, str) else part[1] if part[0].startswith("--") else "",
+)
+def test_what_is_wrong_is_said_by_every_rank_with_exit_code_2(
+    launcher: str, arguments: list[str], parts: list[str], tmp_path: Path
+) -> None:
+    (pictures(tmp_path) / "kind-1" / "broken.png").write_bytes(b"not an image")
+    done = run(tmp_path, launcher, *arguments)
+    told = [line for line in done.stderr.splitlines() if line.startswith("paceline: ")]
+    # torchrun has one exit code for all failures; each of its ranks ends with 2.
+    assert done.returncode == (1 if launcher == "torchrun" else 2), done.stderr
+    assert told
+    assert all(part in line for line in told for part in parts), told
+    if launcher == "torchrun":
+        assert "exitcode  : 2" in done.stderr
+    else:
+        assert "Traceback" not in done.stderr
+    summary = read_summary(tmp_path / "runs" / "run")
+    if launcher in ("gloo", "mpi") and "images" in arguments[-1]:
+        assert summary is None, "nothing was started"
+    else:
+        assert summary is not None
+        assert (summary.status, summary.failed_rank) == (FAILED, None)
+
+
+def test_where_rank_0_scatters_nobody_else_needs_the_data(tmp_path: Path) -> None:
+    """Three ranks in two folders, as on two machines; the images are in the first."""
+    (tmp_path / "elsewhere").mkdir()
+    pictures(tmp_path)
+    train = [*PACELINE, "--model", "mlp", "--data", "images:pictures", "--batch-size", "4", "--epochs", "1", "--read"]
+    train += ["scatter", "--output-dir", str(tmp_path), "--name", "run"]
+    command = [*MPIEXEC, "-n", "1", "--wdir", str(tmp_path), *train, ":"]
+    command += ["-n", "2", "--wdir", str(tmp_path / "elsewhere"), *train]
+    variables = dict(os.environ) | {"OMP_NUM_THREADS": "1", "PACELINE_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    summary = read_summary(tmp_path / "run")
+    assert summary is not None
+    assert (summary.status, summary.workers, summary.steps) == (COMPLETED, 3, 2)
+
+
+def test_a_script_finds_its_own_modules_from_any_folder(tmp_path: Path) -> None:
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "mine.py").write_text(MODULE)
+    (tmp_path / "tools" / "go.py").write_text(
+        "import paceline\n"
+        "spec = paceline.RunSpec(model='mine:build', data='mine:load', workers=2, batch_size=4, epochs=1)\n"
+        "print(paceline.train(spec).status)\n"
+    )
+    command = [sys.executable, "tools/go.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "completed\n"), done.stderr

@@ -1,0 +1,169 @@
+"""Batches: the same whoever reads them, made in the background, never more than a few at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.comm.base import Comm
+from paceline.comm.single import SingleComm
+from paceline.comm.threads import thread_world
+from paceline.data.load import Dataset, load
+from paceline.errors import PacelineError
+from paceline.strategies.base import Batch
+from paceline.training.images import Prepare
+from paceline.training.input import AHEAD, BatchesOf, Input, OwnInput, Samples, ScatteredInput
+from paceline.training.sampler import Sampler
+
+DATA = "synthetic:3x16x16,classes=5,train=70,test=33"
+READY = Prepare(torch.float64, torch.device("cpu"), augment="crop-flip", size=(24, 24))
+
+
+def own(data: Dataset, comm: Comm) -> Input:
+    return OwnInput(data, 7, 0, comm, READY)
+
+
+def scattered(data: Dataset, comm: Comm) -> Input:
+    return ScatteredInput(data if comm.rank == 0 else None, data.info, torch.uint8, 7, 0, comm, READY)
+
+
+def on_all(
+    size: int, make: Callable[[Dataset, Comm], Input], batch: int
+) -> list[tuple[list[list[Batch]], list[Batch]]]:
+    """Two epochs and the test set of each rank."""
+    data = load(DATA)
+
+    def rank(comm: Comm) -> tuple[list[list[Batch]], list[Batch]]:
+        source = make(data, comm)
+        sampler = Sampler(len(source.numbers["train"]), batch, comm.rank, comm.size)
+        return [list(source.epoch(sampler, len(sampler))) for _ in range(2)], list(source.evaluation("test")[1])
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(rank, thread_world(size, 10.0)))
+
+
+@pytest.mark.parametrize("make", [own, scattered])
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_together_see_what_one_sees_augmentation_included(
+    make: Callable[[Dataset, Comm], Input], size: int
+) -> None:
+    ((alone, test),) = on_all(1, own, 12)
+    ranks = on_all(size, make, 12 // size)
+    for epoch in range(2):
+        for step, whole in enumerate(alone[epoch]):
+            parts = [epochs[epoch][step] for epochs, _ in ranks]
+            assert torch.equal(torch.cat([part.images for part in parts]), whole.images)
+            assert torch.equal(torch.cat([part.labels for part in parts]), whole.labels)
+            assert {part.global_count for part in parts} == {whole.global_count}
+    assert sum(len(step.labels) for step in alone[0]) == 63
+    assert not torch.equal(alone[0][0].images, alone[1][0].images)
+    for which in ("images", "labels"):
+        together = torch.cat([getattr(batch, which) for _, batches in ranks for batch in batches])
+        assert torch.equal(together, torch.cat([getattr(batch, which) for batch in test]))
+
+
+def test_an_epochs_chance_does_not_depend_on_where_a_sample_comes() -> None:
+    """The same sample in the same epoch looks the same whatever the seed of the shuffle made of its place."""
+    data = load(DATA)
+    source = own(data, SingleComm())
+    train = source.numbers["train"]
+    images: dict[int, Tensor] = {}
+    for batch_size in (12, 5):
+        sampler = Sampler(len(train), batch_size)
+        order = train[sampler.order()]
+        shown = torch.cat([batch.images for batch in source.epoch(sampler, len(sampler))])
+        for number, image in zip(order.tolist(), shown, strict=True):
+            assert torch.equal(images.setdefault(number, image), image)
+    assert len(images) == 63
+
+
+class Counting(Input):
+    """Counts the batches that it was asked for; `hold` makes it wait, `fail` makes it raise."""
+
+    def __init__(self) -> None:
+        super().__init__(load(DATA).info, 0, 0, SingleComm(), Prepare(torch.float32, torch.device("cpu")))
+        self.read = 0
+        self.threads: set[str] = set()
+        self.hold = threading.Event()
+        self.hold.set()
+        self.asked = threading.Condition()
+        self.fail = False
+
+    def samples(self, name: str, batches_of: BatchesOf) -> Samples:
+        return self._each(batches_of(0))
+
+    def _each(self, batches: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        for numbers in batches:
+            self.hold.wait(30)
+            if self.fail:
+                raise ValueError("a bad sector")
+            with self.asked:
+                self.read += 1
+                self.threads.add(threading.current_thread().name)
+                self.asked.notify_all()
+            yield torch.zeros(len(numbers), 3, 16, 16, dtype=torch.uint8), torch.zeros(len(numbers))
+
+
+def input_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("paceline-input")]
+
+
+def test_batches_are_made_ahead_in_another_thread_but_only_a_few() -> None:
+    source = Counting()
+    batches = source.epoch(Sampler(70, 1), 70)
+    for taken in range(1, 60):
+        assert len(next(batches).labels) == 1
+        with source.asked:
+            assert source.asked.wait_for(lambda taken=taken: source.read == min(70, taken + AHEAD), 10)  # type: ignore[misc]
+        assert source.read <= taken + AHEAD
+    assert source.threads
+    assert threading.current_thread().name not in source.threads
+
+
+def test_a_loop_that_leaves_early_leaves_no_thread_behind() -> None:
+    source = Counting()
+    batches = source.epoch(Sampler(70, 1), 70)
+    next(batches)
+    (thread,) = input_threads()
+    del batches
+    thread.join(10)
+    assert not thread.is_alive()
+    assert source.read <= 1 + AHEAD
+
+
+def test_an_error_in_the_background_reaches_the_trainer() -> None:
+    source = Counting()
+    source.fail = True
+    with pytest.raises(ValueError, match="a bad sector"):
+        next(source.epoch(Sampler(70, 1), 70))
+
+
+def test_a_disk_that_does_not_answer_is_an_error_that_names_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.training.input.PATIENCE", 0.2)
+    source = Counting()
+    source.hold.clear()
+    with pytest.raises(PacelineError, match=r"rank 0 waited 0\.2 s for its next batch of synthetic"):
+        next(source.epoch(Sampler(70, 1), 70))
+    source.hold.set()
+
+
+def test_only_the_steps_that_are_asked_for_are_read() -> None:
+    source = Counting()
+    assert len(list(source.epoch(Sampler(70, 1), 3))) == 3
+    assert source.read == 3
+
+
+def test_large_images_are_evaluated_in_small_batches() -> None:
+    info = load(DATA)
+    small = OwnInput(info, 0, 0, SingleComm(), Prepare(torch.float32, torch.device("cpu")))
+    large = OwnInput(info, 0, 0, SingleComm(), Prepare(torch.float32, torch.device("cpu"), size=(300, 300)))
+    assert small.evaluation("test")[0] == 1
+    count, batches = large.evaluation("test")
+    sizes = [len(batch.labels) for batch in batches]
+    assert count == len(sizes) == 3
+    assert sum(sizes) == 33
