@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench bench-data clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -25,6 +25,11 @@ check: $(READY)  ## style and types
 
 bench: $(READY)  ## this project beside plain PyTorch and PyTorch DDP; leave the machine alone meanwhile
 	$(BIN)/python benchmarks/data_parallel.py
+
+bench-data: $(READY)  ## waiting for input beside PyTorch's DataLoader, and the memory of 8 ranks, on CIFAR-10
+	$(BIN)/paceline data get cifar10
+	$(BIN)/python benchmarks/input.py
+	$(BIN)/python benchmarks/memory.py
 
 clean:
 	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
