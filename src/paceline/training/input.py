@@ -122,9 +122,9 @@ class PartInput(Input):
         def numbers_of(rank: int) -> Tensor:
             return torch.cat([torch.empty(0, dtype=torch.int64), *batches_of(rank)])
 
-        if name == "train" or name not in self._kept:
-            self._kept[name] = self.part(name, numbers_of)
-        images, labels = self._kept.pop(name) if name == "train" else self._kept[name]
+        images, labels = self._kept.get(name) or self.part(name, numbers_of)
+        if name != "train":
+            self._kept[name] = images, labels
         sizes = [len(numbers) for numbers in batches_of(self.comm.rank)]
         return zip(images.split(sizes), labels.split(sizes), strict=True)
 
