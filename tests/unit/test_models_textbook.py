@@ -142,7 +142,7 @@ def fresh(name: str, shape: tuple[int, ...]) -> nn.Module:
     return model
 
 
-def same(a: Tensor, b: Tensor, of: str) -> None:
+def check_same(a: Tensor, b: Tensor, of: str) -> None:
     a, b = a.detach(), b.detach()
     assert torch.allclose(a, b, rtol=1e-8, atol=1e-10 * max(1.0, float(b.abs().max()))), of
 
@@ -174,17 +174,17 @@ def test_outputs_statistics_and_gradients_are_the_papers(
     model = model.to(memory_format=layout)  # type: ignore[call-overload]
     x, labels = images(*shape), torch.arange(shape[0])
     out, expected = model(x), formula(name, weights, x, training)
-    same(out, expected, "output")
+    check_same(out, expected, "output")
     F.cross_entropy(out, labels).backward()
     F.cross_entropy(expected, labels).backward()
     for key, parameter in model.named_parameters():
         other = learnt[key].grad
         assert parameter.grad is not None
         assert other is not None
-        same(parameter.grad, other, key)
+        check_same(parameter.grad, other, key)
     for key, buffer in model.named_buffers():
         if not key.endswith("num_batches_tracked"):
-            same(buffer, weights[key], key)
+            check_same(buffer, weights[key], key)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_the_deeper_ones_are_the_same_formula(
 ) -> None:
     model, x = fresh(name, (1, 16, 16)).eval(), images(2, 1, 16, 16)
     with torch.no_grad():
-        same(model(x), formula(name, dict(model.state_dict()), x, False), name)
+        check_same(model(x), formula(name, dict(model.state_dict()), x, False), name)
 
 
 def test_more_pixels_than_the_classifier_takes_are_averaged() -> None:
@@ -203,7 +203,7 @@ def test_more_pixels_than_the_classifier_takes_are_averaged() -> None:
     features = model.get_submodule("features")(images(1, 3, 63, 63))
     assert features.shape == (1, 256, 7, 7)
     averaged = F.avg_pool2d(features, 2, 1)  # 7 to 6: each of two neighbours
-    same(model(images(1, 3, 63, 63)), model.get_submodule("classifier")(averaged.flatten(1)), "output")
+    check_same(model(images(1, 3, 63, 63)), model.get_submodule("classifier")(averaged.flatten(1)), "output")
 
 
 def test_pre_activations_biases_have_no_gradient_but_the_last() -> None:
@@ -225,7 +225,7 @@ def test_synchronised_batchnorm_bears_what_is_done_in_place(name: str) -> None:
     for (key, a), b in zip(plain.named_parameters(), synchronised.parameters(), strict=True):
         assert a.grad is not None
         assert b.grad is not None
-        same(b.grad, a.grad, key)
+        check_same(b.grad, a.grad, key)
 
 
 def test_names_of_weights_are_torchvisions() -> None:

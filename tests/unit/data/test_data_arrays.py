@@ -63,7 +63,7 @@ def both(tmp_path: Path, given: Arrays) -> list[Dataset]:
     return [load(saved(tmp_path, given)), load(returned(pairs))]
 
 
-def refused(tmp_path: Path, given: Arrays, reason: str) -> None:
+def check_refused(tmp_path: Path, given: Arrays, reason: str) -> None:
     """By both ways, with nothing left behind."""
     with pytest.raises(DataError, match=reason.replace("FROM", "own.npz")):
         prepare(saved(tmp_path, given))
@@ -170,13 +170,13 @@ def test_values_that_are_not_finite_are_counted_and_the_first_is_named(tmp_path:
         given = good(np.float32)
         given[f"x_{part}"][2, 1, 4] = value
         given[f"x_{part}"][3, 0, :2] = value
-        refused(tmp_path, given, rf"x_{part} of .*FROM has 3 value.*not finite.*the first {value} at \[2, 1, 4\]")
+        check_refused(tmp_path, given, rf"x_{part} of .*FROM has 3 value.*not finite.*the first {value} at \[2, 1, 4\]")
 
 
 def test_values_that_float32_cannot_hold_are_refused(tmp_path: Path) -> None:
     given = good(np.float64)
     given["x_train"][0, 0, 0] = 1e300
-    refused(tmp_path, given, r"x_train of .*FROM has 1 value.*the first 1e\+300 at \[0, 0, 0\]")
+    check_refused(tmp_path, given, r"x_train of .*FROM has 1 value.*the first 1e\+300 at \[0, 0, 0\]")
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_values_that_float32_cannot_hold_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arrays_are_refused_with_their_name_and_value(tmp_path: Path, change: Arrays, reason: str) -> None:
-    refused(tmp_path, good() | change, reason)
+    check_refused(tmp_path, good() | change, reason)
 
 
 def test_missing_names_are_named(tmp_path: Path) -> None:

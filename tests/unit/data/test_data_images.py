@@ -113,7 +113,7 @@ def cut(path: Path, image: Image.Image) -> Path:
     return broken(path, path.read_bytes()[: path.stat().st_size // 2])
 
 
-def refused(tmp_path: Path, reason: str, folder: Path | None = None) -> None:
+def check_refused(tmp_path: Path, reason: str, folder: Path | None = None) -> None:
     with pytest.raises(DataError, match=reason):
         prepare(f"images:{folder or tmp_path / 'own'}")
     assert not list((tmp_path / "cache").rglob("*.*"))
@@ -122,22 +122,22 @@ def refused(tmp_path: Path, reason: str, folder: Path | None = None) -> None:
 def test_images_that_cannot_be_decoded_are_named(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "own", {"a": 3, "b": 3})
     bad = broken(folder / "b" / "x.png", b"")
-    refused(tmp_path, f"{bad} is empty")
+    check_refused(tmp_path, f"{bad} is empty")
     broken(bad, b"no image at all")
-    refused(tmp_path, f"{bad} cannot be decoded .*damaged or no image; replace or remove it")
+    check_refused(tmp_path, f"{bad} cannot be decoded .*damaged or no image; replace or remove it")
     bad.unlink()
     for suffix in (".png", ".jpg", ".bmp", ".webp"):
         bad = cut(folder / "b" / f"x{suffix}", picture(1, size=(6, 5)))
-        refused(tmp_path, f"{bad} cannot be decoded")
+        check_refused(tmp_path, f"{bad} cannot be decoded")
         bad.unlink()
     (folder / "b" / "gone.png").symlink_to(tmp_path / "nowhere")
-    refused(tmp_path, f"cannot read {folder}/b/gone.png: No such file")
+    check_refused(tmp_path, f"cannot read {folder}/b/gone.png: No such file")
 
 
 def test_a_postscript_file_called_png_is_not_given_to_its_decoder(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "own", {"a": 3, "b": 3})
     bad = save(folder / "b" / "x.png", picture(1), format="EPS")
-    refused(tmp_path, f"{bad} cannot be decoded .cannot identify")
+    check_refused(tmp_path, f"{bad} cannot be decoded .cannot identify")
 
 
 @pytest.mark.parametrize("mode", ["P", "RGBA", "1", "LA", "I;16", "CMYK"])
@@ -145,36 +145,36 @@ def test_other_modes_are_refused_with_a_way_to_convert(tmp_path: Path, mode: str
     folder = folder_of(tmp_path / "own", {"a": 3, "b": 3})
     image = Image.new("I;16", (6, 5)) if mode == "I;16" else picture(1).convert(mode)
     bad = save(folder / "b" / ("x.jpg" if mode == "CMYK" else "x.png"), image)
-    refused(tmp_path, rf'{bad} is 6×5 {mode}, and only L .grey. and RGB are read: .*\.convert\("RGB"\)')
+    check_refused(tmp_path, rf'{bad} is 6×5 {mode}, and only L .grey. and RGB are read: .*\.convert\("RGB"\)')
 
 
 def test_mixed_sizes_and_modes_are_refused_with_both_files(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "own", {"a": 6, "b": 6})
     first, _ = images.scan(folder).train[0]
     bad = save(folder / "b" / "x.png", picture(1, size=(7, 5)))
-    refused(tmp_path, rf"{bad} is 7×5 RGB, but {first} is 6×5 RGB: every image must have the same size and mode")
+    check_refused(tmp_path, rf"{bad} is 7×5 RGB, but {first} is 6×5 RGB: every image must have the same size and mode")
     save(bad, picture(1, "L"))
-    refused(tmp_path, rf"{bad} is 6×5 L, but {first} is 6×5 RGB")
+    check_refused(tmp_path, rf"{bad} is 6×5 L, but {first} is 6×5 RGB")
 
 
 def test_an_animation_is_refused(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "own", {"a": 3, "b": 3})
     bad = save(folder / "b" / "x.webp", picture(1), save_all=True, append_images=[picture(2)])
-    refused(tmp_path, f"{bad} has more than one picture")
+    check_refused(tmp_path, f"{bad} has more than one picture")
 
 
 @pytest.mark.parametrize("most", [20, 10])  # pixels are 30: Pillow warns above most and raises above twice of it
 def test_a_picture_of_too_many_pixels_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     folder = folder_of(tmp_path / "own", {"a": 3, "b": 3})
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
-    refused(tmp_path, rf"{folder}/.*\.png has more than {most} pixels: scale it down")
+    check_refused(tmp_path, rf"{folder}/.*\.png has more than {most} pixels: scale it down")
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_so_it_is_where_warnings_are_not_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder_of(tmp_path / "own", {"a": 3, "b": 3})
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 20)
-    refused(tmp_path, "has more than 20 pixels")
+    check_refused(tmp_path, "has more than 20 pixels")
 
 
 def test_a_folder_of_another_layout_is_refused_by_name(tmp_path: Path) -> None:
@@ -186,32 +186,32 @@ def test_a_folder_of_another_layout_is_refused_by_name(tmp_path: Path) -> None:
     ):
         path.parent.mkdir(exist_ok=True)
         path.touch()
-        refused(tmp_path, reason)
+        check_refused(tmp_path, reason)
         path.unlink()
         if path.parent.name == "deep":
             path.parent.rmdir()
     (folder / "c").mkdir()
-    refused(tmp_path, "own/c has no image: put some into it, or remove it")
+    check_refused(tmp_path, "own/c has no image: put some into it, or remove it")
     save(folder / "c" / "x.png", picture(1))
-    refused(tmp_path, "own/c has only 1 image: a class needs 2 or more")
+    check_refused(tmp_path, "own/c has only 1 image: a class needs 2 or more")
 
 
 def test_one_class_is_too_few(tmp_path: Path) -> None:
-    refused(tmp_path, r"has 1 class\(es\), and 2 or more are expected", folder_of(tmp_path / "one", {"a": 3}))
+    check_refused(tmp_path, r"has 1 class\(es\), and 2 or more are expected", folder_of(tmp_path / "one", {"a": 3}))
     (tmp_path / "none").mkdir()
-    refused(tmp_path, r"has 0 class\(es\), and 2 or more are expected", tmp_path / "none")
+    check_refused(tmp_path, r"has 0 class\(es\), and 2 or more are expected", tmp_path / "none")
 
 
 def test_training_and_test_folder_need_the_same_classes_and_nothing_beside_them(tmp_path: Path) -> None:
     folder = tmp_path / "own"
     folder_of(folder / "train", {"a": 1, "b": 1, "c": 1})
     folder_of(folder / "test", {"a": 1, "b": 1})
-    refused(tmp_path, "own/train has the class 'c' and .*own/test has not: both need the same classes")
+    check_refused(tmp_path, "own/train has the class 'c' and .*own/test has not: both need the same classes")
     folder_of(folder / "test", {"c": 1, "d": 1})
-    refused(tmp_path, "own/test has the class 'd' and .*own/train has not")
+    check_refused(tmp_path, "own/test has the class 'd' and .*own/train has not")
     folder_of(folder / "train", {"d": 1})
     (folder / "extra").mkdir()
-    refused(tmp_path, "own/extra is neither the training nor the test folder")
+    check_refused(tmp_path, "own/extra is neither the training nor the test folder")
     (folder / "extra").rmdir()
     (folder / "val").mkdir()  # there is a test folder, so this one is not needed
     assert prepare(f"images:{folder}")

@@ -1,0 +1,101 @@
+"""What is written down about a run: lines that read back to the same spec, and an introduction for people."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from paceline.spec import FIELDS, Resolved, RunSpec, resolve
+
+Values = Mapping[str, Any]
+
+NUMBERS = st.fixed_dictionaries(
+    {"model": st.just("mlp")},
+    optional={
+        "hidden": st.lists(st.integers(1, 10**6), min_size=1, max_size=4),
+        "dropout": st.floats(0, 0.95),
+        "validation": st.floats(0, 0.5),
+        "strategy": st.sampled_from(["allreduce", "ring", "reduce-bcast", "gather"]),
+        "workers": st.integers(1, 5),
+        "transport": st.sampled_from(["auto", "gloo", "threads"]),
+        "bucket_mb": st.floats(0.001, 1e12) | st.integers(1, 10**12),
+        "sync_batchnorm": st.booleans(),
+        "epochs": st.integers(1),
+        "steps": st.none() | st.integers(1),
+        "batch_size": st.integers(1, 1000),
+        "optimizer": st.sampled_from(["adam", "sgd"]),
+        "lr": st.floats(0, 1e308),
+        "weight_decay": st.floats(0, 1),
+        "scale_lr": st.booleans(),
+        "warmup_epochs": st.floats(0, 1e9),
+        "seed": st.integers(0, 2**32 - 1),
+        "timeout": st.floats(0.1, 1e6),
+    },
+)
+
+
+def read_back(resolved: Resolved) -> RunSpec:
+    return resolve(("spec.toml", tomllib.loads("\n".join(resolved.lines()) + "\n"))).spec
+
+
+@given(NUMBERS)
+def test_the_lines_are_toml_that_reads_back_to_the_same_spec(values: Values) -> None:
+    resolved = resolve(("flag", values))
+    assert read_back(resolved) == resolved.spec
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1))
+@example('quo"te \\ back\x7f\n')
+@example("größe")
+@example("paceline 🚴")
+def test_any_text_survives_the_lines(text: str) -> None:
+    resolved = resolve(("flag", {"output_dir": text}))
+    assert read_back(resolved) == resolved.spec
+
+
+@pytest.mark.parametrize("path", ["größe 🚴.toml", "two\nlines.toml", "bell\x07.toml"])
+def test_the_lines_are_toml_whatever_the_config_file_is_called(path: str) -> None:
+    resolved = resolve((f"config file {path}", {"epochs": 2}))
+    assert read_back(resolved) == resolved.spec
+
+
+def test_the_lines_say_where_each_value_came_from() -> None:
+    lines = resolve(("config file run.toml", {"epochs": 2}), ("flag", {"workers": 3})).lines()
+    named = {re.split(r"[ :=]+", line.removeprefix("# "), maxsplit=1)[0]: line for line in lines}
+    assert list(named) == list(FIELDS)
+    assert re.fullmatch(r"epochs = 2 +# config file run\.toml", named["epochs"])
+    assert re.fullmatch(r"workers = 3 +# flag", named["workers"])
+    assert re.fullmatch(r"lr = 0\.001 +# default for adam", named["lr"])
+    assert named["steps"] == "# steps: not set (default)"
+
+
+def test_the_introduction_shows_each_value_with_its_source() -> None:
+    resolved = resolve(("config file run.toml", {"epochs": 2, "scale_lr": False}), ("flag", {"workers": 3, "lr": 0.1}))
+    heading, *rows = resolved.introduction()
+    assert heading == "mnist-cnn on mnist-mini: allreduce, 3 workers x batch 128 = global batch 384, gloo"
+    shown: dict[str, str] = {}
+    source = ""
+    for row in rows:
+        assert len(row) <= 110
+        values = row.strip()
+        if not row.startswith("   "):
+            source, values = re.split(" {2,}", values, maxsplit=1)
+        shown[source] = f"{shown.get(source, '')} {values}"
+    expected: dict[str, set[str]] = {}
+    for name, why in resolved.sources.items():
+        value = getattr(resolved.spec, name)
+        text = "not set" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        expected.setdefault(why, set()).add(f"{name} {text}")
+    assert {why: {part.strip() for part in text.split(",")} for why, text in shown.items()} == expected
+    assert list(shown)[-1] == "default"
+
+
+def test_the_introduction_leaves_a_long_value_in_one_piece() -> None:
+    path = "/scratch/" + "-".join(["run"] * 20)
+    assert any(path in line for line in resolve(("flag", {"batch_size": 64, "output_dir": path})).introduction())
