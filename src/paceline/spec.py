@@ -279,6 +279,8 @@ def check_data(spec: RunSpec, data: datasets.DataInfo) -> None:
     models.check_fits(spec.model, spec.image_shape(data))
     if spec.normalize and data.mean is None:
         raise UsageError(f"--normalize: the means of {data.name} are not known; leave it out")
+    if spec.validation and not spec.validation_samples(data):
+        raise UsageError(f"--validation {spec.validation:g} of {data.train} samples is none: give a larger part, or 0")
     samples = data.train - spec.validation_samples(data)
     if spec.global_batch > samples:
         raise UsageError(

@@ -173,6 +173,7 @@ def test_a_seed_that_torch_cannot_hold_is_refused() -> None:
         ({"batch_size": 10_001}, ["10001 x 1 workers = 10001", "mnist-mini (10000)", "--batch-size"]),
         ({"batch_size": 5_001, "workers": 2}, ["5001 x 2 workers = 10002", "(10000)"]),
         ({"batch_size": 8_001, "validation": 0.2}, ["8001", "(8000)"]),
+        ({"data": "synthetic:train=100", "batch_size": 4, "validation": 0.001}, ["--validation 0.001", "100 samples"]),
         ({"data": "synthetic:train=100"}, ["128 x 1", "synthetic:train=100 (100)"]),
         ({"strategy": "sequential", "workers": 2}, ["sequential with 2 workers", "allreduce, ring"]),
         ({"hidden": [64]}, ["--hidden", "mlp", "mnist-cnn"]),

@@ -20,7 +20,7 @@ NUMBERS = st.fixed_dictionaries(
     optional={
         "hidden": st.lists(st.integers(1, 10**6), min_size=1, max_size=4),
         "dropout": st.floats(0, 0.95),
-        "validation": st.floats(0, 0.5),
+        "validation": st.just(0.0) | st.floats(0.001, 0.5),
         "strategy": st.sampled_from(["allreduce", "ring", "reduce-bcast", "gather"]),
         "workers": st.integers(1, 5),
         "transport": st.sampled_from(["auto", "gloo", "threads"]),
