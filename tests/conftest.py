@@ -1,11 +1,15 @@
-"""One world of ranks per (transport, size), for the whole session."""
+"""One world of ranks per (transport, size) and one sequential training per setting, for the whole session."""
 
 from collections.abc import Iterator
+from functools import cache
+from typing import Any
 
+import parity_cases as cases
 import pytest
 import torch
 from hypothesis import settings
-from worlds import TRANSPORTS, World, Worlds
+from safetensors.torch import load_file
+from worlds import TRANSPORTS, ThreadWorld, World, Worlds
 
 # Nothing here asserts a wall-clock time, an example's included: machines are shared and noisy.
 settings.register_profile("paceline", deadline=None)
@@ -25,3 +29,17 @@ def worlds() -> Iterator[Worlds]:
 def world(request: pytest.FixtureRequest, worlds: Worlds) -> World:
     """Every transport, with 2 to 4 ranks."""
     return worlds.get(*request.param)
+
+
+@pytest.fixture(scope="session")
+def sequential(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The weights of one process, trained once per setting."""
+
+    @cache
+    def weights(setting: str, seed: int = 0) -> dict[str, torch.Tensor]:
+        folder = tmp_path_factory.mktemp("sequential")
+        values = cases.values_for(setting, 1, strategy="sequential", seed=seed) | {"sync_batchnorm": False}
+        assert ThreadWorld(1).run(cases.train_here, folder=str(folder), values=values) == [cases.STEPS]
+        return load_file(folder / "model.safetensors")
+
+    return weights

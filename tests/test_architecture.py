@@ -22,13 +22,29 @@ DOORS: dict[str, tuple[str, ...]] = {
     "paceline.models": ("errors", "own_code"),
     "paceline.comm": ("errors", "layout"),
     "paceline.collectives": ("comm", "layout"),
+    "paceline.server": ("errors", "layout", "comm.metered", "collectives.plan"),
     "paceline.strategies": ("errors", "comm", "collectives"),
-    "paceline.training": ("errors", "records", "layout", "own_code", "spec", "data", "models", "comm", "strategies"),
+    "paceline.training": (
+        "__version__",
+        "errors",
+        "records",
+        "layout",
+        "own_code",
+        "spec",
+        "data",
+        "models",
+        "comm",
+        "strategies",
+        "server",
+    ),
     "paceline.launch": ("errors", "records", "spec", "layout", "comm.table"),
     "paceline.launch.run": ("errors", "records", "spec", "launch", "own_code", "data.prepare"),
     "paceline.launch.connect": ("errors", "launch", "comm"),
     "paceline.launch.agree": ("errors", "spec", "comm"),
-    "paceline.launch.worker": ("errors", "records", "spec", "layout", "comm", "launch", "training"),
+    "paceline.launch.meeting": ("errors", "spec", "launch", "server"),
+    "paceline.launch.rank": ("errors", "records", "spec", "comm", "launch", "training"),
+    "paceline.launch.served_rank": ("errors", "records", "spec", "comm.base", "launch", "training", "server"),
+    "paceline.launch.worker": ("errors", "records", "spec", "layout", "comm", "launch"),
     "paceline.launch.janitor": (),
     "paceline.cli": (
         "__version__",
@@ -95,7 +111,7 @@ def test_nothing_but_the_entry_points_imports_the_command_line() -> None:
     assert {name for name in users if not name.startswith("paceline.cli")} <= {"paceline.__main__"}
 
 
-@pytest.mark.parametrize(("library", "home"), [("mpi4py", "paceline.comm.mpi")])
+@pytest.mark.parametrize(("library", "home"), [("mpi4py", "paceline.comm.mpi"), ("zmq", "paceline.server.sockets")])
 def test_a_heavy_library_is_imported_in_one_file(library: str, home: str) -> None:
     assert {name for name, path in FILES.items() if any(m.split(".")[0] == library for m in imports(path))} == {home}
 

@@ -1,5 +1,7 @@
 """Errors a user can act on, and their exit codes."""
 
+from __future__ import annotations
+
 import difflib
 from collections.abc import Iterable
 
@@ -43,6 +45,13 @@ class CommTimeout(CommError):
 
 class DivergedError(PacelineError):
     """The loss is no longer a number; every rank knows, and none is to blame."""
+
+    @classmethod
+    def at(cls, loss: float, step: int) -> DivergedError:
+        return cls(
+            f"the loss is {loss} after step {step}: the training has diverged; "
+            f"lower --lr, or warm up longer with --warmup-epochs"
+        )
 
 
 class ReplicaError(PacelineError):

@@ -20,7 +20,11 @@ RUNNING = "running"
 
 @dataclass
 class Summary:
-    """summary.json: one run. The last seven lists are by rank, and empty where the run did not come to its end."""
+    """summary.json: one run. The lists from `gradients` on are by rank, and empty where a run did not come to its end.
+
+    Of parameter servers alone: how stale the gradients were (how many had missed how many updates), workers that were
+    lost, returns to snapshots, messages that servers dropped; by rank, gradients applied and seconds spent waiting.
+    """
 
     status: str
     strategy: str
@@ -53,6 +57,15 @@ class Summary:
     total_seconds: float | None = None
     images_per_second: float | None = None
     wire: str | None = None
+    security: str | None = None
+    staleness: dict[str, int] | None = None
+    staleness_mean: float | None = None
+    staleness_max: int | None = None
+    lost_workers: list[dict[str, Any]] = field(default_factory=list)
+    returns: list[dict[str, Any]] = field(default_factory=list)
+    dropped_messages: dict[str, int] = field(default_factory=dict)
+    gradients: list[int] = field(default_factory=list)
+    wait_seconds: list[float] = field(default_factory=list)
     bytes_sent: list[int] = field(default_factory=list)
     bytes_received: list[int] = field(default_factory=list)
     messages_sent: list[int] = field(default_factory=list)

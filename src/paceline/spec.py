@@ -17,6 +17,7 @@ from paceline.models import table as models
 from paceline.strategies import table as strategies
 
 DEFAULT_LR = {"adam": 0.001, "sgd": 0.01}
+DEFAULT_STALENESS = {"ps-sync": 0, "ps-bounded": 4}
 
 
 def option(
@@ -51,6 +52,15 @@ class RunSpec:
     strategy: str | None = option(None, "how the work is divided; sequential for 1 worker, allreduce for more",
                                   choices=tuple(strategies.TABLE))  # fmt: skip
     workers: int | None = option(None, "processes that compute gradients", least=1)
+    servers: int | None = option(None, "processes that hold the parameters, for ps-*; 1 unless given", least=1)
+    staleness: int | None = option(None, "of ps-bounded: how many updates the weights of a gradient may have missed; 4 "
+                                   "unless given", least=0, most=1000)  # fmt: skip
+    staleness_lr: bool = option(False, "of ps-async: divide a gradient's rate by the updates that its weights missed")
+    worker_timeout: float = option(5.0, "of ps-*: a worker that is silent for so many seconds is given up; training "
+                                   "goes on without it", least=0.5)  # fmt: skip
+    snapshot_every: int = option(100, "of ps-*: servers save their state every this many updates; 0 is never", least=0)
+    restarts: int = option(0, "of ps-*: start a worker that has died again, up to this many times", least=0)
+    encrypt: bool = option(True, "of ps-*: encrypt what goes between machines; without, only on a network you trust")
     transport: str = option("auto", "how bytes move between ranks", choices=("auto", *transports.TABLE))
     overlap: str = option("auto", "average while backward computes; auto measures whether that pays",
                           choices=("auto", "on", "off"))  # fmt: skip
@@ -79,8 +89,20 @@ class RunSpec:
 
     @property
     def global_batch(self) -> int:
+        """Samples of one update."""
         assert self.workers is not None, "resolve first"
-        return self.batch_size * self.workers
+        return self.batch_size * (1 if self.strategy == "ps-async" else self.workers)
+
+    @property
+    def served(self) -> bool:
+        """Whether parameter servers hold the weights."""
+        return self.strategy is not None and strategies.TABLE[self.strategy].served
+
+    @property
+    def ranks(self) -> int:
+        """Processes: servers come first, then workers."""
+        assert self.workers is not None, "resolve first"
+        return self.workers + (self.servers or 0)
 
     def image_shape(self, data: datasets.DataInfo) -> tuple[int, int, int]:
         """Channels, height and width of what the model is given."""
@@ -118,11 +140,14 @@ class Resolved:
         lines = [line for row in rows for line in _wrap(row, " " * (width + 4))]
         lines = [line if line.startswith(" ") else f"  {line}" for line in lines]
         alone = spec.workers == 1
-        return [
-            f"{spec.model} on {spec.data}: {spec.strategy}, {spec.workers} worker{'' if alone else 's'} "
-            f"x batch {spec.batch_size} = global batch {spec.global_batch}" + ("" if alone else f", {spec.transport}"),
-            *lines,
-        ]
+        who = f"{spec.workers} worker{'' if alone else 's'}"
+        if spec.served:
+            who = f"{spec.servers} server{'' if spec.servers == 1 else 's'}, {who}"
+        batch = f"x batch {spec.batch_size} = global batch {spec.global_batch}"
+        if spec.global_batch == spec.batch_size and not alone:
+            batch = f"with batches of {spec.batch_size}, each an update"
+        how = "" if spec.ranks == 1 else f", {spec.transport}"
+        return [f"{spec.model} on {spec.data}: {spec.strategy}, {who} {batch}{how}", *lines]
 
     def lines(self) -> list[str]:
         """TOML with the source of each value as a comment."""
@@ -210,8 +235,13 @@ def _choose(values: dict[str, Any], sources: dict[str, str], world: World | None
     def fill(name: str, value: Any, why: str) -> None:
         values[name], sources[name] = value, why
 
+    strategy = values["strategy"]
+    served = strategy is not None and strategies.TABLE[strategy].served
+    for name, default in {"servers": 1, "staleness": DEFAULT_STALENESS.get(strategy)}.items() if served else ():
+        if values[name] is None:
+            fill(name, default, f"default for {strategy}")
     if world and values["workers"] is None:
-        fill("workers", world.size, f"from {world.launcher}")
+        fill("workers", max(1, world.size - (values["servers"] or 0)), f"from {world.launcher}")
     if values["workers"] is None:
         alone = values["strategy"] in (None, "sequential")
         fill("workers", 1 if alone else 2, f"default for {values['strategy'] or 'no strategy'}")
@@ -225,14 +255,15 @@ def _choose(values: dict[str, Any], sources: dict[str, str], world: World | None
             "normalize", data is None or data.normalize, f"default for {'your own data' if data is None else data.name}"
         )
     if values["transport"] == "auto":
-        if world and world.launcher == "mpiexec":
-            fill("transport", "mpi", "auto: started by mpiexec")
-        elif values["read"] == "mpi-io":
-            fill("transport", "mpi", "auto: --read mpi-io")
-        elif values["device"] == "cuda" and values["workers"] > 1:
-            fill("transport", "nccl", "auto: --device cuda")
-        else:
-            fill("transport", "gloo", "auto")
+        reasons = {
+            f"auto: {strategy}": ("zmq", served),
+            "auto: started by mpiexec": ("mpi", world is not None and world.launcher == "mpiexec"),
+            "auto: --read mpi-io": ("mpi", values["read"] == "mpi-io"),
+            "auto: --device cuda": ("nccl", values["device"] == "cuda" and values["workers"] > 1),
+            "auto": ("gloo", True),
+        }
+        why = next(why for why, (_, holds) in reasons.items() if holds)
+        fill("transport", reasons[why][0], why)
 
 
 def _check_together(spec: RunSpec, world: World | None) -> None:
@@ -247,9 +278,11 @@ def _check_together(spec: RunSpec, world: World | None) -> None:
         _check_mpi_io(spec)
     if spec.read == "scatter" and spec.transport == "nccl":
         raise UsageError("--read scatter with --transport nccl: samples are scattered between CPUs; use --read own")
-    if world and spec.workers != world.size:
+    _check_served(spec)
+    if world and spec.ranks != world.size:
+        servers = f" and --servers {spec.servers}" if spec.servers else ""
         raise UsageError(
-            f"--workers {spec.workers}, but {world.launcher} has started {world.size} ranks: "
+            f"--workers {spec.workers}{servers}, but {world.launcher} has started {world.size} ranks: "
             f"leave --workers out, or start as many ranks"
         )
     if spec.strategy == "sequential" and spec.workers > 1:
@@ -289,6 +322,33 @@ def check_data(spec: RunSpec, data: datasets.DataInfo) -> None:
         )
 
 
+def _check_served(spec: RunSpec) -> None:
+    """What only parameter servers can do, and what they cannot."""
+    if not spec.served:
+        given = [name for name in ("servers", "staleness") if getattr(spec, name) is not None]
+        given += [name for name in ("staleness_lr", "restarts") if getattr(spec, name)]
+        if given:
+            flag = given[0].replace("_", "-")
+            raise UsageError(f"--{flag} is for parameter servers; strategy {spec.strategy} has none: use ps-sync")
+        if spec.transport == "zmq":
+            raise UsageError(f"--transport zmq with strategy {spec.strategy}: only parameter servers use it; use gloo")
+        return
+    if spec.transport != "zmq":
+        raise UsageError(f"--transport {spec.transport} with {spec.strategy}: it speaks ZeroMQ; leave --transport out")
+    if spec.strategy == "ps-async" and spec.staleness is not None:
+        raise UsageError("--staleness with ps-async, which has no bound: leave it out, or use ps-bounded")
+    if spec.strategy == "ps-sync" and spec.staleness:
+        raise UsageError(f"--staleness {spec.staleness} with ps-sync, which is staleness 0: use ps-bounded")
+    if spec.staleness_lr and spec.strategy != "ps-async":
+        raise UsageError(f"--staleness-lr with {spec.strategy}: it is for ps-async, whose gradients come one by one")
+    if spec.sync_batchnorm:
+        raise UsageError(f"--sync-batchnorm with {spec.strategy}: workers of a server do not meet; use ring")
+    if spec.check_replicas:
+        raise UsageError(f"--check-replicas with {spec.strategy}: its workers' weights come from the server")
+    if spec.read != "own":
+        raise UsageError(f"--read {spec.read} with {spec.strategy}: its workers read for themselves; use --read own")
+
+
 def _check_mpi_io(spec: RunSpec) -> None:
     if spec.transport != "mpi":
         raise UsageError(f"--read mpi-io with --transport {spec.transport}: only MPI's ranks can; use --transport mpi")
@@ -299,6 +359,8 @@ def _check_mpi_io(spec: RunSpec) -> None:
 
 
 def _check_device(spec: RunSpec) -> None:
+    if spec.device == "cuda" and spec.served:
+        raise UsageError(f"--device cuda with {spec.strategy}: gradients for a server are on the CPU; use --device cpu")
     if spec.device == "cuda" and not transports.has_gpu():
         raise UsageError("--device cuda: there is no NVIDIA GPU here; use --device cpu or auto")
     if spec.device == "cuda" and spec.transport != "nccl" and spec.workers != 1:

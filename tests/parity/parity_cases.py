@@ -20,6 +20,35 @@ from paceline.training.loop import Job, train
 from paceline.training.setup import choose_place
 from paceline.training.trace import Trace
 
+STEPS = 21
+# What is trained, to how close its weights must come, in which precision.
+EXACT = {"dtype": "float64"}
+SETTINGS: dict[str, tuple[dict[str, Any], float]] = {
+    f"{model}-{optimizer}": ({"model": model, "optimizer": optimizer, **EXACT}, 1e-12)
+    for model in ("shallow-cnn", "mlp")
+    for optimizer in ("adam", "sgd")
+} | {
+    "tiny-norm-adam": ({"model": "tiny-norm", "optimizer": "adam", "sync_batchnorm": True, **EXACT}, 1e-12),
+    "tiny-norm-sgd": ({"model": "tiny-norm", "optimizer": "sgd", "sync_batchnorm": True, **EXACT}, 1e-12),
+    "shallow-cnn-float32": ({"model": "shallow-cnn", "optimizer": "sgd", "momentum": 0.0}, 1e-5),
+    "mlp-float32": ({"model": "mlp", "optimizer": "sgd", "momentum": 0.0}, 1e-5),
+}
+
+
+def values_for(setting: str, workers: int, **more: Any) -> dict[str, Any]:
+    """24 samples a step whatever the workers (12 for 1 and 2 of 3 …), and a last batch of 1: some ranks get none."""
+    data = f"synthetic:1x16x16,train={24 * (STEPS - 1) + 1},test=30"
+    return {
+        "data": data, "workers": workers, "batch_size": 24 // workers, "epochs": 1, "dropout": 0.0, "lr": 0.05
+        if "sgd" in setting or "32" in setting else 0.01, "scale_lr": False, "overlap": "off", "timeout": 20.0,
+        **SETTINGS[setting][0], **more,
+    }  # fmt: skip
+
+
+def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max((a[name].double() - b[name].double()).abs().max().item() for name in a)
+
 
 class TinyNorm(nn.Module):
     """Two convolutions, each with batch-norm, one of them without scale and shift.

@@ -9,8 +9,8 @@ from typing import Any
 
 import parity_cases as cases
 import pytest
+from parity_cases import distance
 from safetensors.torch import load_file
-from test_parity import distance
 from worlds import TRANSPORTS, ThreadWorld, Worlds
 
 from paceline.data import cache as data_cache

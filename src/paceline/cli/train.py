@@ -12,7 +12,8 @@ from typing import Any
 
 from paceline.comm import table as transports
 from paceline.errors import UsageError
-from paceline.launch.env import find_seat
+from paceline.launch.cluster import Cluster, read_cluster, split_address
+from paceline.launch.env import Seat, find_seat
 from paceline.launch.run import launch
 from paceline.spec import RunSpec, World, read_config, resolve
 from paceline.strategies import table as strategies
@@ -32,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         for title, table in abouts.items()
     )
     parser.add_argument("--config", metavar="FILE", help="a TOML file with values for these flags; flags win")
+    parser.add_argument("--cluster", metavar="FILE", help="of ps-*: the addresses of all ranks, one started on each")
+    parser.add_argument("--role", metavar="ps|worker", help="with --cluster: what this one is")
+    parser.add_argument("--index", type=_reader(int), metavar="N", help="with --cluster: which of its role, from 0")
     parser.add_argument("--json", action="store_true", help="print the summary as the last line of standard output")
     hints = typing.get_type_hints(RunSpec)
     for f in fields(RunSpec):
@@ -63,20 +67,46 @@ def _reader(kind: Any) -> Any:
     return read
 
 
+def _cluster_seat(args: argparse.Namespace, found: Seat | None) -> tuple[Cluster, Seat]:
+    """The seat of one rank of a cluster file."""
+    if found:
+        raise UsageError(f"--cluster under {found.launcher}: its ranks find each other; leave --cluster out")
+    cluster = read_cluster(args.cluster)
+    if args.role is None:
+        raise UsageError(f"--cluster {args.cluster}: say which rank this is with --role ps|worker and --index N")
+    if args.index is not None and not isinstance(args.index, int):
+        raise UsageError(f"--index is {args.index!r}; it takes a whole number")
+    rank = cluster.place(args.role, args.index)
+    addresses = (*cluster.ps, *cluster.worker)
+    hosts = [split_address(address)[0] for address in addresses]
+    neighbours = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    return cluster, Seat(rank, len(addresses), neighbours.index(rank), len(neighbours), f"cluster file {args.cluster}")
+
+
 def run(args: argparse.Namespace) -> int:
-    flags = {name: value for name, value in vars(args).items() if name not in ("verb", "config", "json")}
+    not_spec = ("verb", "config", "json", "cluster", "role", "index")
+    flags = {name: value for name, value in vars(args).items() if name not in not_spec}
     layers: list[tuple[str, dict[str, Any]]] = []
     if args.config:
         layers.append((f"config file {args.config}", read_config(args.config)))
     layers.append(("flag", flags))
-    seat = find_seat()
+    seat, cluster = find_seat(), None
+    if args.cluster:
+        cluster, seat = _cluster_seat(args, seat)
+        layers.insert(0, (f"cluster file {args.cluster}", {"strategy": "ps-sync", "servers": len(cluster.ps)}))
+    elif args.role is not None or args.index is not None:
+        raise UsageError("--role and --index say which rank of a cluster file this is: give --cluster FILE, too")
     resolved = resolve(*layers, world=World(seat.size, seat.launcher) if seat else None)
+    if cluster and not resolved.spec.served:
+        raise UsageError(
+            f"--cluster with strategy {resolved.spec.strategy}: it is for ps-sync, ps-async and ps-bounded"
+        )
     if seat:
         if resolved.spec.transport == "threads" and seat.size > 1:
             raise UsageError(f"--transport threads under {seat.launcher}: its ranks are processes; use gloo or mpi")
         from paceline.launch.worker import finish, run_seat
 
-        return finish(run_seat(resolved, seat, as_json=args.json))
+        return finish(run_seat(resolved, seat, as_json=args.json, cluster=cluster))
     _, ending = launch(resolved, sys.stderr if args.json else sys.stdout)
     if ending.message:
         print(f"paceline: {ending.message}", file=sys.stderr)

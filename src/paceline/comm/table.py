@@ -22,6 +22,7 @@ TABLE = {
         TransportInfo("gloo", "torch.distributed's sockets; the default on CPUs"),
         TransportInfo("nccl", "torch.distributed on NVIDIA GPUs"),
         TransportInfo("mpi", "mpi4py; starts mpiexec itself from a plain shell"),
+        TransportInfo("zmq", "ZeroMQ; what parameter servers and their workers speak, and only they"),
     )
 }
 

@@ -39,11 +39,15 @@ def agree_on_folder(folder: Path | None, comm: Comm) -> Path:
 def describe_ranks(comm: Comm) -> dict[str, Any]:
     """env.json: who the ranks are, and what they run on."""
     rows = [row.rsplit(" ", 1) for row in share_text(f"{socket.gethostname()} {os.getpid()}", comm)]
+    ranks = [{"rank": rank, "role": "worker", "host": host, "pid": int(pid)} for rank, (host, pid) in enumerate(rows)]
+    return describe(ranks)
+
+
+def describe(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """env.json of these ranks, each with its role, host and process."""
     return {
         "schema": 1,
-        "ranks": [
-            {"rank": rank, "role": "worker", "host": host, "pid": int(pid)} for rank, (host, pid) in enumerate(rows)
-        ],
+        "ranks": ranks,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),

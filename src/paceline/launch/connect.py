@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import shutil
 import stat
@@ -40,15 +39,15 @@ def connect(transport: str = "auto", timeout: float = 120.0, seat: Seat | None =
     from paceline.comm.process_group import LOOPBACK, Listen, process_group_world
 
     listen = LOOPBACK if seat.one_node else Listen(interface=seat.interface)
-    return process_group_world(transport, _store(seat, timeout), seat.rank, seat.size, timeout, listen, seat.attempt)
+    return process_group_world(transport, store_of(seat, timeout), seat.rank, seat.size, timeout, listen, seat.attempt)
 
 
-def _store(seat: Seat, timeout: float) -> Any:
+def store_of(seat: Seat, timeout: float) -> Any:
     """Where the ranks find each other's addresses."""
     import torch.distributed as dist
 
     if seat.store_file:
-        _private_folder(Path(seat.store_file).parent)
+        private_folder(Path(seat.store_file).parent)
         return dist.FileStore(seat.store_file, seat.size)
     if seat.address is None:
         raise UsageError(
@@ -65,7 +64,7 @@ def _store(seat: Seat, timeout: float) -> Any:
         ) from error
 
 
-def _private_folder(folder: Path) -> None:
+def private_folder(folder: Path) -> None:
     """A folder that only this user can enter; another user's of that name is not trusted."""
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
@@ -75,6 +74,5 @@ def _private_folder(folder: Path) -> None:
 
 def leave(seat: Seat) -> None:
     """Remove the meeting point of ranks that no launcher of ours cleans up after."""
-    if seat.store_file and seat.launcher != "paceline":
-        with contextlib.suppress(OSError):
-            shutil.rmtree(Path(seat.store_file).parent)
+    if seat.sockets and seat.launcher != "paceline":
+        shutil.rmtree(seat.sockets, ignore_errors=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from paceline.errors import UsageError
 
 # What our own launcher hands to the ranks it starts.
-RANK, SIZE, STORE = "PACELINE_RANK", "PACELINE_SIZE", "PACELINE_STORE"
+RANK, SIZE, STORE, LIVES = "PACELINE_RANK", "PACELINE_SIZE", "PACELINE_STORE", "PACELINE_LIVES"
 
 
 # Slurm numbers the steps of batch scripts and interactive shells from here.
@@ -31,6 +31,8 @@ class Seat:
     hosts_store: bool = False
     store_file: str | None = None
     attempt: int = 0  # a launcher that restarts its ranks counts; old ranks' addresses are of no use then
+    sockets: str | None = None  # the private folder of ranks that are all on one node
+    lives: int = 0  # how often our own launcher has started this rank before
     interface: str | None = None
 
     @property
@@ -53,7 +55,9 @@ def _local(env: Mapping[str, str]) -> Seat | None:
     if RANK not in env:
         return None
     rank, size = _number(env, RANK), _number(env, SIZE)
-    return Seat(rank, size, rank, size, "paceline", store_file=env.get(STORE))
+    store = env.get(STORE)
+    return Seat(rank, size, rank, size, "paceline", store_file=store, sockets=store and os.path.dirname(store),
+                lives=_number(env, LIVES, 0))  # fmt: skip
 
 
 def _torchrun(env: Mapping[str, str]) -> Seat | None:
@@ -67,9 +71,10 @@ def _torchrun(env: Mapping[str, str]) -> Seat | None:
     local_size = _number(env, "LOCAL_WORLD_SIZE", size if here else 1)
     agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     address = env["MASTER_ADDR"], _number(env, "MASTER_PORT", 29500)
-    return Seat(rank, size, local_rank, local_size, "torchrun", address, rank == 0 and not agent,
-                attempt=_number(env, "TORCHELASTIC_RESTART_COUNT", 0),
-                interface=env.get("GLOO_SOCKET_IFNAME"))  # fmt: skip
+    attempt = _number(env, "TORCHELASTIC_RESTART_COUNT", 0)
+    sockets = _private_name(f"torchrun-{address[1]}-{attempt}") if local_size == size else None
+    return Seat(rank, size, local_rank, local_size, "torchrun", address, rank == 0 and not agent, attempt=attempt,
+                interface=env.get("GLOO_SOCKET_IFNAME"), sockets=sockets)  # fmt: skip
 
 
 def _open_mpi(env: Mapping[str, str]) -> Seat | None:
@@ -114,8 +119,9 @@ def _meeting(
 ) -> Seat:
     """Ranks on one node meet in a file that is named after the job; others at MASTER_ADDR, or at Slurm's first node."""
     if local_size == size:
-        folder = os.path.join(tempfile.gettempdir(), f"paceline-{os.getuid()}-{re.sub(r'[^A-Za-z0-9.-]', '_', job)}")
-        return Seat(rank, size, local_rank, local_size, launcher, store_file=os.path.join(folder, "store"))
+        folder = _private_name(job)
+        store = os.path.join(folder, "store")
+        return Seat(rank, size, local_rank, local_size, launcher, store_file=store, sockets=folder)
     # What mpiexec started runs inside steps of mpiexec's own, which differ from node to node.
     nodes = env.get("SLURM_STEP_NODELIST") if launcher == "srun" else None
     host = env.get("MASTER_ADDR") or _first_host(nodes or env.get("SLURM_JOB_NODELIST", ""))
@@ -125,6 +131,11 @@ def _meeting(
     address = (host, _number(env, "MASTER_PORT", own_port)) if host else None
     return Seat(rank, size, local_rank, local_size, launcher, address, rank == 0,
                 interface=env.get("GLOO_SOCKET_IFNAME"))  # fmt: skip
+
+
+def _private_name(job: str) -> str:
+    """A folder of this user's, the same for all ranks of a job on a node."""
+    return os.path.join(tempfile.gettempdir(), f"paceline-{os.getuid()}-{re.sub(r'[^A-Za-z0-9.-]', '_', job)}")
 
 
 def _tasks_per_node(text: str) -> list[int]:

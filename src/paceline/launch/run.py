@@ -33,7 +33,7 @@ def launch(resolved: Resolved, show: TextIO | None = None) -> tuple[Path, Ending
         if show:
             print("\n".join(resolved.introduction()), file=show, flush=True)
         crew = start(spec, folder, _descriptor(show))
-        return folder, supervise(crew, folder, signals)
+        return folder, supervise(crew, folder, signals, spec)
 
 
 def _descriptor(show: TextIO | None) -> int:

@@ -37,13 +37,14 @@ def settle(folder: Path, exits: Mapping[int, int] | None = None, *, interrupted:
     if summary.status == INTERRUPTED:
         return Ending(summary, EXIT_INTERRUPTED)
     _fill(folder, summary)
-    errors = {rank: error for rank in range(summary.workers) if (error := _error(folder, rank))}
-    found = _first_to_fail(folder, errors, exits, summary.workers)
+    ranks = summary.servers + summary.workers
+    errors = {rank: error for rank in range(ranks) if (error := _error(folder, rank))}
+    found = _first_to_fail(folder, errors, exits, ranks)
     if found is None and interrupted:
         summary.status = INTERRUPTED
         write_summary(folder, summary)
         return Ending(summary, EXIT_INTERRUPTED, "interrupted")
-    rank, error = found or _lost(errors, summary.workers)
+    rank, error = found or _lost(errors, ranks)
     everyone = bool(error.get("everyone"))
     summary.status, summary.error = FAILED, error["error"]
     summary.failed_rank = None if everyone else rank
@@ -59,7 +60,7 @@ def _error(folder: Path, rank: int) -> dict[str, Any] | None:
 
 
 def _first_to_fail(
-    folder: Path, errors: Mapping[int, dict[str, Any]], exits: Mapping[int, int] | None, workers: int
+    folder: Path, errors: Mapping[int, dict[str, Any]], exits: Mapping[int, int] | None, ranks: int
 ) -> tuple[int, dict[str, Any]] | None:
     """A rank with an error of its own, else one whose process ended without a word."""
     # (Unless others waited for it until the deadline: then it was ended for that.)
@@ -69,18 +70,18 @@ def _first_to_fail(
         return first, own[first]
     if any(e.get("timeout") for e in errors.values()):
         return None
-    for rank in range(workers):
+    for rank in range(ranks):
         if rank not in errors and _vanished(folder, rank, exits):
             return rank, {"error": _how(exits.get(rank) if exits else None)}
     return None
 
 
-def _lost(errors: Mapping[int, dict[str, Any]], workers: int) -> tuple[int | None, dict[str, Any]]:
+def _lost(errors: Mapping[int, dict[str, Any]], ranks: int) -> tuple[int | None, dict[str, Any]]:
     """The rank that others waited for in vain: the one they name, else one that has said nothing."""
     if not errors:
         return None, {"error": "the ranks ended without a word"}
     early = sorted(errors, key=lambda rank: errors[rank]["time"])
-    silent = [rank for rank in range(workers) if rank not in errors]
+    silent = [rank for rank in range(ranks) if rank not in errors]
     # In a ring, a rank names its neighbour, which was waiting itself: the one to blame is named and has said nothing.
     for rank in early:
         if errors[rank].get("stopped") or errors[rank].get("peer") in silent:
@@ -98,9 +99,9 @@ def _vanished(folder: Path, rank: int, exits: Mapping[int, int] | None) -> bool:
     return _state(folder, rank) == "gone"
 
 
-def find_stopped(folder: Path, workers: int) -> int | None:
+def find_stopped(folder: Path, ranks: int) -> int | None:
     """A rank of this host whose process was stopped (SIGSTOP, a debugger): the one that others wait for."""
-    return next((rank for rank in range(workers) if _state(folder, rank) == "T"), None)
+    return next((rank for rank in range(ranks) if _state(folder, rank) == "T"), None)
 
 
 def _state(folder: Path, rank: int) -> str:

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +33,8 @@ class Crew:
     private: Path
     are_ranks: bool  # or else they are an mpiexec, whose children the ranks are
     exits: dict[int, int] = field(default_factory=dict)
+    lives: Counter[int] = field(default_factory=Counter)  # how often each rank was started again
+    start_rank: Callable[[int, int], subprocess.Popen[bytes]] | None = None
 
     def tell(self, line: str) -> None:
         """Tell the janitor."""
@@ -42,6 +46,13 @@ class Crew:
     def add(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         self.processes[rank] = process
         self.tell(f"process {process.pid}")
+
+    def start_again(self, rank: int) -> None:
+        """A rank whose process has ended gets another."""
+        assert self.start_rank is not None
+        self.lives[rank] += 1
+        del self.exits[rank]
+        self.add(rank, self.start_rank(rank, self.lives[rank]))
 
     def running(self) -> dict[int, subprocess.Popen[bytes]]:
         for rank, process in self.processes.items():
@@ -90,7 +101,7 @@ def start(spec: RunSpec, folder: Path, out: int) -> Crew:
     crew = Crew({}, watcher, private, are_ranks=spec.transport != "mpi" or spec.workers == 1)
     crew.tell(f"folder {private}")
     command = [sys.executable, "-m", "paceline.launch.worker", str(folder)]
-    size = spec.workers or 1
+    size = spec.ranks
     try:
         if not crew.are_ranks:
             variables = _mpi_variables(private, _environment(spec, size))
@@ -99,9 +110,15 @@ def start(spec: RunSpec, folder: Path, out: int) -> Crew:
                 crew.add(0, _popen([*_mpiexec_command(size), *command], variables, out, log.fileno()))
             return crew
         count = 1 if spec.transport == "threads" else size
-        for rank in range(count):
+        variables = _environment(spec, spec.workers or 1)
+
+        def start_rank(rank: int, life: int) -> subprocess.Popen[bytes]:
             seat = {names.RANK: str(rank), names.SIZE: str(count), names.STORE: str(private / "store")}
-            crew.add(rank, _popen(command, _environment(spec, count) | seat, out))
+            return _popen(command, variables | seat | {names.LIVES: str(life)}, out)
+
+        crew.start_rank = start_rank
+        for rank in range(count):
+            crew.add(rank, start_rank(rank, 0))
     except BaseException:
         crew.end(set())
         crew.dismiss()

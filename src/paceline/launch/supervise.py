@@ -15,15 +15,21 @@ from paceline.errors import EXIT_INTERRUPTED, EXIT_OK
 from paceline.launch.settle import Ending, settle
 from paceline.launch.signals import stopping
 from paceline.launch.spawn import Crew
+from paceline.spec import RunSpec
 
 # After a rank has failed, the others get this long to notice by themselves and write down what they saw.
 GRACE_SECONDS = 3.0
 GOOD_EXITS = (EXIT_OK, EXIT_INTERRUPTED)
 LOOK_SECONDS = 0.03
+# How often a server that was killed is started again.
+SERVER_LIVES = 3
 
 
-def supervise(crew: Crew, folder: Path, signals: list[int]) -> Ending:
-    """Wait for the end; a failed rank ends the others, Ctrl-C asks them to stop, a second one ends them."""
+def supervise(crew: Crew, folder: Path, signals: list[int], spec: RunSpec) -> Ending:
+    """Wait for the end; a failed rank ends the others, Ctrl-C asks them to stop, a second one ends them.
+
+    A run with parameter servers survives its workers, and a killed server gets another life.
+    """
     asked = 0
     failed_at: float | None = None
     exits: dict[int, int] = {}
@@ -33,7 +39,7 @@ def supervise(crew: Crew, folder: Path, signals: list[int]) -> Ending:
                 asked += 1
                 if asked > 1 or not _ask_to_stop(crew, folder):
                     break
-            if failed_at is None and any(code not in GOOD_EXITS for code in crew.exits.values()):
+            if failed_at is None and _has_failed(crew, folder, spec, asked > 0):
                 failed_at = time.monotonic()
             if failed_at is not None and time.monotonic() - failed_at > GRACE_SECONDS:
                 break
@@ -44,6 +50,21 @@ def supervise(crew: Crew, folder: Path, signals: list[int]) -> Ending:
     if not crew.are_ranks:
         return settle(folder, {} if asked else None, interrupted=asked > 0)
     return settle(folder, exits, interrupted=asked > 0)
+
+
+def _has_failed(crew: Crew, folder: Path, spec: RunSpec, stopping: bool) -> bool:
+    """Whether the run is lost; ranks that it can do without, or that get another life, do not lose it."""
+    bad = {rank: code for rank, code in crew.exits.items() if code not in GOOD_EXITS}
+    if not bad or not spec.served or not _rank_pids(folder):
+        return bool(bad)
+    assert spec.servers is not None
+    for rank, code in bad.items():
+        allowed = SERVER_LIVES if rank < spec.servers else spec.restarts
+        if (rank >= spec.servers or code < 0) and crew.lives[rank] < allowed and not stopping:
+            crew.start_again(rank)
+        elif rank < spec.servers:
+            return True
+    return all(rank in crew.exits for rank in range(spec.servers, spec.ranks))
 
 
 def _ask_to_stop(crew: Crew, folder: Path) -> bool:

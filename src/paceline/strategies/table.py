@@ -8,6 +8,7 @@ class StrategyInfo:
     name: str
     about: str
     averaging: str | None = None
+    served: bool = False  # by parameter servers
 
 
 TABLE = {
@@ -18,5 +19,8 @@ TABLE = {
         StrategyInfo("ring", "data parallel; scatter-reduce and all-gather around a ring", "ring"),
         StrategyInfo("reduce-bcast", "data parallel; summed up a tree to rank 0, sent down again", "reduce-bcast"),
         StrategyInfo("gather", "data parallel; rank 0 collects every gradient, averages, sends back", "gather"),
+        StrategyInfo("ps-sync", "parameter server; waits for all workers, averages, steps once", served=True),
+        StrategyInfo("ps-async", "parameter server; applies each worker's gradient as it comes", served=True),
+        StrategyInfo("ps-bounded", "parameter server; workers may be --staleness updates ahead", served=True),
     )
 }

@@ -61,8 +61,8 @@ class Input(ABC):
     def evaluation(self, name: str) -> tuple[int, Iterator[Batch]]:
         """This rank's part of the whole `validation` or `test` set, in order, and of how many batches it is."""
         numbers = self.numbers[name]
-        height, width = self.prepare.size or self.info.shape[1:]
-        size = max(16, min(_EVALUATION_BATCH, _EVALUATION_VALUES // (self.info.shape[0] * height * width)))
+        channels = self.info.shape[0]
+        size = evaluation_batch((channels, *(self.prepare.size or self.info.shape[1:])))
 
         def batches_of(rank: int) -> list[Tensor]:
             part = share(len(numbers), self.comm.size, rank)
@@ -95,6 +95,11 @@ class Input(ABC):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
+def evaluation_batch(shape: tuple[int, ...]) -> int:
+    """Samples at a time that cost a reasonable amount of memory."""
+    return max(16, min(_EVALUATION_BATCH, _EVALUATION_VALUES // math.prod(shape)))
+
+
 class OwnInput(Input):
     """Every rank has the data set at hand and reads the samples it needs, when it needs them."""
 
@@ -105,6 +110,13 @@ class OwnInput(Input):
     def samples(self, name: str, batches_of: BatchesOf) -> Samples:
         split = _split(self.data, name)
         return ((split.images[numbers], split.labels[numbers]) for numbers in batches_of(self.comm.rank))
+
+    def pick(self, name: str, places: Tensor, epoch: int | None = None) -> Batch:
+        """The samples at these places among those of `train`, `validation` or `test`; to train on, if in an epoch."""
+        numbers, split = self.numbers[name][places], _split(self.data, name)
+        images, labels = split.images[numbers], split.labels[numbers]
+        ready = self.prepare.test(images) if epoch is None else self.prepare.train(images, epoch, numbers)
+        return self._batch(ready, labels, len(labels))
 
 
 class PartInput(Input):

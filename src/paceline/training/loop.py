@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ from paceline.training.input import Input
 from paceline.training.rate import learning_rate
 from paceline.training.sampler import Sampler
 from paceline.training.setup import Place, make_input, make_model, prepare_strategy
-from paceline.training.trace import Trace
+from paceline.training.trace import Trace, peak_rss_bytes
 from paceline.training.weights import save
 
 
@@ -167,23 +165,18 @@ def _evaluate(job: Job, strategy: Strategy, source: Input, name: str) -> Evaluat
 
 def _check_finite(result: StepResult, step: int) -> None:
     if not math.isfinite(result.loss_sum):
-        raise DivergedError(
-            f"the loss is {result.loss_sum} after step {step}: the training has diverged; "
-            f"lower --lr, or warm up longer with --warmup-epochs"
-        )
+        raise DivergedError.at(result.loss_sum, step)
 
 
 def _measure(job: Job, strategy: Strategy, summary: Summary) -> None:
     """Put every rank's counts into the summary: bytes and messages of averaging gradients, seconds of all."""
     meter, gradients = job.comm.meter.total(), strategy.gradient_meter()
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     mine = [
         gradients.bytes_sent + gradients.opaque_bytes,
         gradients.bytes_received + gradients.opaque_bytes,
         gradients.messages_sent,
         gradients.messages_received,
-        peak,
+        peak_rss_bytes(),
     ]
     seconds = [meter.seconds, job.trace.input_seconds]
     table = torch.zeros(job.comm.size, len(mine) + len(seconds), dtype=torch.float64)

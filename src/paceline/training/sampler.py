@@ -43,8 +43,7 @@ class Sampler:
 
     def order(self) -> Tensor:
         """The epoch's shuffle of all samples."""
-        shuffled = np.random.default_rng([self.seed, _SHUFFLE, self.epoch]).permutation(self.samples)
-        return torch.from_numpy(shuffled)
+        return shuffle(self.samples, self.seed, self.epoch)
 
     def __iter__(self) -> Iterator[Tensor]:
         """This rank's indices, step by step; then the next epoch's turn has come."""
@@ -57,6 +56,11 @@ class Sampler:
         start = step * self.global_batch
         part = share(self.global_count(step), self.size, rank)
         return order[start + part.start : start + part.stop]
+
+
+def shuffle(samples: int, seed: int, epoch: int) -> Tensor:
+    """The order of all samples in an epoch."""
+    return torch.from_numpy(np.random.default_rng([seed, _SHUFFLE, epoch]).permutation(samples))
 
 
 def hold_out(samples: int, count: int, seed: int) -> tuple[Tensor, Tensor]:

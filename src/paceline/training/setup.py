@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline import own_code
 from paceline.comm.base import Comm
@@ -128,13 +129,11 @@ def _layout(spec: RunSpec) -> torch.memory_format:
     return torch.channels_last if info and info.channels_last else torch.contiguous_format
 
 
-def make_optimizer(spec: RunSpec, model: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(spec: RunSpec, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     assert spec.lr is not None
     if spec.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), spec.lr, weight_decay=spec.weight_decay, fused=True)
-    return torch.optim.SGD(
-        model.parameters(), spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True
-    )
+        return torch.optim.Adam(parameters, spec.lr, weight_decay=spec.weight_decay, fused=True)
+    return torch.optim.SGD(parameters, spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)
 
 
 def prepare_strategy(spec: RunSpec, comm: Comm, model: nn.Module) -> Strategy:
@@ -146,7 +145,7 @@ def prepare_strategy(spec: RunSpec, comm: Comm, model: nn.Module) -> Strategy:
         sync_batchnorm=spec.sync_batchnorm,
         check_replicas=spec.check_replicas,
     )
-    strategy = make_strategy(spec.strategy, comm, model, make_optimizer(spec, model), options)
+    strategy = make_strategy(spec.strategy, comm, model, make_optimizer(spec, model.parameters()), options)
     strategy.setup()
     with _RANDOM:
         torch.manual_seed(spec.seed + 1_000_003 * (comm.rank + 1))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +13,11 @@ from typing import Any
 from paceline.records import LineWriter
 
 FLUSH_SECONDS = 1.0
+
+
+def peak_rss_bytes() -> int:
+    """The most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 class Trace:

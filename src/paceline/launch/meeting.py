@@ -1,0 +1,108 @@
+"""Where the ranks of a parameter server's run find its servers, and the secret that they share."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import socket
+from pathlib import Path
+
+from paceline.errors import UsageError
+from paceline.launch.cluster import Cluster, read_key, split_address
+from paceline.launch.connect import private_folder, store_of
+from paceline.launch.env import Seat
+from paceline.server.roles import Meeting
+from paceline.server.sockets import Listener
+from paceline.spec import RunSpec
+
+# The longest path of a Unix socket.
+LONGEST = 107
+
+
+def meet(spec: RunSpec, seat: Seat, cluster: Cluster | None) -> tuple[Meeting, Listener | None]:
+    """Where the servers are; one of them is listening when this returns."""
+    assert spec.servers is not None
+    if cluster is None and not seat.one_node:
+        return _meet_at_store(spec, seat)
+    if cluster is None:
+        meeting = _meet_in_folder(spec.servers, seat)
+    else:
+        meeting = _meet_at_addresses(cluster, encrypt=spec.encrypt)
+    if seat.rank >= spec.servers:
+        return meeting, None
+    try:
+        return meeting, Listener(meeting.endpoints[seat.rank], meeting.secret)
+    except UsageError as error:
+        if cluster is None:
+            raise
+        address = cluster.ps[seat.rank]
+        raise UsageError(f"{cluster.path} line {cluster.line_of(address)}: {error}") from error
+
+
+def _meet_in_folder(servers: int, seat: Seat) -> Meeting:
+    """All on one machine: sockets in a folder that only this user can enter."""
+    assert seat.sockets is not None
+    private_folder(Path(seat.sockets))
+    paths = [f"{seat.sockets}/ps{i}" for i in range(servers)]
+    if len(paths[-1].encode()) > LONGEST:
+        raise UsageError(f"the sockets' path {paths[-1]} is longer than {LONGEST} bytes: set TMPDIR to a shorter one")
+    return Meeting(tuple(f"ipc://{path}" for path in paths), _number(seat.sockets.encode()), "ipc")
+
+
+def _meet_at_addresses(cluster: Cluster, *, encrypt: bool) -> Meeting:
+    secret = read_key(cluster) if encrypt else None
+    endpoints = tuple(_endpoint(cluster, address) for address in cluster.ps)
+    run = _number(secret or repr((cluster.worker, cluster.ps)).encode())
+    return Meeting(endpoints, run, "curve" if secret else "plain", secret)
+
+
+def _endpoint(cluster: Cluster, address: str) -> str:
+    """By number: a name is looked up here, since one cannot listen by name."""
+    host, port = split_address(address)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError as error:
+        line = cluster.line_of(address)
+        raise UsageError(f"{cluster.path} line {line}: the host of {address} is not known: {error.strerror}") from error
+    return f"tcp://[{found}]:{port}" if ":" in str(found) else f"tcp://{found}:{port}"
+
+
+def _meet_at_store(spec: RunSpec, seat: Seat) -> tuple[Meeting, Listener | None]:
+    """On several nodes: servers tell where they listen, and the secret, where the launcher lets ranks meet."""
+    assert spec.servers is not None
+    store = store_of(seat, spec.timeout)
+    if seat.rank == 0:
+        store.set("paceline/secret", secrets.token_hex(32))
+    secret = bytes.fromhex(store.get("paceline/secret").decode())
+    key = secret if spec.encrypt else None
+    listener = None
+    if seat.rank < spec.servers:
+        assert seat.address is not None, "the store has seen to that"
+        listener = Listener(f"tcp://{_own_address(seat.address)}:*", key)
+        store.set(f"paceline/server_{seat.rank}", listener.endpoint)
+    endpoints = tuple(store.get(f"paceline/server_{i}").decode() for i in range(spec.servers))
+    return Meeting(endpoints, _number(secret), "curve" if key else "plain", key), listener
+
+
+def _own_address(towards: tuple[str, int]) -> str:
+    """This machine's address on the way to another; nothing is sent."""
+    family, kind, _, _, place = socket.getaddrinfo(*towards, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(place)
+        found = str(probe.getsockname()[0])
+    return f"[{found}]" if ":" in found else found
+
+
+def _number(text: bytes) -> int:
+    """Of a run: 63 bits that say nothing of what they were made from."""
+    return int.from_bytes(hashlib.sha256(b"run " + text).digest()[:8], "little") >> 1
+
+
+def somebody_listens(endpoint: str) -> bool:
+    """Whether a connection can be made at all."""
+    host, port = split_address(endpoint.removeprefix("tcp://"))
+    try:
+        socket.create_connection((host, port), 2).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,145 @@
+"""One rank of a run with parameter servers, from its seat to its exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, TextIO
+
+from paceline.comm.base import Comm
+from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, CommTimeout, PacelineError, UsageError
+from paceline.launch.agree import describe
+from paceline.launch.cluster import Cluster, forget_key
+from paceline.launch.connect import leave
+from paceline.launch.env import Seat
+from paceline.launch.folder import begin_summary, make_folder, open_run
+from paceline.launch.meeting import meet, somebody_listens
+from paceline.launch.rank import Rank
+from paceline.records import INTERRUPTED, write_whole
+from paceline.server.client import Unanswered
+from paceline.spec import Resolved
+from paceline.training.console import Console
+from paceline.training.served import ServedJob, Server, work
+from paceline.training.setup import choose_place
+from paceline.training.trace import Trace
+
+
+class ServedRank(Rank):
+    """A server or a worker: servers are the first ranks, and rank 0 leads."""
+
+    def __init__(
+        self,
+        resolved: Resolved,
+        seat: Seat,
+        folder: Path | None,
+        stream: TextIO | None,
+        cluster: Cluster | None = None,
+    ) -> None:
+        super().__init__(resolved, seat, folder, stream)
+        self.cluster = cluster
+        self.servers = self.spec.servers or 0
+        self.begun = self.left = False
+
+    def run(self, comm: Comm | None = None) -> int:
+        try:
+            self._serve()
+        except Exception as error:  # noqa: BLE001  written down, told and turned into an exit code
+            return self._fail(self._explained(error))
+        finally:
+            if self.seat.rank == 0:
+                leave(self.seat)
+                if self.cluster:
+                    forget_key(self.cluster)
+        interrupted = self.left or (self.summary is not None and self.summary.status == INTERRUPTED)
+        return EXIT_INTERRUPTED if interrupted else EXIT_OK
+
+    def _serve(self) -> None:
+        seat, spec = self.seat, self.spec
+        self.meeting, listener = meet(spec, seat, self.cluster)
+        place = choose_place(spec, seat.local_rank, first=not self.launched)
+        about = {"host": socket.gethostname(), "pid": os.getpid()}
+        job = ServedJob(spec, self.meeting, place, seat.rank, random.getrandbits(63), about, self._wish)
+        if seat.rank >= self.servers:
+            self.left = work(job, self._open_trace)
+        else:
+            assert listener is not None
+            server = Server(job, listener)
+            if seat.rank:
+                server.serve(self.folder, self._open)
+            else:
+                self._lead(server, about)
+
+    def _wish(self) -> bool:
+        """Whether this rank was asked to stop. The leader stops the run; a worker of a cluster file only itself."""
+        asked = bool(self.stop and self.stop.requested())
+        return asked and (self.seat.rank == 0 or self.cluster is not None)
+
+    def _lead(self, server: Server, about: dict[str, Any]) -> None:
+        if self.folder is None:
+            self.folder = make_folder(self.spec).absolute()
+            open_run(self.folder, self.resolved)
+        folder = self.folder
+        rows = {0: {"rank": 0, "role": "server", **about}}
+
+        def ranks_up(known: dict[int, dict[str, Any]]) -> None:
+            self.begun = True
+            for rank, row in known.items():
+                role = "server" if rank < self.servers else "worker"
+                rows[rank] = {"rank": rank, "role": role, **row}
+            ranks = [rows[rank] for rank in sorted(rows)]
+            write_whole(folder / "env.json", json.dumps(describe(ranks), indent=1) + "\n")
+
+        trace = Trace(folder / "rank_0.jsonl", 0)
+        console = Console(self.stream, self._log())
+        self.summary = begin_summary(self.spec)
+        try:
+            if not self.launched:
+                for line in self.resolved.introduction():
+                    console.line(line)
+            server.lead(folder, console, trace, self.summary, ranks_up, restarted=self.seat.lives > 0)
+            console.line(f"Run folder: {folder}")
+        finally:
+            console.close()
+            trace.close()
+
+    def _open(self, folder: Path) -> None:
+        """The leader has said where the run folder is; on this rank's file system it may be another."""
+        self.folder = self.folder or folder
+        (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+
+    def _open_trace(self, folder: Path) -> Trace:
+        self._open(folder)
+        self.begun = True
+        assert self.folder is not None
+        return Trace(self.folder / f"rank_{self.seat.rank}.jsonl", self.seat.rank)
+
+    def _explained(self, error: Exception) -> Exception:
+        """With a cluster file, a rank that never came is a wrong address in it, or has not been started."""
+        peer = error.peer if isinstance(error, CommTimeout) else None
+        if self.cluster is None or peer is None or self.begun:
+            return error
+        address = (*self.cluster.ps, *self.cluster.worker)[peer]
+        what = f"nobody listens at {address}" if peer < self.servers else f"no worker came from {address}"
+        todo = "start it, or correct the address"
+        if isinstance(error, Unanswered) and somebody_listens(self.meeting.endpoints[0]):
+            what = f"whoever listens at {address} does not answer"
+            todo = f"is it a server of this run, with the same key ({self.cluster.key})?"
+        return UsageError(f"{self.cluster.path} line {self.cluster.line_of(address)}: {what} ({error}): {todo}")
+
+    def _fail(self, error: Exception) -> int:
+        """A worker, or a server that does not lead, does not decide how the run ends."""
+        if self.seat.rank == 0 or self.folder is None or not self.folder.is_dir():
+            return super()._fail(error)
+        code = self._write_down(error)
+        if not self.launched:
+            known = isinstance(error, PacelineError)
+            text = str(error) if known else f"{type(error).__name__}: {error}"
+            print(f"paceline: rank {self.seat.rank}: {text}", file=sys.stderr, flush=True)
+            if not known:
+                traceback.print_exception(error)
+        return code

@@ -1,0 +1,1 @@
+"""The parameter server: wire format, shards, leases, server and client."""

@@ -1,0 +1,283 @@
+"""A worker's side of the servers: pushes gradients, takes weights in, asks for work, shows that it lives."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from paceline.comm.metered import Meter
+from paceline.errors import CommTimeout, UsageError
+from paceline.server.core import as_values
+from paceline.server.ledger import Part
+from paceline.server.shard import Layout
+from paceline.server.sockets import Diallers
+from paceline.server.wire import Buffer, Header, Kind, Message, WireError, read, say
+
+HELLO_SECONDS = 0.1
+POLL_SECONDS = 0.25
+
+
+@dataclass
+class Client:
+    """One worker's connection to all servers.
+
+    Weights that come are held back until every answer that is due has come, and put into `weights` together: until
+    then the model has the versions that `versions` says, by chunk.
+    """
+
+    rank: int
+    run: int
+    life: int
+    layout: Layout
+    weights: Tensor  # flat; the model's parameters are views of it
+    endpoints: Sequence[str]
+    secret: bytes | None = None
+    timeout: float = 120.0
+    staleness: int | None = 0  # None: no bound
+    beat_seconds: float = 1.0
+    meter: Meter = field(default_factory=Meter)
+
+    def __post_init__(self) -> None:
+        self.versions: dict[int, int] = {}
+        self.seen = 0  # the newest weights that any server has shown
+        self.leases: dict[int, Part] = {}
+        self.target = 0  # leases that this worker would hold
+        self.about: Callable[[], dict[str, Any]] = dict  # what there is to say of this worker
+        self.finish = self.estranged = False
+        self.error: str | None = None
+        self.generation = 0
+        self._sequence = 0
+        self._done: dict[int, tuple[float, int]] = {}  # fulfilled leases that the leader has not acknowledged
+        self._due: dict[tuple[int, int, int], Message] = {}  # (chunk, update, slot) of what must be answered
+        self._staged: dict[int, tuple[int, Buffer]] = {}
+        self._missed: dict[tuple[int, int], int] = {}  # by (update, slot): the staleness that servers found
+        self._in_use: list[Any] = []  # trackers of gradients on their way
+        self._servers = [self.layout.server_of(chunk) for chunk in range(self.layout.chunks)]
+        self._links = Diallers(self.endpoints, f"{self.rank}.{self.life:x}", self.secret)
+        self._pulse = Pulse(self)
+        self._reported = 0.0
+
+    # Joining.
+
+    def join(self, creed: dict[str, str], about: dict[str, Any]) -> dict[str, Any]:
+        """Say hello until the leader answers; what it says."""
+        self._forget()
+        deadline, words = time.monotonic() + self.timeout, {"creed": creed, "about": about, "seen": self.seen}
+        while time.monotonic() < deadline:
+            self._send(0, say(Kind.HELLO, words))
+            until = time.monotonic() + HELLO_SECONDS
+            while (left := until - time.monotonic()) > 0:
+                for message in self._receive(left):
+                    if message.kind == Kind.REFUSED:
+                        raise UsageError(str(message.words().get("why")))
+                    if message.kind == Kind.WELCOME:
+                        self.generation, self.estranged = message.header.generation, False
+                        self._pulse.start()
+                        return message.words()
+        raise Unanswered(f"rank {self.rank} waited {self.timeout:g} s for rank 0, the server at {self.endpoints[0]}", 0)
+
+    def _forget(self) -> None:
+        """What was agreed with the leader is void."""
+        self.leases, self._done, self._due, self._staged, self._missed = {}, {}, {}, {}, {}
+        self.versions = {}
+
+    # Work.
+
+    def report(self) -> None:
+        """Tell what is done, and how many leases this worker would hold."""
+        done = [[lease, loss, hits] for lease, (loss, hits) in self._done.items()]
+        self._send(0, say(Kind.REPORT, {"done": done, "target": self.target, "about": self.about()}))
+        self._reported = time.monotonic()
+
+    def done(self, lease: int, loss: float = 0.0, hits: int = 0) -> None:
+        """A lease is fulfilled: of training, its gradient is on all servers."""
+        self._done[lease] = loss, hits
+        self.leases.pop(lease, None)
+
+    def computing(self, lease: int | None) -> None:
+        self._pulse.computing = lease
+
+    # Gradients and weights.
+
+    def push(self, part: Part, gradient: Tensor, loss: float, hits: int) -> None:
+        """Send a gradient. It must stay as it is until `settled`."""
+        assert part.kind == "train"
+        want = max(0, part.update + 1 - self.staleness) if self.staleness is not None else 0
+        for chunk in range(self.layout.chunks):
+            span = self.layout.span(chunk)
+            header = Header(Kind.PUSH, chunk=chunk, update=part.update, slot=part.slot, slots=part.slots,
+                            version=self.versions[chunk], want=want, loss=loss, hits=hits)  # fmt: skip
+            payload = gradient[span.start : span.stop].numpy().data.cast("B")
+            self._ask(chunk, Message(header, payload), track=True)
+            self.meter.messages_sent += 1
+            self.meter.bytes_sent += len(payload)
+
+    def pull(self, want: int, *, anew: bool = False) -> None:
+        """Ask for weights of at least this version, where this worker has older ones, or for all of them anew."""
+        for chunk in range(self.layout.chunks):
+            if anew or self.versions.get(chunk, -1) < want:
+                self._ask(chunk, Message(Header(Kind.PULL, chunk=chunk, want=want)))
+
+    def has(self, version: int) -> bool:
+        return len(self.versions) == self.layout.chunks and min(self.versions.values()) >= version
+
+    def is_due(self, part: Part | None = None) -> bool:
+        """Whether answers are due, to this part's gradient or to anything."""
+        return any(part is None or key[1:] == (part.update, part.slot) for key in self._due)
+
+    def missed(self, part: Part) -> int:
+        """How many updates the weights of this part's gradient had missed."""
+        return self._missed.pop((part.update, part.slot), 0)
+
+    def release(self) -> None:
+        """Let the memory of gradients that have not been answered yet be used again; what is resent is a copy."""
+        for message in self._due.values():
+            message.payload = bytes(message.payload)
+        while not self.settled():
+            self.poll(0.01)
+
+    def settled(self) -> bool:
+        """Whether gradients that were sent are out of this process's hands."""
+        self._in_use = [tracker for tracker in self._in_use if not tracker.done]
+        return not self._in_use
+
+    def install(self) -> bool:
+        """Put what has come into the model's weights; whether anything had."""
+        found = bool(self._staged)
+        for chunk, (version, payload) in self._staged.items():
+            span = self.layout.span(chunk)
+            self.weights[span.start : span.stop].copy_(as_values(payload, self.weights.dtype))
+            self.versions[chunk] = version
+        self._staged = {}
+        return found
+
+    def _ask(self, chunk: int, message: Message, track: bool = False) -> None:
+        self._due[chunk, message.header.update, message.header.slot] = message
+        tracker = self._send(self._servers[chunk], message, track)
+        if track:
+            self._in_use.append(tracker)
+
+    # Messages.
+
+    def poll(self, seconds: float = POLL_SECONDS) -> None:
+        """Take in what has come, waiting for it a while; CommTimeout when a server is gone."""
+        for message in self._receive(seconds):
+            self._take(message)
+        for server, link in enumerate(self._links.all):
+            if link.broken():
+                for (chunk, _, _), message in self._due.items():
+                    if self._servers[chunk] == server:
+                        self._send(server, message)
+        if time.monotonic() - self._reported > self.beat_seconds:
+            self.report()
+
+    def _take(self, message: Message) -> None:
+        header = message.header
+        if header.kind == Kind.AGAIN:
+            self.estranged = True
+        elif header.kind == Kind.REFUSED:
+            raise UsageError(str(message.words().get("why")))
+        elif header.kind == Kind.LEASES:
+            words = message.words()
+            told = {int(number): Part(**part) for number, part in words["leases"].items()}
+            self._done = {lease: result for lease, result in self._done.items() if lease in told}
+            self.leases |= {number: part for number, part in told.items() if number not in self._done}
+            self.finish, self.error = words["finish"], words["error"]
+        elif header.kind == Kind.WEIGHTS and header.generation == self.generation:
+            self._weights(message)
+
+    def _weights(self, message: Message) -> None:
+        header = message.header
+        asked = self._due.pop((header.chunk, header.update, header.slot), None)
+        if asked is None:
+            return
+        span = self.layout.span(header.chunk)
+        if header.length != len(span) * self.weights.element_size():
+            raise WireError(f"{header.length} bytes of weights where {len(span)} values are expected")
+        if asked.kind == Kind.PUSH:
+            self.meter.messages_received += 1
+            self.meter.bytes_received += header.length
+            key = header.update, header.slot
+            self._missed[key] = max(self._missed.get(key, 0), header.staleness)
+        self.seen = max(self.seen, header.version)
+        if header.version >= self._staged.get(header.chunk, (0, b""))[0]:
+            self._staged[header.chunk] = header.version, message.payload
+
+    def _receive(self, seconds: float) -> list[Message]:
+        found = []
+        for server in self._links.wait(seconds):
+            for frames in self._links.all[server].messages():
+                message = read(frames)
+                if message.header.run == self.run or message.kind == Kind.REFUSED:
+                    found.append(message)
+                    self._pulse.heard[server] = time.monotonic()
+        self._pulse.check()
+        return found
+
+    def _send(self, server: int, message: Message, track: bool = False) -> Any:
+        self._sequence += 1
+        header = message.header
+        header.run, header.rank, header.life = self.run, self.rank, self.life
+        header.generation, header.sequence = self.generation, self._sequence
+        return self._links.all[server].send(message, track)
+
+    def leave(self, why: str | None = None) -> None:
+        """Go: for good, or because something went wrong."""
+        self._send(0, say(Kind.LEAVE, {"about": self.about(), "why": why}))
+
+    def close(self) -> None:
+        self._pulse.stop()
+        self._links.close()
+
+
+class Unanswered(CommTimeout):
+    """Nobody has answered at all."""
+
+
+class Pulse:
+    """Shows from a thread of its own that this worker lives, also while it computes, and hears whether servers do."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.computing: int | None = None
+        self.heard = [time.monotonic()] * len(client.endpoints)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="paceline-pulse", daemon=True)
+
+    def start(self) -> None:
+        if not self._thread.is_alive():
+            self.heard = [time.monotonic()] * len(self.heard)
+            self._thread.start()
+
+    def _run(self) -> None:
+        client = self._client
+        links = Diallers(client.endpoints, f"{client.rank}.{client.life:x}.beat", client.secret)
+        while not self._stop.is_set():
+            at = 0 if self.computing is None else self.computing + 1
+            for link in links.all:
+                link.send(Message(Header(Kind.BEAT, run=client.run, rank=client.rank, life=client.life, update=at)))
+            until = time.monotonic() + client.beat_seconds
+            while (left := until - time.monotonic()) > 0 and not self._stop.is_set():
+                for server in links.wait(min(left, POLL_SECONDS)):
+                    for _ in links.all[server].messages():
+                        self.heard[server] = time.monotonic()
+        links.close()
+
+    def check(self) -> None:
+        now, client = time.monotonic(), self._client
+        for server, heard in enumerate(self.heard):
+            if self._thread.is_alive() and now - heard > client.timeout:
+                raise CommTimeout(
+                    f"rank {client.rank} has heard nothing for {client.timeout:g} s from rank {server}, a server",
+                    server,
+                )
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()

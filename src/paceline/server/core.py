@@ -1,0 +1,228 @@
+"""What a server does with each message: no sockets, no clock, so that tests can play any order of arrival."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.server.shard import Refused, Shard
+from paceline.server.wire import Buffer, Header, Kind, Message, OtherProtocol, WireError, read, say
+
+Address = bytes
+Reply = tuple[Address, Message]
+
+
+class Store(Protocol):
+    """Where snapshots are kept."""
+
+    def save(self, number: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None: ...
+
+    def load(self, number: int) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
+
+    def numbers(self) -> list[int]: ...
+
+    def forget_after(self, number: int) -> None: ...
+
+
+@dataclass
+class Traffic:
+    """What a server has moved: the bytes of gradients and of the weights that answer them, and what it dropped."""
+
+    bytes_received: int = 0
+    bytes_sent: int = 0
+    messages_received: int = 0
+    messages_sent: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+class Core:
+    """A server's data side: takes gradients in, answers with weights, keeps snapshots."""
+
+    def __init__(
+        self, rank: int, run: int, life: int, shard: Shard, store: Store | None = None, every: int = 0
+    ) -> None:
+        self.rank, self.run, self.life, self.shard = rank, run, life, shard
+        self.generation = 0  # no gradient has this one: they are refused until the leader has said where to start
+        self.about: dict[str, Any] = {}
+        self.traffic = Traffic()
+        self._waiting: dict[int, dict[tuple[Address, int, int], Header]] = {}  # by chunk: who wants newer weights
+        self._first = {number: chunk.values.clone() for number, chunk in shard.chunks.items()}
+        self.store, self._every = store, every
+        self._staged: dict[int, dict[int, tuple[dict[str, Tensor], dict[str, Any]]]] = {}  # by snapshot, by chunk
+        self._facts: dict[int, dict[str, Any]] = {}
+        self._out: list[Reply] = []
+        self.finished = False
+        shard.after = self._after
+        if shard.staleness is None:  # each server goes its own way, also after a restart
+            self.generation = run
+            self.restore(max(self.snapshots()))
+
+    def handle(self, sender: Address, frames: Sequence[Buffer], now: float) -> list[Reply]:
+        """The messages that one message leads to. What is not from a rank of this run is dropped and counted."""
+        try:
+            message = read(frames)
+            if message.header.run == self.run:
+                self.take(sender, message, now)
+            else:
+                self.traffic.dropped["of another run"] += 1
+                if message.kind == Kind.HELLO:
+                    self.send(sender, say(Kind.REFUSED, {"why": "the server at this address belongs to another run"}))
+        except OtherProtocol as error:
+            self.traffic.dropped["of another version"] += 1
+            self.send(sender, say(Kind.REFUSED, {"why": f"this rank speaks {error}; install one version everywhere"}))
+        except (WireError, Refused):
+            self.traffic.dropped["malformed"] += 1
+        return self._flush()
+
+    def tick(self, now: float) -> list[Reply]:
+        """Time has passed."""
+        return self._flush()
+
+    def send(self, to: Address, message: Message) -> None:
+        message.header.run, message.header.rank = self.run, self.rank
+        message.header.generation, message.header.life = self.generation, self.life
+        self._out.append((to, message))
+
+    def _flush(self) -> list[Reply]:
+        out, self._out = self._out, []
+        return out
+
+    def take(self, sender: Address, message: Message, now: float) -> None:
+        """A message of this run, or one that asks to belong to it."""
+        header = message.header
+        if header.kind in (Kind.PUSH, Kind.PULL):
+            if header.generation != self.generation:
+                self.traffic.dropped["of an older generation"] += 1
+                self.send(sender, say(Kind.AGAIN, sequence=header.sequence))
+            elif header.kind == Kind.PUSH:
+                self._push(sender, message)
+            else:
+                self._answer_when_ready(sender, header)
+        elif header.kind == Kind.BEAT:
+            self.send(sender, say(Kind.ALIVE, sequence=header.sequence))
+        elif header.kind == Kind.ATTACH:
+            self.attached(message.words())
+            self._state(sender, header)
+        elif header.kind == Kind.RESTORE:
+            self.restore(header.update)
+            self.generation = header.generation
+            self._state(sender, header)
+        elif header.kind in (Kind.KEEP, Kind.RECALL):
+            self.shard.keep() if header.kind == Kind.KEEP else self.recall()
+            self._state(sender, header)
+        elif header.kind == Kind.FINISH:
+            self.finished = True
+            self._state(sender, header)
+        elif header.kind in (Kind.HELLO, Kind.REPORT, Kind.LEAVE):
+            self.send(sender, say(Kind.REFUSED, {"why": f"rank {self.rank} does not lead this run: speak to rank 0"}))
+        else:
+            raise WireError(f"a server is not told {Kind(header.kind).name}")
+
+    def _push(self, sender: Address, message: Message) -> None:
+        header = message.header
+        chunk = self.shard.chunks.get(header.chunk)
+        if chunk is None or header.length != chunk.values.nbytes:
+            raise WireError(f"{header.length} bytes for chunk {header.chunk}")
+        missed = self.shard.check(header.chunk, header.update, header.slot, header.slots, header.version,
+                                  len(chunk.values))  # fmt: skip
+        if missed is None:
+            self.traffic.dropped["duplicate"] += 1
+        else:
+            self.traffic.bytes_received += header.length
+            self.traffic.messages_received += 1
+            self.gradient(header, missed)
+            values = as_values(message.payload, chunk.values.dtype)
+            self.shard.add(header.chunk, header.update, header.slot, header.slots, missed, values)
+            header.staleness = missed
+        self._answer_when_ready(sender, header)
+        for key, waiting in list(self._waiting.get(header.chunk, {}).items()):
+            if chunk.version >= waiting.want:
+                del self._waiting[header.chunk][key]
+                self._answer(key[0], waiting)
+
+    def attached(self, words: dict[str, Any]) -> None:
+        """The leader has said what it tells everybody who comes."""
+
+    def gradient(self, header: Header, missed: int) -> None:
+        """A gradient is taken in; the leader counts it."""
+
+    def updated(self, number: int) -> None:
+        """A chunk has had an update; the leader counts it."""
+
+    def _answer_when_ready(self, sender: Address, header: Header) -> None:
+        chunk = self.shard.chunks.get(header.chunk)
+        if chunk is None:
+            raise WireError(f"no chunk {header.chunk} here")
+        if chunk.version >= header.want:
+            self._answer(sender, header)
+        else:
+            self._waiting.setdefault(header.chunk, {})[sender, header.update, header.slot] = header
+
+    def _answer(self, sender: Address, asked: Header) -> None:
+        chunk = self.shard.chunks[asked.chunk]
+        weights = chunk.published()
+        if asked.kind == Kind.PUSH:
+            self.traffic.bytes_sent += len(weights)
+            self.traffic.messages_sent += 1
+        answer = Header(Kind.WEIGHTS, sequence=asked.sequence, chunk=asked.chunk, update=asked.update,
+                        slot=asked.slot, version=chunk.version, staleness=asked.staleness)  # fmt: skip
+        self.send(sender, Message(answer, weights))
+
+    # Snapshots: each chunk's state is copied when it has had a multiple of `every` updates, and written when all have.
+
+    def _after(self, number: int) -> None:
+        self.updated(number)
+        version = self.shard.chunks[number].version
+        if not self.store or not self._every or version % self._every:
+            return
+        staged = self._staged.setdefault(version, {})
+        self._facts.setdefault(version, {}).update(self.facts(number, first=not staged))
+        staged[number] = self.shard.copy_of(number)
+        if len(staged) < len(self.shard.chunks):
+            return
+        del self._staged[version]
+        tensors = {f"{n}.{key}": tensor for n, (parts, _) in staged.items() for key, tensor in parts.items()}
+        facts = {"chunks": {str(n): facts for n, (_, facts) in staged.items()}, **self._facts.pop(version)}
+        self.store.save(version, tensors, facts)
+
+    def facts(self, number: int, *, first: bool) -> dict[str, Any]:
+        """What the leader adds to a snapshot when this chunk is copied, the first of all or not."""
+        return {}
+
+    def restore(self, number: int) -> dict[str, Any]:
+        """Go back to a snapshot; number 0 is the beginning. Returns what the snapshot says besides the weights."""
+        self._waiting, self._staged, self._facts = {}, {}, {}
+        if self.store:
+            self.store.forget_after(number)
+        if number == 0:
+            for n, values in self._first.items():
+                self.shard.load(n, {"values": values.clone()}, {"version": 0, "low": 0, "above": []})
+            return {}
+        assert self.store is not None
+        tensors, facts = self.store.load(number)
+        for n in self.shard.chunks:
+            own = {key.split(".", 1)[1]: value for key, value in tensors.items() if key.split(".", 1)[0] == str(n)}
+            self.shard.load(n, own, facts["chunks"][str(n)])
+        return facts
+
+    def recall(self) -> None:
+        self.shard.recall()
+
+    def snapshots(self) -> list[int]:
+        return [0, *(self.store.numbers() if self.store else [])]
+
+    def _state(self, sender: Address, asked: Header) -> None:
+        words = {"snapshots": self.snapshots(), "traffic": vars(self.traffic), "finished": self.finished,
+                 "about": self.about}  # fmt: skip
+        self.send(sender, say(Kind.STATE, words, sequence=asked.sequence))
+
+
+def as_values(payload: Buffer, dtype: torch.dtype) -> Tensor:
+    """The payload's own memory as a tensor; a copy only where it does not start at a multiple of a value's size."""
+    values = torch.frombuffer(payload, dtype=dtype)
+    return values if values.data_ptr() % dtype.itemsize == 0 else values.clone()

@@ -1,0 +1,372 @@
+"""The server that leads: who takes part, who computes what, when to evaluate, when to go back, when it is over."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import asdict
+from typing import Any
+
+from paceline.errors import CommTimeout, DivergedError, PacelineError
+from paceline.layout import share
+from paceline.server.core import Address, Core, Store
+from paceline.server.ledger import TRAIN, Ledger, Plan
+from paceline.server.roles import Member, Return, Rules, ServerState, Watcher
+from paceline.server.shard import Layout, Shard
+from paceline.server.tally import Result, Tally
+from paceline.server.wire import Header, Kind, Message, WireError, numbers, say, take
+
+
+class Leader(Core):
+    """Adds to a server what one of them must decide for all."""
+
+    def __init__(
+        self,
+        run: int,
+        life: int,
+        shard: Shard,
+        layout: Layout,
+        plan: Plan,
+        rules: Rules,
+        creed: dict[str, str],
+        watcher: Watcher,
+        store: Store | None = None,
+        every: int = 0,
+        welcome: dict[str, Any] | None = None,
+        restarted: bool = False,
+    ) -> None:
+        self.layout, self.plan, self.rules, self.creed, self.watcher = layout, plan, rules, creed, watcher
+        self.welcome = welcome or {}
+        self.ledger, self.tally = Ledger(plan), Tally()
+        self.members: dict[int, Member] = {}
+        self.said: dict[int, dict[str, Any]] = {}  # what each worker last said of itself
+        self.validation: list[float] = []  # losses
+        self.results: dict[str, Result] = {}  # of evaluations under way or over
+        self.error: PacelineError | None = None
+        self.lost: dict[int, str] = {}
+        self.stopping = self.begun = self.recalled = False
+        super().__init__(0, run, life, shard, store, every)
+        self.restarted = bool(restarted or self.snapshots()[1:])
+        self.returns: list[Return] = []  # to snapshots
+        self.to_servers: list[tuple[int, Message]] = []
+        self.servers: dict[int, ServerState] = {}
+        self._orders = 0
+        self._awaited: dict[int, int] = {}  # servers that have been told something, and the number of that order
+        self._doubles: dict[int, tuple[Address, Message, float]] = {}
+        self._alone_since: float | None = None
+        self._first_came: float | None = None
+        if rules.servers == 1 and plan.staleness is not None:
+            self._go_back("rank 0 was restarted" if self.restarted else "")
+        elif self.restarted and plan.staleness is None:
+            self._returned(self.tally.updates, 0, "rank 0 was restarted")
+
+    # Messages.
+
+    def take(self, sender: Address, message: Message, now: float) -> None:
+        header = message.header
+        member = self.members.get(header.rank)
+        if member is not None and member.life != header.life:
+            member = None
+        if header.kind == Kind.HELLO:
+            self._hello(sender, message, now)
+        elif header.kind == Kind.LEAVE:
+            if member:
+                self._leave(header.rank, message.words())
+            self.send(sender, say(Kind.ALIVE, sequence=header.sequence))
+        elif header.kind not in (Kind.BEAT, Kind.REPORT):
+            super().take(sender, message, now)
+            return
+        elif member is None:
+            self.send(sender, say(Kind.AGAIN))
+        elif header.kind == Kind.BEAT:
+            self.ledger.beat(header.rank, header.update - 1 if header.update else None, now)
+            self.send(sender, say(Kind.ALIVE, sequence=header.sequence))
+            return
+        elif header.sequence <= member.heard:
+            self.traffic.dropped["replayed"] += 1
+        else:
+            member.heard = header.sequence
+            self._report(header.rank, member, message, now)
+        self.go_on(now)
+
+    def _hello(self, sender: Address, message: Message, now: float) -> None:
+        rank, words = message.header.rank, message.words()
+        creed, seen, about = take(words, creed=dict, seen=int, about=dict)
+        refusal = self._mismatch(rank, creed)
+        if refusal:
+            self.traffic.dropped["refused"] += 1
+            self.send(sender, say(Kind.REFUSED, {"why": refusal}))
+            return
+        if self._awaited:
+            return  # servers are going back to a snapshot: it will ask again
+        member = self.members.get(rank)
+        if member and member.life != message.header.life:
+            self._doubles.setdefault(rank, (sender, message, now))  # until it is clear that the other one is gone
+            return
+        if member is None:
+            self.ledger.join(rank, now)
+            self.members[rank] = Member(sender, message.header.life, about)
+            back = self.lost.pop(rank, None) is not None
+            if self.returns:  # whoever has seen the newest weights knows how many updates are gone
+                self.returns[-1].lost = max(self.returns[-1].lost, seen - self.returns[-1].number)
+            if self.begun:
+                self.watcher.joined(rank, about, back=back)
+        self.send(sender, say(Kind.WELCOME, self.welcome, sequence=message.header.sequence))
+
+    def _mismatch(self, rank: int, creed: dict[str, Any]) -> str | None:
+        if rank not in self.rules.workers:
+            allowed = f"{self.rules.workers[0]} to {self.rules.workers[-1]}"
+            return f"rank {rank} is no worker of this run: they are ranks {allowed}"
+        for name, mine in self.creed.items():
+            theirs = creed.get(name)
+            if theirs != mine:
+                return (
+                    f"rank {rank} has another {name} than the server ({theirs!r:.80}, not {mine!r:.80}): start all "
+                    f"ranks with the same command, in the same version"
+                )
+        return None
+
+    def _report(self, rank: int, member: Member, message: Message, now: float) -> None:
+        done, target, self.said[rank] = take(message.words(), done=list, target=int, about=dict)
+        for row in done:
+            if not isinstance(row, list) or len(row) != 3 or type(row[1]) not in (int, float):
+                raise WireError("a lease, a loss and a number of hits are expected")
+            lease, hits = numbers([row[0], row[2]])
+            part = self.ledger.done(rank, lease)
+            if part and part.kind != TRAIN:
+                self.results[part.kind].add(row[1], hits, part.stop - part.start)
+        member.target = min(max(target, 0), 16)
+        member.told -= member.told - set(self.ledger.workers[rank].held)
+        self.ledger.beat(rank, self.ledger.workers[rank].computing, now)
+        self._tell(rank, member)
+
+    def _tell(self, rank: int, member: Member) -> None:
+        held = self.ledger.workers[rank].held
+        member.told = set(held)
+        words = {
+            "leases": {str(number): asdict(part) for number, part in held.items()},
+            "finish": self.finished or self.error is not None,
+            "error": str(self.error) if self.error else None,
+        }
+        self.send(member.address, say(Kind.LEASES, words))
+
+    def _leave(self, rank: int, words: dict[str, Any]) -> None:
+        (self.said[rank],) = take(words, about=dict)
+        why = words.get("why")
+        self.members.pop(rank)
+        parts = self.ledger.drop(rank)
+        if isinstance(why, str) and not self.finished:
+            self.lost[rank] = why
+            self.watcher.lost(rank, why, parts)
+
+    # Gradients.
+
+    def gradient(self, header: Header, missed: int) -> None:
+        if header.chunk == 0:
+            count = len(share(len(self.plan.span(header.update)), header.slots, header.slot))
+            self.tally.gradient(header.rank, header.update, missed, header.loss, header.hits, count)
+
+    def updated(self, number: int) -> None:
+        if number:
+            return
+        # Of a bounded run the updates are made in order; of the others each as it comes.
+        update = self.tally.updates if self.plan.staleness is not None else next(iter(self.tally.open))
+        epoch = self.plan.epoch(update)
+        result = self.tally.made(update, epoch)
+        self.watcher.updated(self.tally.updates - 1, epoch, result)
+        if not math.isfinite(result.loss):
+            self.fail(DivergedError.at(result.loss, self.tally.updates))
+        whole = min(self.plan.per_epoch, self.plan.updates - epoch * self.plan.per_epoch)
+        if self.tally.epochs[epoch].parts == whole:
+            self.watcher.epoch_ended(epoch, self.tally.epochs[epoch])
+
+    # What comes next: looked at after every message and every while, from what is, not from what was said.
+
+    def tick(self, now: float) -> list[tuple[Address, Message]]:
+        for rank, why in self.ledger.overdue(now, self.rules.silent, self.rules.patience).items():
+            self.members.pop(rank)
+            self.lost[rank] = why
+            self.watcher.lost(rank, why, self.ledger.drop(rank))
+        for rank, (sender, hello, since) in list(self._doubles.items()):
+            worker = self.ledger.workers.get(rank)
+            if worker is None:
+                del self._doubles[rank]
+                self._hello(sender, hello, now)
+            elif worker.heard > since:
+                del self._doubles[rank]
+                about = self.members[rank].about
+                why = f"rank {rank} is taken, by process {about.get('pid')} on {about.get('host')}"
+                self.send(sender, say(Kind.REFUSED, {"why": why}))
+        for server, state in self.servers.items():
+            if now - state.heard > self.rules.patience:
+                self.fail(
+                    CommTimeout(f"rank {server}, a server, has been silent for {now - state.heard:.0f} s", server)
+                )
+        for server in range(1, self.rules.servers):
+            self._order(server, Kind.ATTACH)
+        self.go_on(now)
+        return super().tick(now)
+
+    def go_on(self, now: float) -> None:
+        """Do what is to be done next, and give every worker the leases that it may have."""
+        if self.error is None and not self.finished:
+            self._notice_absence(now)
+            if not self._awaited and len(self.servers) == self.rules.servers - 1 and self._has_begun(now):
+                self._choose_phase()
+        over = self.finished or self.error is not None
+        for rank, member in self.members.items():
+            if over and member.target >= 0:
+                member.target = -1  # it is told once, and again whenever it asks
+                self._tell(rank, member)
+            elif not over and self.begun and set(self.ledger.lease(rank, member.target)) - member.told:
+                self._tell(rank, member)
+
+    def _notice_absence(self, now: float) -> None:
+        """Nobody is left, or not everybody has come."""
+        missing = [rank for rank in self.rules.workers if rank not in self.members]
+        if not self.begun:
+            missing = [rank for rank in range(1, self.rules.servers) if rank not in self.servers] + missing
+        if not (missing if not self.begun else not self.members):
+            self._alone_since = None
+        elif self._alone_since is None:
+            self._alone_since = now
+        elif now - self._alone_since > self.rules.patience:
+            names = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+            who = f"no worker is left ({names})" if self.begun else f"{names} did not come"
+            self.fail(CommTimeout(f"{who} within {self.rules.patience:g} s", missing[0]))
+
+    def _has_begun(self, now: float) -> bool:
+        """Everybody is there; after a restart, everybody who has come in a while."""
+        if self.members and self._first_came is None:
+            self._first_came = now
+        late = self.restarted and self._first_came is not None and now - self._first_came > self.rules.silent
+        if not self.begun and (late or len(self.members) == len(self.rules.workers)):
+            self.begun = True
+            servers = {rank: state.about for rank, state in self.servers.items()}
+            self.watcher.begun(servers | {rank: member.about for rank, member in self.members.items()})
+        return self.begun
+
+    def _choose_phase(self) -> None:
+        """From what is, not from what was said: so it can go back at any time."""
+        ledger, plan = self.ledger, self.plan
+        if ledger.evaluating:
+            if not ledger.idle:
+                return
+            self._evaluated(ledger.evaluating)
+        over = ledger.complete == plan.updates
+        epochs = plan.epoch(ledger.complete + plan.per_epoch - 1) if over else plan.epoch(ledger.complete)
+        if self._awaited:
+            return
+        if self.stopping:
+            ledger.limit = ledger.opened
+            self.finished = ledger.idle
+        elif self.rules.validation and len(self.validation) < epochs:
+            self._evaluate("validation", self.rules.validation)
+        elif not over:
+            until = (epochs + 1) * plan.per_epoch if self.rules.validation else plan.updates
+            ledger.limit = min(plan.updates, until)
+        elif self.validation and not self.recalled:
+            self.recalled = True
+            self.recall()
+            self._order_all(Kind.RECALL)
+        elif self.rules.test and "test" not in self.results:
+            self._evaluate("test", self.rules.test)
+        else:
+            self.finished = True
+
+    def _evaluate(self, name: str, samples: int) -> None:
+        self.results[name] = Result()
+        # Without a bound, a server that went back may have had fewer updates than another.
+        version = self.shard.chunks[0].version if self.plan.staleness is not None else 0
+        self.ledger.evaluate(name, samples, self.rules.evaluation_batch, version)
+
+    def _evaluated(self, name: str) -> None:
+        self.ledger.end_evaluation()
+        result = self.results[name]
+        self.watcher.evaluated(name, self.plan.epoch(self.ledger.complete - 1), result)
+        if name == "validation":
+            self.validation.append(result.loss / result.count)
+            if self.validation[-1] == min(self.validation):
+                self.shard.keep()
+                self._order_all(Kind.KEEP)
+
+    def fail(self, error: PacelineError) -> None:
+        self.error = self.error or error
+
+    def stop(self) -> None:
+        """Finish what is under way, and end."""
+        self.stopping = True
+        if not self.begun:
+            self.finished = True
+
+    # The other servers.
+
+    def _order(self, server: int, kind: Kind, **header: Any) -> None:
+        self._orders += 1
+        if kind != Kind.ATTACH:
+            self._awaited[server] = self._orders
+        message = say(kind, self.welcome if kind == Kind.ATTACH else {}, run=self.run, generation=self.generation,
+                      life=self.life, sequence=self._orders, **header)  # fmt: skip
+        self.to_servers.append((server, message))
+
+    def _order_all(self, kind: Kind, **header: Any) -> None:
+        for server in range(1, self.rules.servers):
+            self._order(server, kind, **header)
+
+    def answered(self, server: int, message: Message, now: float) -> None:
+        """A server has said STATE."""
+        snapshots, traffic, about = take(message.words(), snapshots=list, traffic=dict, about=dict)
+        known = self.servers.get(server)
+        self.servers[server] = ServerState(message.header.life, now, numbers(snapshots), traffic, about)
+        if known is None or known.life != message.header.life:
+            self._server_came(server, again=known is not None)
+        elif message.header.sequence >= self._awaited.get(server, math.inf):
+            del self._awaited[server]
+        self.go_on(now)
+
+    def _server_came(self, server: int, *, again: bool) -> None:
+        if len(self.servers) < self.rules.servers - 1:
+            return  # until all are up
+        why = f"rank {server} was restarted" if again else "rank 0 was restarted" if self.restarted else ""
+        if self.plan.staleness is not None:
+            self._go_back(why)
+        elif again:  # it has gone back by itself, and alone
+            number = max(self.servers[server].snapshots)
+            self._returned(number, self.tally.updates - number, why)
+
+    def _go_back(self, why: str) -> None:
+        """All servers to the latest snapshot that all have; all workers start again from there."""
+        common = max(set(self.snapshots()).intersection(*(state.snapshots for state in self.servers.values())))
+        before = self.tally.updates
+        self.generation = random.getrandbits(63) | 1
+        self.restore(common)
+        for rank in self.members:
+            self.ledger.drop(rank)
+        self.members = {}
+        self._order_all(Kind.RESTORE, update=common)
+        if why:
+            self._returned(common, before - common, why)
+
+    def _returned(self, number: int, lost: int, why: str) -> None:
+        self.returns.append(Return(number, max(0, lost), why))
+        self.watcher.went_back(number, why)
+
+    def facts(self, number: int, *, first: bool) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        if first:
+            found["ledger"] = self.ledger.state()
+        if number == 0:
+            found |= {"tally": self.tally.state(), "validation": list(self.validation)}
+        return found
+
+    def restore(self, number: int) -> dict[str, Any]:
+        facts = super().restore(number)
+        if self.plan.staleness is None and facts:
+            self.ledger.restore(facts["ledger"])
+        else:
+            self.ledger.restart_at(number)
+        self.tally = Tally.of(facts["tally"]) if facts else Tally()
+        self.validation = list(facts.get("validation", []))
+        self.results.clear()
+        self.recalled = False
+        return facts

@@ -1,0 +1,222 @@
+"""Who computes what: the run's work in parts, leased to workers, each part done once; pure bookkeeping."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from paceline.layout import share
+
+TRAIN = "train"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The updates of a run: how many there are, and which samples each is computed from.
+
+    `staleness` is by how many updates the weights of a gradient may be older than those it is applied to. None is
+    no bound: then an update is one worker's batch, applied when it comes.
+    """
+
+    samples: int
+    batch: int  # samples of an update
+    updates: int
+    staleness: int | None = 0
+
+    @property
+    def per_epoch(self) -> int:
+        return -(-self.samples // self.batch)
+
+    def epoch(self, update: int) -> int:
+        return update // self.per_epoch
+
+    def span(self, update: int) -> range:
+        """The places in the epoch's shuffle that an update's samples have."""
+        start = update % self.per_epoch * self.batch
+        return range(start, min(start + self.batch, self.samples))
+
+
+@dataclass(frozen=True, order=True)
+class Part:
+    """A piece of work. Of training: the gradient of some samples, slot `slot` of `slots` of an update."""
+
+    update: int
+    slot: int
+    slots: int
+    start: int
+    stop: int
+    total: int  # samples of the whole update
+    need: int  # the oldest version of the weights to use
+    epoch: int
+    kind: str = TRAIN
+
+
+@dataclass
+class Worker:
+    """What the ledger knows of a worker that takes part."""
+
+    heard: float
+    held: dict[int, Part] = field(default_factory=dict)  # leases by number
+    mine: deque[Part] = field(default_factory=deque)  # its parts of updates that are open, not leased yet
+    computing: int | None = None  # the lease it says it is at work on, and since when
+    since: float = 0.0
+
+
+class Ledger:
+    """Gives out leases; takes them back from workers that are lost.
+
+    Updates are opened in order. Each is divided over the workers that take part just then, in the order of their
+    ranks; an unbounded update goes whole to the worker that asks. At most `ahead` updates more than the staleness
+    allows are open, so that workers can prepare their batches; when to start on one is the part's `need`.
+    """
+
+    def __init__(self, plan: Plan, ahead: int = 3) -> None:
+        self.plan, self.ahead = plan, ahead
+        self.workers: dict[int, Worker] = {}
+        self.limit = 0  # updates that may be opened
+        self.opened = 0
+        self.complete = 0  # updates that are done, without a gap
+        self._left: dict[int, int] = {}  # parts not done of updates that are open
+        self._free: list[Part] = []  # parts that nobody has: of workers that are gone, and of evaluation
+        self._leases = 0
+        self.evaluating: str | None = None
+
+    # Workers come and go.
+
+    def join(self, rank: int, now: float) -> None:
+        self.drop(rank)
+        self.workers[rank] = Worker(heard=now)
+
+    def drop(self, rank: int) -> list[Part]:
+        """A worker is gone: its parts are free for others. Returns those it had been leased."""
+        worker = self.workers.pop(rank, None)
+        if worker is None:
+            return []
+        self._free += [*worker.held.values(), *worker.mine]
+        self._free.sort()
+        return sorted(worker.held.values())
+
+    def beat(self, rank: int, computing: int | None, now: float) -> bool:
+        """A sign of life; false from a worker that does not take part."""
+        worker = self.workers.get(rank)
+        if worker is None:
+            return False
+        worker.heard = now
+        if computing != worker.computing:
+            worker.computing, worker.since = computing, now
+        return True
+
+    def overdue(self, now: float, silent: float, stuck: float) -> dict[int, str]:
+        """The workers that must be given up, and why."""
+        found = {}
+        for rank, worker in self.workers.items():
+            if now - worker.heard > silent:
+                found[rank] = f"it has been silent for {now - worker.heard:.1f} s"
+            elif worker.computing is not None and now - worker.since > stuck:
+                found[rank] = f"it has been computing one gradient for {now - worker.since:.0f} s"
+        return found
+
+    # Work.
+
+    def lease(self, rank: int, target: int) -> dict[int, Part]:
+        """Let the worker hold up to `target` leases; all that it holds, by number.
+
+        A part of a worker that is gone comes on top: those that hold all they want may be waiting for just that one.
+        """
+        worker = self.workers[rank]
+        while len(worker.held) < target + bool(self._free) and (part := self._next(rank, worker)):
+            self._leases += 1
+            worker.held[self._leases] = part
+        return worker.held
+
+    def _next(self, rank: int, worker: Worker) -> Part | None:
+        if self._free:
+            return self._free.pop(0)
+        while not worker.mine and self._may_open():
+            self._open(rank)
+        return worker.mine.popleft() if worker.mine else None
+
+    def _may_open(self) -> bool:
+        if self.evaluating or self.opened >= self.limit:
+            return False
+        s = self.plan.staleness
+        return s is None or self.opened < self.complete + s + self.ahead
+
+    def _open(self, asker: int) -> None:
+        """Divide the next update over the workers."""
+        update, plan = self.opened, self.plan
+        span = plan.span(update)
+        ranks = sorted(self.workers) if plan.staleness is not None else [asker]
+        ranks = ranks[: len(span)]
+        need = max(0, update - plan.staleness) if plan.staleness is not None else 0
+        for slot, rank in enumerate(ranks):
+            piece = share(len(span), len(ranks), slot)
+            part = Part(update, slot, len(ranks), span.start + piece.start, span.start + piece.stop, len(span), need,
+                        plan.epoch(update))  # fmt: skip
+            self.workers[rank].mine.append(part)
+        self._left[update] = len(ranks)
+        self.opened += 1
+
+    def done(self, rank: int, lease: int) -> Part | None:
+        """A lease is fulfilled: its part, the first time."""
+        worker = self.workers.get(rank)
+        part = worker.held.pop(lease, None) if worker else None
+        if part is None:
+            return None
+        self._left[part.update] -= 1
+        if part.kind == TRAIN:
+            while self._left.get(self.complete) == 0:
+                del self._left[self.complete]
+                self.complete += 1
+        return part
+
+    # Evaluation: all updates that were opened are complete; nothing is opened until it is over.
+
+    @property
+    def idle(self) -> bool:
+        """No part is open."""
+        return not any(self._left.values())
+
+    def evaluate(self, name: str, samples: int, size: int, version: int) -> None:
+        """Leases that say how good the weights of this version are."""
+        assert self.idle
+        self.evaluating = name
+        starts = range(0, samples, size)
+        self._left = {self.opened: len(starts)}
+        self._free = [
+            Part(self.opened, slot, len(starts), start, min(start + size, samples), samples, version,
+                 self.plan.epoch(self.opened), name)
+            for slot, start in enumerate(starts)
+        ]  # fmt: skip
+
+    def end_evaluation(self) -> None:
+        self.evaluating, self._left = None, {}
+
+    # Going back.
+
+    def state(self) -> dict[str, Any]:
+        """What must be known to go on from here; leases are given anew."""
+        open_parts = sorted([*self._free, *(p for w in self.workers.values() for p in (*w.held.values(), *w.mine))])
+        return {
+            "opened": self.opened,
+            "complete": self.complete,
+            "open": [asdict(part) for part in open_parts if part.kind == TRAIN],
+        }
+
+    def restore(self, state: dict[str, Any], *, keep: Iterable[int] = ()) -> None:
+        """Go back to a state; workers that stay hold nothing now."""
+        self.opened, self.complete = state["opened"], state["complete"]
+        self._free = [Part(**part) for part in state["open"]]
+        self._left = {}
+        for part in self._free:
+            self._left[part.update] = self._left.get(part.update, 0) + 1
+        for update in range(self.complete, self.opened):
+            self._left.setdefault(update, 0)
+        self.evaluating = None
+        self.workers = {rank: Worker(self.workers[rank].heard) for rank in keep}
+
+    def restart_at(self, update: int, *, keep: Iterable[int] = ()) -> None:
+        """Go back to where exactly the updates before this one are done."""
+        self.restore({"opened": update, "complete": update, "open": []}, keep=keep)

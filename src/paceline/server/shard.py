@@ -1,0 +1,244 @@
+"""A server's part of the parameters, in chunks: gradients come in, weights go out; no sockets, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.collectives.plan import Cost
+from paceline.layout import share
+
+# A message carries about this many bytes: one is added up while the next is on its way.
+CHUNK_BYTES = 4 * 2**20
+
+MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
+
+
+class Refused(Exception):
+    """A push that no worker of this run would make."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a flat vector of values is cut into chunks, and which server has which.
+
+    The first `trainable` values are parameters; what follows are buffers, such as batch-norm statistics.
+    """
+
+    length: int
+    trainable: int
+    servers: int
+    itemsize: int
+    chunk_bytes: int = CHUNK_BYTES
+
+    @property
+    def chunks(self) -> int:
+        return max(self.servers, -(-self.length * self.itemsize // self.chunk_bytes))
+
+    def span(self, chunk: int) -> range:
+        return share(self.length, self.chunks, chunk)
+
+    def of_server(self, server: int) -> range:
+        """The chunks of a server; chunks are of one size, so servers get equal parts of the bytes."""
+        return share(self.chunks, self.servers, server)
+
+    def server_of(self, chunk: int) -> int:
+        return next(s for s in range(self.servers) if chunk in self.of_server(s))
+
+    def bytes_of_server(self, server: int) -> int:
+        return sum(len(self.span(chunk)) for chunk in self.of_server(server)) * self.itemsize
+
+
+class Applied:
+    """The numbers of updates that are in the weights, where they come in any order: all below `low`, and some above."""
+
+    def __init__(self, low: int = 0, above: Iterable[int] = ()) -> None:
+        self.low, self.above = low, set(above)
+
+    def __contains__(self, update: int) -> bool:
+        return update < self.low or update in self.above
+
+    def add(self, update: int) -> None:
+        self.above.add(update)
+        while self.low in self.above:
+            self.above.remove(self.low)
+            self.low += 1
+
+
+@dataclass
+class Sum:
+    """The gradients of one update, added in the order of their slots, whatever order they come in."""
+
+    slots: int
+    next: int = 0
+    total: Tensor | None = None
+    early: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        return self.next == self.slots
+
+    def add(self, slot: int, values: Tensor) -> None:
+        """The first tensor becomes the sum: it is the message's own memory."""
+        self.early[slot] = values
+        while self.next in self.early:
+            values = self.early.pop(self.next)
+            self.total = values if self.total is None else self.total.add_(values)
+            self.next += 1
+
+    def has(self, slot: int) -> bool:
+        return slot < self.next or slot in self.early
+
+
+class Chunk:
+    """Some of the values, their optimizer, and how many updates they have had."""
+
+    def __init__(self, values: Tensor, trainable: int, make_optimizer: MakeOptimizer) -> None:
+        self.values, self.trainable = values, trainable
+        self.parameters = torch.nn.Parameter(values[:trainable])
+        self.optimizer = make_optimizer([self.parameters]) if trainable else None
+        self.version = 0
+        self.open: dict[int, Sum] = {}
+        self.applied = Applied()
+        self._published: bytearray | None = None
+
+    def apply(self, gradient: Tensor, lr: float) -> None:
+        """One update: parameters by the optimizer, buffers by adding their change."""
+        if self.optimizer:
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.parameters.grad = gradient[: self.trainable]
+            self.optimizer.step()
+            self.parameters.grad = None
+        if self.trainable < len(gradient):
+            self.values[self.trainable :] += gradient[self.trainable :]
+        self.version += 1
+        self._published = None
+
+    def replace(self, values: Tensor) -> None:
+        """Other weights, under a version of their own."""
+        self.values.copy_(values)
+        self.version += 1
+        self._published = None
+
+    def published(self) -> bytearray:
+        """The weights as they are now, in memory that no update will change: sends to many workers share it."""
+        if self._published is None:
+            self._published = bytearray(self.values.nbytes)
+            torch.frombuffer(self._published, dtype=self.values.dtype).copy_(self.values)
+        return self._published
+
+    def tensors(self) -> dict[str, Tensor]:
+        state = self.optimizer.state_dict()["state"].get(0, {}) if self.optimizer else {}
+        return {"values": self.values, **{key: value for key, value in state.items() if isinstance(value, Tensor)}}
+
+    def load(self, tensors: dict[str, Tensor], version: int, applied: Applied) -> None:
+        self.values.copy_(tensors.pop("values"))
+        if self.optimizer:
+            whole = self.optimizer.state_dict()
+            whole["state"] = {0: tensors} if tensors else {}
+            self.optimizer.load_state_dict(whole)
+        self.version, self.applied, self.open, self._published = version, applied, {}, None
+
+
+class Shard:
+    """The chunks of one server.
+
+    With a staleness bound, update c is the sum of its parts, applied when all are there, in the order of c. Without
+    (None), each part is an update of its own and applied as it comes; with `adapt` its rate is divided by how many
+    updates its weights had missed (Zhang et al. 2016).
+    """
+
+    def __init__(
+        self,
+        values: dict[int, tuple[Tensor, int]],
+        make_optimizer: MakeOptimizer,
+        rate: Callable[[int], float],
+        staleness: int | None,
+        *,
+        adapt: bool = False,
+    ) -> None:
+        self.chunks = {number: Chunk(v, trainable, make_optimizer) for number, (v, trainable) in values.items()}
+        self.rate, self.staleness, self.adapt = rate, staleness, adapt
+        self.kept: dict[int, Tensor] = {}
+        self.after: Callable[[int], None] = lambda _: None  # called with the number of a chunk that has been updated
+
+    def check(self, number: int, update: int, slot: int, slots: int, version: int, length: int) -> int | None:
+        """Whether a gradient may be taken in: how many updates its weights had missed; None if it is there already."""
+        chunk = self.chunks.get(number)
+        if chunk is None or length != len(chunk.values) or not 0 <= slot < slots:
+            raise Refused(f"{length} values for slot {slot} of {slots} of chunk {number}")
+        if self.staleness is None:
+            return None if update in chunk.applied else max(0, chunk.version - version)
+        if update < chunk.version:
+            return None
+        if update > chunk.version + self.staleness or version < update - self.staleness:
+            raise Refused(f"update {update} with weights {version}, and the chunk has had {chunk.version}")
+        total = chunk.open.get(update)
+        if total is not None and slots != total.slots:
+            raise Refused(f"update {update} in {slots} parts, and there are {total.slots}")
+        return None if total is not None and total.has(slot) else update - min(update, version)
+
+    def add(self, number: int, update: int, slot: int, slots: int, missed: int, values: Tensor) -> None:
+        """Take a gradient in that has been checked, and make the updates that can be made now."""
+        chunk = self.chunks[number]
+        if self.staleness is None:
+            chunk.applied.add(update)
+            lr = self.rate(chunk.version)
+            self._apply(number, values, lr / max(1, missed) if self.adapt else lr)
+            return
+        chunk.open.setdefault(update, Sum(slots)).add(slot, values)
+        while (total := chunk.open.get(chunk.version)) and total.complete:
+            assert total.total is not None
+            del chunk.open[chunk.version]
+            self._apply(number, total.total, self.rate(chunk.version))
+
+    def _apply(self, number: int, gradient: Tensor, lr: float) -> None:
+        self.chunks[number].apply(gradient, lr)
+        self.after(number)
+
+    # The best weights so far, where there is a validation set.
+
+    def keep(self) -> None:
+        self.kept = {number: chunk.values.clone() for number, chunk in self.chunks.items()}
+
+    def recall(self) -> None:
+        for number, values in self.kept.items():
+            self.chunks[number].replace(values)
+
+    # Snapshots.
+
+    def copy_of(self, number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """A chunk's state, apart from the gradients that have not been applied."""
+        chunk = self.chunks[number]
+        facts = {"version": chunk.version, "low": chunk.applied.low, "above": sorted(chunk.applied.above)}
+        tensors = {key: value.clone() for key, value in chunk.tensors().items()}
+        if number in self.kept:
+            tensors["kept"] = self.kept[number]
+        return tensors, facts
+
+    def load(self, number: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        kept = tensors.pop("kept", None)
+        if kept is not None:
+            self.kept[number] = kept
+        self.chunks[number].load(tensors, facts["version"], Applied(facts["low"], facts["above"]))
+
+
+def cost(workers: int, layout: Layout) -> Cost:
+    """What one update moves, by rank, servers first: each worker sends a gradient and gets the weights.
+
+    A worker's traffic does not depend on the workers, a server's grows with them: with one server it carries W times
+    what a worker does, where in a ring all ranks carry the same, at most twice a gradient.
+    """
+    chunks = [len(layout.of_server(server)) * workers for server in range(layout.servers)]
+    moved = [layout.bytes_of_server(server) * workers for server in range(layout.servers)]
+    everything = [layout.length * layout.itemsize] * workers
+    return Cost(
+        bytes_sent=tuple(moved + everything),
+        bytes_received=tuple(moved + everything),
+        messages_sent=tuple(chunks + [layout.chunks] * workers),
+    )

@@ -1,0 +1,50 @@
+"""A server's state on disk: whole files, the latest two; safetensors, so that reading one runs no code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+# The one before is kept until all servers have the latest.
+KEPT = 2
+
+
+class Snapshots:
+    """Files of one server in a folder, by the number of updates that they are after."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder, self._rank = folder, rank
+
+    def numbers(self) -> list[int]:
+        names = os.listdir(self._folder) if self._folder.is_dir() else []
+        found = [re.fullmatch(rf"server_{self._rank}_(\d+)\.safetensors", name) for name in names]
+        return sorted(int(match.group(1)) for match in found if match)
+
+    def save(self, number: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Write it under a name of its own first: a file of the right name is whole."""
+        self._folder.mkdir(exist_ok=True)
+        temporary = self._folder / f".server_{self._rank}"
+        save_file(tensors, temporary, metadata={"facts": json.dumps(facts)})
+        os.replace(temporary, self._path(number))
+        for old in self.numbers()[:-KEPT]:
+            self._path(old).unlink()
+
+    def load(self, number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        with safe_open(self._path(number), "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["facts"])  # noqa: SIM118
+
+    def forget_after(self, number: int) -> None:
+        """Training goes back to there: what came later is not what will come now."""
+        for later in self.numbers():
+            if later > number:
+                self._path(later).unlink()
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"server_{self._rank}_{number}.safetensors"

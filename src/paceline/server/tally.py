@@ -1,0 +1,67 @@
+"""What the updates of a run added up to: losses by epoch, gradients by worker, how stale they were."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class Result:
+    """Sums over samples."""
+
+    loss: float = 0.0
+    hits: int = 0
+    count: int = 0
+    parts: int = 0
+
+    def add(self, loss: float, hits: int, count: int) -> None:
+        self.loss, self.hits, self.count, self.parts = (
+            self.loss + loss,
+            self.hits + hits,
+            self.count + count,
+            self.parts + 1,
+        )
+
+
+@dataclass
+class Tally:
+    """Counts a gradient when it is taken in, and an update when it is made; each once."""
+
+    updates: int = 0
+    epochs: dict[int, Result] = field(default_factory=dict)
+    gradients: Counter[int] = field(default_factory=Counter)  # by worker
+    staleness: Counter[int] = field(default_factory=Counter)
+    open: dict[int, Result] = field(default_factory=dict)  # of updates that have not been made
+
+    def gradient(self, rank: int, update: int, missed: int, loss: float, hits: int, count: int) -> None:
+        self.gradients[rank] += 1
+        self.staleness[missed] += 1
+        self.open.setdefault(update, Result()).add(loss, hits, count)
+
+    def made(self, update: int, epoch: int) -> Result:
+        """An update is made: its sums."""
+        result = self.open.pop(update)
+        self.updates += 1
+        self.epochs.setdefault(epoch, Result()).add(result.loss, result.hits, result.count)
+        return result
+
+    def state(self) -> dict[str, Any]:
+        """What can be written down; gradients of updates that have not been made are not part of it."""
+        return {
+            "updates": self.updates,
+            "epochs": {epoch: asdict(result) for epoch, result in self.epochs.items()},
+            "gradients": dict(self.gradients),
+            "staleness": dict(self.staleness),
+        }
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> Tally:
+        """From a state that may have been through JSON, whose keys are texts."""
+        return cls(
+            state["updates"],
+            {int(epoch): Result(**result) for epoch, result in state["epochs"].items()},
+            Counter({int(rank): count for rank, count in state["gradients"].items()}),
+            Counter({int(missed): count for missed, count in state["staleness"].items()}),
+        )

@@ -1,0 +1,65 @@
+"""A model whose parameters and gradients are views of two flat vectors, with its buffers behind the parameters."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor, nn
+
+from paceline.strategies.base import loss_and_hits
+
+
+class FlatModel:
+    """Computes gradients of what `weights` holds into `gradient`.
+
+    Behind the parameters come the values of all buffers, such as batch-norm's statistics; behind the gradients their
+    change.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._buffers = list(model.buffers())
+        self.trainable = sum(p.numel() for p in self._parameters)
+        self.length = self.trainable + sum(b.numel() for b in self._buffers)
+        dtype = self._parameters[0].dtype
+        self.weights, self.gradient = torch.empty(self.length, dtype=dtype), torch.zeros(self.length, dtype=dtype)
+        start = 0
+        for p in self._parameters:
+            dense = p.is_contiguous() or (p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last))
+            stride = p.stride() if dense else p.contiguous().stride()
+            view = self.weights[start : start + p.numel()].as_strided(p.shape, stride, start)
+            view.copy_(p.detach())
+            p.data = view
+            p.grad = self.gradient[start : start + p.numel()].as_strided(p.shape, stride, start)
+            start += p.numel()
+        sizes = [b.numel() for b in self._buffers]
+        self._stored, self._change = (
+            [v.view(b.shape) for v, b in zip(flat[self.trainable :].split(sizes), self._buffers, strict=True)]
+            for flat in (self.weights, self.gradient)
+        )
+        if self._buffers:
+            torch._foreach_copy_(self._stored, self._buffers)
+
+    def arrived(self) -> None:
+        """Other values have been put into `weights`."""
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, self._stored)
+
+    def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+        return loss_and_hits(self.model, images, labels)
+
+    def backward(self, loss: Tensor, total: int) -> None:
+        """Leave in `gradient` that of the loss's share of `total` samples, and the buffers' change."""
+        self.gradient[: self.trainable].zero_()
+        loss.backward(torch.full_like(loss, 1 / total))
+        if self._buffers:
+            torch._foreach_copy_(self._change, self._buffers)
+            self.gradient[self.trainable :] -= self.weights[self.trainable :]
+            torch._foreach_copy_(self._buffers, self._stored)
+
+    def digest(self) -> str:
+        """Of the names and shapes, by which two ranks know that they have the same model."""
+        shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in self.model.state_dict().items()]
+        return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]

@@ -1,0 +1,243 @@
+"""Training with parameter servers: what each rank does, as the server that leads, another server, or a worker."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline import __version__
+from paceline.comm.single import SingleComm
+from paceline.data import table as datasets
+from paceline.data.load import load
+from paceline.data.prepare import prepare
+from paceline.data.table import DataInfo
+from paceline.records import COMPLETED, INTERRUPTED, Summary, write_summary
+from paceline.server.client import Client
+from paceline.server.core import Core
+from paceline.server.lead import Leader
+from paceline.server.ledger import TRAIN, Part, Plan
+from paceline.server.roles import Meeting, Rules
+from paceline.server.serve import lead, serve
+from paceline.server.shard import Layout, Shard
+from paceline.server.snapshot import Snapshots
+from paceline.server.sockets import Listener
+from paceline.spec import RunSpec
+from paceline.strategies.base import Batch
+from paceline.strategies.flat import FlatModel
+from paceline.training.chronicle import Chronicle
+from paceline.training.console import Console
+from paceline.training.input import OwnInput, evaluation_batch
+from paceline.training.rate import learning_rate
+from paceline.training.sampler import shuffle
+from paceline.training.setup import Place, make_input, make_model, make_optimizer
+from paceline.training.trace import Trace, peak_rss_bytes
+from paceline.training.weights import save
+from paceline.training.work import Work
+
+# A worker shows that it lives this many times before it would be given up.
+BEATS = 5
+
+
+@dataclass
+class ServedJob:
+    """What one rank needs: the spec, where the servers are, who it is."""
+
+    spec: RunSpec
+    meeting: Meeting
+    place: Place
+    rank: int
+    life: int
+    about: dict[str, Any]
+    stop: Callable[[], bool]
+
+
+def plan_of(spec: RunSpec, info: DataInfo) -> Plan:
+    samples = info.train - spec.validation_samples(info)
+    per_epoch = -(-samples // spec.global_batch)
+    return Plan(samples, spec.global_batch, spec.steps or spec.epochs * per_epoch, spec.staleness)
+
+
+def _creed(spec: RunSpec, flat: FlatModel, info: DataInfo) -> dict[str, str]:
+    """What every rank of a run must have alike, by the words that people know it by."""
+    return {
+        "version of paceline": __version__,
+        "set of options": hashlib.sha256(repr(spec).encode()).hexdigest()[:16],
+        "data set": f"{info.train} + {info.test} samples of shape {info.shape}, {info.classes} classes",
+        "model": flat.digest(),
+    }
+
+
+class Server:
+    """A server's rank: builds the model for its first weights, keeps its shard of them."""
+
+    def __init__(self, job: ServedJob, listener: Listener) -> None:
+        self.job, self.listener, spec = job, listener, job.spec
+        assert spec.servers is not None
+        folder = Path(spec.data_dir) if spec.data_dir else None
+        self.info = datasets.describe(spec.data) or load(spec.data, folder).info
+        model, self.fresh = make_model(spec, self.info, job.place)
+        self.flat = FlatModel(model)
+        self.layout = layout_of(spec, self.flat)
+        self.plan = plan_of(spec, self.info)
+
+    def shard(self) -> Shard:
+        spec, plan, layout = self.job.spec, self.plan, self.layout
+        values = {}
+        for chunk in layout.of_server(self.job.rank):
+            span = layout.span(chunk)
+            trainable = min(len(span), max(0, self.flat.trainable - span.start))
+            values[chunk] = self.flat.weights[span.start : span.stop].clone(), trainable
+        return Shard(
+            values,
+            lambda parameters: make_optimizer(spec, parameters),
+            lambda update: learning_rate(spec, update, plan.per_epoch, plan.updates),
+            spec.staleness,
+            adapt=spec.staleness_lr,
+        )
+
+    def serve(self, folder: Path | None, opened: Callable[[Path], object]) -> None:
+        """Of a server that does not lead; `opened` is told the run folder when the leader has named it."""
+        job = self.job
+        store = Snapshots(folder / "snapshots", job.rank) if folder and job.spec.snapshot_every else None
+        core = Core(job.rank, job.meeting.run, job.life, self.shard(), store, job.spec.snapshot_every)
+
+        def attached(words: dict[str, Any]) -> None:
+            path = Path(words["folder"])
+            opened(path)
+            if core.store is None and job.spec.snapshot_every:
+                core.store = Snapshots(path / "snapshots", job.rank)
+
+        core.attached = attached  # type: ignore[method-assign]
+        core.about = job.about
+        with closing(self.listener):
+            serve(core, self.listener, job.spec.timeout)
+
+    def lead(
+        self,
+        folder: Path,
+        console: Console,
+        trace: Trace,
+        summary: Summary,
+        ranks_up: Callable[[dict[int, dict[str, Any]]], None],
+        restarted: bool,
+    ) -> None:
+        """Of the server that leads: until the run is over; leaves the summary and the model in the run folder."""
+        job, spec, info = self.job, self.job.spec, self.info
+        assert spec.servers is not None
+        start = time.perf_counter()
+        chronicle = Chronicle(spec, self.plan, console, trace, summary, ranks_up)
+        rules = Rules(
+            workers=tuple(range(spec.servers, spec.ranks)),
+            servers=spec.servers,
+            silent=spec.worker_timeout,
+            patience=spec.timeout,
+            validation=spec.validation_samples(info),
+            test=info.test if spec.test else 0,
+            evaluation_batch=evaluation_batch(spec.image_shape(info)),
+        )
+        summary.parameters = sum(p.numel() for p in self.flat.model.parameters())
+        summary.threads = torch.get_num_threads()
+        leader = Leader(
+            job.meeting.run,
+            job.life,
+            self.shard(),
+            self.layout,
+            self.plan,
+            rules,
+            _creed(spec, self.flat, info),
+            chronicle,
+            Snapshots(folder / "snapshots", job.rank) if spec.snapshot_every else None,
+            spec.snapshot_every,
+            {"folder": str(folder)},
+            restarted,
+        )
+        with closing(self.listener):
+            others = lead(leader, self.listener, list(job.meeting.endpoints), job.meeting.secret, job.stop)
+        if leader.error:
+            raise leader.error
+        for chunk in range(self.layout.chunks):
+            span = self.layout.span(chunk)
+            own = leader.shard.chunks.get(chunk)
+            values = own.values if own else torch.frombuffer(others[chunk], dtype=self.flat.weights.dtype)
+            self.flat.weights[span.start : span.stop].copy_(values)
+        self.flat.arrived()
+        summary.total_seconds = time.perf_counter() - start
+        chronicle.close(leader)
+        summary.status = INTERRUPTED if leader.stopping else COMPLETED
+        summary.security = job.meeting.security
+        _count(leader, spec, summary)
+        console.line(f"Total run time: {summary.total_seconds:.2f} s")
+        save(self.flat.model.state_dict(), folder / "model.safetensors")
+        write_summary(folder, summary)
+        trace.record("end", time=time.time(), status=summary.status)
+
+
+def layout_of(spec: RunSpec, flat: FlatModel) -> Layout:
+    assert spec.servers is not None
+    return Layout(flat.length, flat.trainable, spec.servers, flat.weights.element_size())
+
+
+def _count(leader: Leader, spec: RunSpec, summary: Summary) -> None:
+    """Every rank's numbers, in the order of the ranks."""
+    servers = [vars(leader.traffic), *(leader.servers[s].traffic for s in range(1, leader.rules.servers))]
+    workers = [leader.said.get(rank, {}) for rank in leader.rules.workers]
+    ranks = [{**counts, "peak_rss_bytes": 0} for counts in servers] + workers
+    ranks[0]["peak_rss_bytes"] = peak_rss_bytes()
+
+    def column(name: str) -> list[Any]:
+        return [row.get(name, 0) for row in ranks]
+
+    summary.bytes_sent, summary.bytes_received = column("bytes_sent"), column("bytes_received")
+    summary.messages_sent, summary.messages_received = column("messages_sent"), column("messages_received")
+    summary.peak_rss_bytes, summary.wait_seconds = column("peak_rss_bytes"), column("wait_seconds")
+    summary.input_seconds = column("input_seconds")
+    summary.comm_seconds = summary.wait_seconds
+    summary.wire = "exact"
+    tally = leader.tally
+    summary.gradients = [tally.gradients.get(rank, 0) for rank in range(spec.ranks)]
+    summary.staleness = {str(missed): count for missed, count in sorted(tally.staleness.items())}
+    if tally.staleness:
+        summary.staleness_mean = sum(m * c for m, c in tally.staleness.items()) / tally.staleness.total()
+        summary.staleness_max = max(tally.staleness)
+    dropped: Counter[str] = Counter()
+    for row in servers:
+        dropped.update(row["dropped"])
+    summary.dropped_messages = dict(dropped)
+    summary.returns = [asdict(each) for each in leader.returns]
+
+
+def work(job: ServedJob, opened: Callable[[Path], Trace]) -> bool:
+    """Of a worker: until the leader says that it is over, or until asked to stop: then true.
+
+    `opened` is told the run folder, and opens the trace.
+    """
+    spec = job.spec
+    assert spec.servers is not None
+    if job.place.first:
+        prepare(spec.data, Path(spec.data_dir) if spec.data_dir else None)
+    source = make_input(spec, SingleComm(), job.place)
+    assert isinstance(source, OwnInput)
+    model, _ = make_model(spec, source.info, job.place)
+    flat = FlatModel(model)
+    samples = len(source.numbers["train"])
+    order = lru_cache(maxsize=2)(lambda epoch: shuffle(samples, spec.seed, epoch))
+
+    def make_batch(part: Part) -> Batch:
+        if part.kind == TRAIN:
+            return source.pick(TRAIN, order(part.epoch)[part.start : part.stop], part.epoch)
+        return source.pick(part.kind, torch.arange(part.start, part.stop))
+
+    client = Client(job.rank, job.meeting.run, job.life, layout_of(spec, flat), flat.weights, job.meeting.endpoints,
+                    job.meeting.secret, spec.timeout, spec.staleness, spec.worker_timeout / BEATS)  # fmt: skip
+    with closing(client):
+        task = Work(client, flat, make_batch, spec.seed, opened, job.stop)
+        return task.run(_creed(spec, flat, source.info), job.about)

@@ -1,0 +1,173 @@
+"""A worker of parameter servers: takes leases, computes gradients, pushes them, until the leader says enough."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.server.client import Client
+from paceline.server.ledger import TRAIN, Part
+from paceline.strategies.base import Batch, Laps
+from paceline.strategies.flat import FlatModel
+from paceline.training.input import AHEAD, PATIENCE
+from paceline.training.trace import Trace, peak_rss_bytes
+
+MakeBatch = Callable[[Part], Batch]
+_POLL = 0.25
+
+
+@dataclass
+class Work:
+    """What a worker has in hand: batches that are being made, gradients that are on their way."""
+
+    client: Client
+    flat: FlatModel
+    make_batch: MakeBatch
+    seed: int
+    opened: Callable[[Path], Trace]
+    stop: Callable[[], bool]
+    trace: Trace | None = None
+    coming: dict[int, Future[Batch]] = field(default_factory=dict)
+    pushed: dict[int, tuple[Part, Laps, dict[str, Any]]] = field(default_factory=dict)
+    evaluating: tuple[str, int] | None = None
+    wait_seconds: float = 0.0
+
+    def run(self, creed: dict[str, str], about: dict[str, Any]) -> bool:
+        """Until the leader says that it is over, or until asked to stop: then true."""
+        self.client.target, self.client.about = 1 + AHEAD, self._about
+        pool = ThreadPoolExecutor(1, "paceline-input")
+        try:
+            self._join(creed, about)
+            self._laps = Laps()
+            while not self.client.finish:
+                if self.stop():
+                    self.client.leave("it was interrupted")
+                    return True
+                self.client.poll(0)
+                if self.client.estranged:
+                    self._join(creed, about)
+                self._settle_pushed()
+                for lease, part in self.client.leases.items():
+                    if lease not in self.coming and lease not in self.pushed:
+                        self.coming[lease] = pool.submit(self.make_batch, part)
+                chosen = self._choose()
+                if chosen is None:
+                    self.client.poll(_POLL)
+                    continue
+                self._laps.mark("wait")
+                self._fulfil(*chosen)
+            self.client.leave()
+            if self.client.error:
+                raise PacelineError(self.client.error)
+            self._record("end")
+            return False
+        except Exception as error:
+            self.client.leave(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            if self.trace:
+                self.trace.close()
+
+    def _record(self, kind: str) -> None:
+        if self.trace:
+            self.trace.record(kind, time=time.time())
+
+    def _join(self, creed: dict[str, str], about: dict[str, Any]) -> None:
+        folder = Path(self.client.join(creed, about)["folder"])
+        self.trace = self.trace or self.opened(folder)
+        self.coming, self.pushed, self.evaluating = {}, {}, None
+        self.client.pull(0)
+        self.client.report()
+
+    def _about(self) -> dict[str, Any]:
+        meter = self.client.meter
+        return {
+            "bytes_sent": meter.bytes_sent,
+            "bytes_received": meter.bytes_received,
+            "messages_sent": meter.messages_sent,
+            "messages_received": meter.messages_received,
+            "wait_seconds": self.wait_seconds,
+            "input_seconds": self.trace.input_seconds if self.trace else 0.0,
+            "peak_rss_bytes": peak_rss_bytes(),
+        }
+
+    def _settle_pushed(self) -> None:
+        """Take in the weights when all have come, and tell the leader which gradients the servers have."""
+        client = self.client
+        if not client.is_due() and client.install():
+            self.flat.arrived()
+        settled = [lease for lease, (part, *_) in self.pushed.items() if not client.is_due(part)]
+        for lease in settled:
+            part, laps, values = self.pushed.pop(lease)
+            laps.mark("wait")
+            self._laps.last = laps.last
+            self.wait_seconds += laps.parts.get("wait", 0.0)
+            assert self.trace is not None
+            self.trace.step(part.update, part.epoch, sum(laps.parts.values()), part.stop - part.start, laps.parts,
+                            slot=part.slot, staleness=client.missed(part), **values)  # fmt: skip
+            client.done(lease)
+        if settled:
+            client.report()
+
+    def _choose(self) -> tuple[int, Part] | None:
+        """The first lease of all, if the weights here are new enough for it.
+
+        While answers are due, only a part of an update that this worker has pushed its own part of already: somebody
+        is gone, and the answers are waiting for it.
+        """
+        client = self.client
+        todo = [(part, lease) for lease, part in client.leases.items() if lease in self.coming]
+        if not todo:
+            return None
+        part, lease = min(todo)
+        latest = max((pushed.update for pushed, *_ in self.pushed.values()), default=-1)
+        if client.is_due():
+            return (lease, part) if part.update <= latest and client.has(part.need) else None
+        # What is evaluated is what the servers have now that all gradients are in.
+        anew = part.kind != TRAIN and self.evaluating != (part.kind, part.update)
+        if client.has(part.need) and not anew:
+            return lease, part
+        client.pull(part.need, anew=anew)
+        self.evaluating = (part.kind, part.update)
+        return None
+
+    def _fulfil(self, lease: int, part: Part) -> None:
+        client, laps = self.client, self._laps
+        client.computing(lease)
+        batch = self._batch(lease)
+        laps.mark("input")
+        if part.kind == TRAIN:
+            if client.is_due():
+                client.release()
+            # Whoever computes it, the same part drops the same activations.
+            torch.manual_seed(hash((self.seed, part.update, part.slot)) & (2**63 - 1))
+            loss, hits = self.flat.forward(batch.images, batch.labels)
+            laps.mark("forward")
+            self.flat.backward(loss, part.total)
+            laps.mark("backward")
+            client.push(part, self.flat.gradient, loss.item(), hits)
+            laps.mark("push")
+            self.pushed[lease] = part, laps, {"own": part.stop - part.start, "loss": loss.item() / len(batch.labels)}
+        else:
+            self.flat.model.eval()
+            with torch.inference_mode():
+                loss, hits = self.flat.forward(batch.images, batch.labels)
+            self.flat.model.train()
+            client.done(lease, loss.item(), hits)
+            client.report()
+        client.computing(None)
+        self._laps = Laps(last=laps.last)
+
+    def _batch(self, lease: int) -> Batch:
+        coming = self.coming.pop(lease)
+        if not wait([coming], PATIENCE).done:
+            raise PacelineError(f"rank {self.client.rank} waited {PATIENCE:g} s for its next batch")
+        return coming.result()

@@ -1,0 +1,137 @@
+"""Synchronous parameter servers train the model that one process with the global batch trains; others keep books."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity_cases import SETTINGS, STEPS, distance, values_for
+from served import WIRES, train_served
+
+from paceline.models.build import build
+from paceline.records import read_lines
+from paceline.server.shard import CHUNK_BYTES, Layout, cost
+from paceline.strategies.flat import FlatModel
+
+# Batch-norm over the global batch needs workers that meet.
+PLAIN = {name: tolerance for name, (values, tolerance) in SETTINGS.items() if "sync_batchnorm" not in values}
+
+
+def served_values(setting: str, workers: int, **more: Any) -> dict[str, Any]:
+    values = values_for(setting, workers, **more)
+    return values | {"log_every": 0}
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 1), (3, 1), (4, 1), (3, 2), (2, 3)])
+def test_synchronous_servers_train_the_sequential_model(
+    sequential: Any, tmp_path: Path, wire: str, workers: int, servers: int
+) -> None:
+    for setting, tolerance in PLAIN.items():
+        values = served_values(setting, workers, strategy="ps-sync", servers=servers)
+        summary, weights = train_served(values, tmp_path, wire)
+        assert summary.steps == STEPS
+        assert summary.security == wire
+        assert distance(weights, sequential(setting)) <= tolerance, setting
+
+
+def test_a_bound_of_zero_is_synchronous(sequential: Any, tmp_path: Path) -> None:
+    values = served_values("shallow-cnn-adam", 3, strategy="ps-bounded", staleness=0)
+    summary, weights = train_served(values, tmp_path)
+    assert distance(weights, sequential("shallow-cnn-adam")) <= 1e-12
+    assert summary.staleness == {"0": sum(summary.gradients)}
+
+
+def test_one_asynchronous_worker_is_sequential(sequential: Any, tmp_path: Path) -> None:
+    for setting, tolerance in PLAIN.items():
+        _, weights = train_served(served_values(setting, 1, strategy="ps-async", servers=2), tmp_path)
+        assert distance(weights, sequential(setting)) <= tolerance, setting
+
+
+def test_the_best_epoch_by_validation_is_the_sequential_one(tmp_path: Path) -> None:
+    from parity_cases import train_here
+    from safetensors.torch import load_file
+    from worlds import ThreadWorld
+
+    more = {"validation": 0.25, "epochs": 3, "lr": 0.5}
+    alone = values_for("mlp-sgd", 1, strategy="sequential") | more
+    ThreadWorld(1).run(train_here, folder=str(tmp_path / "alone"), values=alone)
+    (tmp_path / "served").mkdir()
+    values = served_values("mlp-sgd", 3, strategy="ps-sync", servers=2) | more
+    summary, weights = train_served(values, tmp_path / "served")
+    assert distance(weights, load_file(tmp_path / "alone" / "model.safetensors")) <= 1e-10
+    assert len(summary.validation_loss) == 3
+    assert summary.best_epoch == summary.validation_loss.index(min(summary.validation_loss))
+
+
+@pytest.mark.parametrize("strategy", ["ps-sync", "ps-async", "ps-bounded"])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_every_rank_moves_exactly_the_bytes_it_prices(tmp_path: Path, strategy: str, servers: int) -> None:
+    values = served_values("mlp-sgd", 2, strategy=strategy, servers=servers, steps=6)
+    summary, weights = train_served(values, tmp_path)
+    length = sum(tensor.numel() for tensor in weights.values())
+    layout = Layout(length, length, servers, 8)
+    gradients = summary.gradients[servers:]
+    assert sum(gradients) == (6 if strategy == "ps-async" else 12)
+    # A server's price is for one gradient of each worker; asynchronous workers send as many as they come to.
+    one = cost(1, layout)
+    for server in range(servers):
+        assert summary.bytes_received[server] == one.bytes_received[server] * sum(gradients)
+        assert summary.bytes_sent[server] == one.bytes_sent[server] * sum(gradients)
+    for worker, count in enumerate(gradients):
+        assert summary.bytes_sent[servers + worker] == one.bytes_sent[servers] * count
+        assert summary.bytes_received[servers + worker] == one.bytes_received[servers] * count
+        assert summary.messages_sent[servers + worker] == one.messages_sent[servers] * count
+
+
+def test_a_servers_price_grows_with_the_workers_and_a_workers_does_not() -> None:
+    layout = Layout(10_000_000, 10_000_000, 2, 4)
+    two, eight = cost(2, layout), cost(8, layout)
+    assert sum(two.bytes_received[:2]) == 2 * 40_000_000
+    assert sum(eight.bytes_received[:2]) == 8 * 40_000_000
+    assert two.bytes_sent[2] == eight.bytes_sent[2] == 40_000_000
+    assert layout.chunks == -(-40_000_000 // CHUNK_BYTES)
+
+
+def test_batch_norm_statistics_are_the_servers_too(tmp_path: Path) -> None:
+    """Buffers ride behind the gradients: with one worker they are what one process would have."""
+    values = served_values("tiny-norm-sgd", 1, strategy="ps-sync", servers=2) | {"sync_batchnorm": False}
+    import parity_cases as cases
+    from safetensors.torch import load_file
+    from worlds import ThreadWorld
+
+    cases.register_tiny_norm()
+    alone = values_for("tiny-norm-sgd", 1, strategy="sequential") | {"sync_batchnorm": False}
+    ThreadWorld(1).run(cases.train_here, folder=str(tmp_path / "alone"), values=alone)
+    _, weights = train_served(values, tmp_path)
+    assert weights["norm1.num_batches_tracked"] == STEPS
+    assert distance(weights, load_file(tmp_path / "alone" / "model.safetensors")) <= 1e-12
+
+
+def test_a_flat_model_computes_in_its_own_memory() -> None:
+    model = build("resnet18", (3, 16, 16), 10, None, None).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    flat = FlatModel(model)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    flat.weights.fill_(1.0)
+    assert all(bool((p == 1).all()) for p in model.parameters())
+    images = torch.randn(2, 3, 16, 16)
+    loss, _ = flat.forward(images, torch.tensor([1, 2]))
+    flat.backward(loss, 2)
+    assert flat.gradient[: flat.trainable].abs().sum() > 0
+    assert all(p.grad is not None and p.grad.untyped_storage().data_ptr() == flat.gradient.data_ptr()
+               for p in model.parameters())  # fmt: skip
+
+
+def test_every_worker_writes_down_what_it_did(tmp_path: Path) -> None:
+    summary, _ = train_served(served_values("mlp-sgd", 3, strategy="ps-bounded", staleness=2), tmp_path)
+    for rank, gradients in list(enumerate(summary.gradients))[1:]:
+        steps = [r for r in read_lines(tmp_path / f"rank_{rank}.jsonl") if r["kind"] == "step"]
+        assert len(steps) == gradients
+        assert max(step["staleness"] for step in steps) <= 2
+        assert {"input", "forward", "backward", "push", "wait"} <= set(steps[0]["spans"])
+    assert summary.staleness_max is not None
+    assert summary.staleness_max <= 2
+    assert sum((summary.staleness or {}).values()) == sum(summary.gradients)

@@ -1,0 +1,179 @@
+"""Parameter servers survive their workers and are brought back themselves; real processes, real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_run import LAUNCHERS, PACELINE, LiveRun, listening_elsewhere, until
+from parity_cases import distance
+from safetensors.torch import load_file
+
+from paceline.records import COMPLETED, FAILED, INTERRUPTED, read_lines
+
+STEPS = 800
+MODEL = ["--model", "mlp", "--hidden", "32", "--data", "synthetic:1x12x12,train=1920,test=64", "--dtype", "float64",
+         "--optimizer", "sgd", "--lr", "0.01", "--no-scale-lr", "--log-every", "0"]  # fmt: skip
+GLOBAL_BATCH = 96
+
+
+def served(strategy: str, workers: int = 3, *more: str, steps: int = STEPS) -> list[str]:
+    batch = GLOBAL_BATCH // workers
+    return [*PACELINE, *MODEL, "--strategy", strategy, "--workers", str(workers), "--batch-size", str(batch),
+            "--steps", str(steps), "--worker-timeout", "1.5", "--timeout", "30", *more]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The weights of one process that was left in peace."""
+    folder = tmp_path_factory.mktemp("alone")
+    command = [*PACELINE, *MODEL, "--strategy", "sequential", "--batch-size", str(GLOBAL_BATCH), "--steps", str(STEPS)]
+    with LiveRun(command, folder) as run:
+        assert run.end() == 0, run.stderr()
+    return load_file(folder / "run" / "model.safetensors")
+
+
+def check_completed(run: LiveRun) -> None:
+    assert run.end() == 0, run.stderr()
+    summary = run.summary()
+    assert (summary.status, summary.steps) == (COMPLETED, STEPS)
+    run.check_nothing_is_left()
+
+
+def test_a_synchronous_run_that_loses_a_worker_trains_the_same_model(alone: Any, tmp_path: Path) -> None:
+    with LiveRun(served("ps-sync"), tmp_path) as run:
+        run.wait_until_training()
+        assert listening_elsewhere({run.pid(rank) for rank in range(4)}) == set()
+        os.kill(run.pid(2), signal.SIGKILL)
+        check_completed(run)
+        (lost,) = run.summary().lost_workers
+        assert (lost["rank"], lost["back"]) == (2, None)
+        assert "silent" in lost["why"]
+        assert "Lost rank 2" in run.stdout
+        assert distance(load_file(run.folder / "model.safetensors"), alone) <= 1e-11
+
+
+@pytest.mark.parametrize("strategy", ["ps-async", "ps-sync"])
+def test_a_worker_that_was_stopped_comes_back_and_no_sample_is_used_twice(strategy: str, tmp_path: Path) -> None:
+    # Longer than the stop: the worker must find training still going on.
+    with LiveRun(served(strategy, 3, steps=2500), tmp_path) as run:
+        run.wait_until_training()
+        os.kill(run.pid(3), signal.SIGSTOP)
+        until("the leader gives rank 3 up", lambda: _records(run, "lost"))
+        os.kill(run.pid(3), signal.SIGCONT)
+        until("rank 3 is back", lambda: _records(run, "joined"))
+        assert run.end() == 0, run.stderr()
+        summary = run.summary()
+        (lost,) = summary.lost_workers
+        assert lost["rank"] == 3
+        assert lost["back"] is not None
+        assert summary.steps == 2500
+        # Each update is made of the gradients of all its samples, no less and no more.
+        counts = [r["samples"] for r in read_lines(run.folder / "rank_0.jsonl") if r["kind"] == "step"]
+        assert counts == [GLOBAL_BATCH if strategy == "ps-sync" else GLOBAL_BATCH // 3] * 2500
+        assert strategy == "ps-sync" or sum(summary.gradients) == 2500
+        run.check_nothing_is_left()
+
+
+def _records(run: LiveRun, kind: str) -> list[dict[str, Any]]:
+    return [record for record in read_lines(run.folder / "rank_0.jsonl") if record["kind"] == kind]
+
+
+def test_a_killed_worker_can_be_started_again(alone: Any, tmp_path: Path) -> None:
+    with LiveRun(served("ps-sync", 2, "--restarts", "1", "--worker-timeout", "1"), tmp_path) as run:
+        run.wait_until_training()
+        old = run.pid(1)
+        os.kill(old, signal.SIGKILL)
+        until("another process is rank 1", lambda: run.pid(1) != old)
+        check_completed(run)
+        assert run.summary().lost_workers[0]["back"] is not None
+        assert distance(load_file(run.folder / "model.safetensors"), alone) <= 1e-11
+
+
+@pytest.mark.parametrize(("servers", "victim"), [(1, 0), (2, 0), (2, 1)])
+def test_a_killed_server_is_brought_back_and_trains_the_same_model(
+    alone: Any, tmp_path: Path, servers: int, victim: int
+) -> None:
+    more = ["--servers", str(servers), "--snapshot-every", "20"]
+    with LiveRun(served("ps-sync", 2, *more), tmp_path) as run:
+        run.wait_until_training()
+        os.kill(run.pid(victim), signal.SIGKILL)
+        check_completed(run)
+        (back,) = run.summary().returns
+        assert 0 <= back["lost"] <= 20
+        assert back["number"] % 20 == 0
+        assert f"rank {victim} was restarted" in back["why"]
+        assert distance(load_file(run.folder / "model.safetensors"), alone) <= 1e-11
+
+
+@pytest.mark.parametrize(("servers", "victim"), [(1, 0), (2, 1)])
+def test_a_killed_asynchronous_server_loses_few_updates_and_tells_how_many(
+    tmp_path: Path, servers: int, victim: int
+) -> None:
+    more = ["--servers", str(servers), "--snapshot-every", "20"]
+    with LiveRun(served("ps-async", 2, *more), tmp_path) as run:
+        run.wait_until_training()
+        os.kill(run.pid(victim), signal.SIGKILL)
+        check_completed(run)
+        (back,) = run.summary().returns
+        assert 0 <= back["lost"] <= 20 + 2
+        assert sum(run.summary().gradients) == STEPS
+
+
+def test_without_workers_a_run_fails_and_says_so(tmp_path: Path) -> None:
+    with LiveRun(served("ps-async", 2, steps=100_000), tmp_path) as run:
+        run.wait_until_training()
+        for rank in (1, 2):
+            os.kill(run.pid(rank), signal.SIGKILL)
+        assert run.end() == 1
+        summary = run.summary()
+        assert summary.status == FAILED
+        assert summary.failed_rank in (1, 2)
+        run.check_nothing_is_left()
+
+
+def test_nothing_is_left_when_the_launcher_is_killed(tmp_path: Path) -> None:
+    with LiveRun(served("ps-sync", 2, "--servers", "2", steps=100_000), tmp_path) as run:
+        run.wait_until_training()
+        run.process.kill()
+        run.process.wait()
+        run.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("strategy", ["ps-sync", "ps-async"])
+def test_ctrl_c_finishes_what_is_under_way_and_saves(strategy: str, tmp_path: Path) -> None:
+    with LiveRun(served(strategy, 2, steps=100_000), tmp_path) as run:
+        run.wait_until_training()
+        run.process.send_signal(signal.SIGINT)
+        assert run.end() == 130, run.stderr()
+        assert run.summary().status == INTERRUPTED
+        assert 3 < run.summary().steps < 100_000
+        assert (run.folder / "model.safetensors").exists()
+        run.check_nothing_is_left()
+
+
+def test_a_training_that_diverges_ends_all_ranks(tmp_path: Path) -> None:
+    command = [*PACELINE, "--strategy", "ps-sync", "--model", "shallow-cnn", "--optimizer", "sgd", "--lr", "1e9",
+               "--warmup-epochs", "0", "--log-every", "0"]  # fmt: skip
+    with LiveRun(command, tmp_path) as run:
+        assert run.end() == 1
+        assert "diverged" in run.stderr()
+        assert (run.summary().status, run.summary().failed_rank) == (FAILED, None)
+        run.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "mpiexec"])
+def test_under_a_launcher_the_first_ranks_are_servers(alone: Any, launcher: str, tmp_path: Path) -> None:
+    # Three ranks: one server and two workers.
+    command = [*LAUNCHERS[launcher], *served("ps-sync", 2)[2:]]
+    with LiveRun(command, tmp_path) as run:
+        run.wait_until_training()
+        rows = json.loads((run.folder / "env.json").read_text())["ranks"]
+        assert [row["role"] for row in rows] == ["server", "worker", "worker"]
+        assert launcher == "mpiexec" or listening_elsewhere({row["pid"] for row in rows}) == set()
+        check_completed(run)
+        assert distance(load_file(run.folder / "model.safetensors"), alone) <= 1e-11

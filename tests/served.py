@@ -1,0 +1,96 @@
+"""A run with parameter servers whose ranks are threads of the test, over real sockets."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from paceline.launch.folder import begin_summary
+from paceline.records import Summary
+from paceline.server.roles import Meeting
+from paceline.server.sockets import Listener
+from paceline.spec import RunSpec, resolve
+from paceline.training.console import Console
+from paceline.training.served import ServedJob, Server, work
+from paceline.training.setup import choose_place
+from paceline.training.trace import Trace
+
+PATIENCE = 60.0
+WIRES = ("ipc", "plain", "curve")
+SECRET = bytes(range(32))
+
+
+@contextmanager
+def meeting(wire: str, servers: int) -> Iterator[Meeting]:
+    """Sockets of files in a private folder, or on loopback with and without encryption."""
+    folder = tempfile.mkdtemp(prefix="paceline-test-", dir="/dev/shm")
+    if wire == "ipc":
+        endpoints = tuple(f"ipc://{folder}/{i}" for i in range(servers))
+    else:
+        endpoints = tuple(f"tcp://127.0.0.1:{port}" for port in free_ports(servers))
+    try:
+        yield Meeting(endpoints, 7, wire, SECRET if wire == "curve" else None)
+    finally:
+        shutil.rmtree(folder)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback on which nobody listened a moment ago."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def train_served(values: dict[str, Any], folder: Path, wire: str = "ipc") -> tuple[Summary, dict[str, Tensor]]:
+    """Train as the values say; the summary, and the weights."""
+    spec = resolve(("test", values)).spec
+    summary, errors = begin_summary(spec), dict[int, str]()
+    torch.set_num_threads(1)
+
+    def body(rank: int, where: Meeting) -> None:
+        try:
+            _run_rank(spec, where, rank, folder, summary)
+        except BaseException:  # noqa: BLE001  shown by the test
+            errors[rank] = traceback.format_exc()
+
+    with meeting(wire, spec.servers or 1) as where:
+        threads = [threading.Thread(target=body, args=(rank, where), daemon=True) for rank in range(spec.ranks)]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + PATIENCE
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        stuck = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
+    assert not stuck, f"ranks {stuck} did not end in {PATIENCE} s"
+    if errors:
+        pytest.fail("\n".join(f"--- rank {rank}:\n{text}" for rank, text in sorted(errors.items())))
+    return summary, load_file(folder / "model.safetensors")
+
+
+def _run_rank(spec: RunSpec, where: Meeting, rank: int, folder: Path, summary: Summary) -> None:
+    job = ServedJob(spec, where, choose_place(spec, 0), rank, 1000 + rank, {"host": "here", "pid": 0}, lambda: False)
+    if rank >= (spec.servers or 1):
+        work(job, lambda path: Trace(path / f"rank_{rank}.jsonl", rank))
+        return
+    server = Server(job, Listener(where.endpoints[rank], where.secret))
+    if rank:
+        server.serve(folder, lambda _: None)
+        return
+    trace = Trace(folder / "rank_0.jsonl", 0)
+    server.lead(folder, Console(None), trace, summary, lambda _: None, restarted=False)
+    trace.close()
