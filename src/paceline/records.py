@@ -23,7 +23,8 @@ class Summary:
     """summary.json: one run. The lists from `gradients` on are by rank, and empty where a run did not come to its end.
 
     Of parameter servers alone: how stale the gradients were (how many had missed how many updates), workers that were
-    lost, returns to snapshots, messages that servers dropped; by rank, gradients applied and seconds spent waiting.
+    lost, returns to snapshots, messages that servers dropped; by rank, gradients applied, seconds spent waiting and
+    the processor's seconds that training took.
     """
 
     status: str
@@ -66,6 +67,7 @@ class Summary:
     dropped_messages: dict[str, int] = field(default_factory=dict)
     gradients: list[int] = field(default_factory=list)
     wait_seconds: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
     bytes_sent: list[int] = field(default_factory=list)
     bytes_received: list[int] = field(default_factory=list)
     messages_sent: list[int] = field(default_factory=list)

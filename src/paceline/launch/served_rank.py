@@ -22,6 +22,7 @@ from paceline.launch.meeting import meet, somebody_listens
 from paceline.launch.rank import Rank
 from paceline.records import INTERRUPTED, write_whole
 from paceline.server.client import Unanswered
+from paceline.server.roles import Meeting
 from paceline.spec import Resolved
 from paceline.training.console import Console
 from paceline.training.served import ServedJob, Server, work
@@ -43,6 +44,7 @@ class ServedRank(Rank):
         super().__init__(resolved, seat, folder, stream)
         self.cluster = cluster
         self.servers = self.spec.servers or 0
+        self.meeting: Meeting | None = None
         self.begun = self.left = False
 
     def run(self, comm: Comm | None = None) -> int:
@@ -51,7 +53,7 @@ class ServedRank(Rank):
         except Exception as error:  # noqa: BLE001  written down, told and turned into an exit code
             return self._fail(self._explained(error))
         finally:
-            if self.seat.rank == 0:
+            if self.meeting and self.seat.rank == 0:
                 leave(self.seat)
                 if self.cluster:
                     forget_key(self.cluster)
@@ -126,6 +128,7 @@ class ServedRank(Rank):
         address = (*self.cluster.ps, *self.cluster.worker)[peer]
         what = f"nobody listens at {address}" if peer < self.servers else f"no worker came from {address}"
         todo = "start it, or correct the address"
+        assert self.meeting is not None
         if isinstance(error, Unanswered) and somebody_listens(self.meeting.endpoints[0]):
             what = f"whoever listens at {address} does not answer"
             todo = f"is it a server of this run, with the same key ({self.cluster.key})?"

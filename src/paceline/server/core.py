@@ -37,6 +37,7 @@ class Traffic:
     bytes_sent: int = 0
     messages_received: int = 0
     messages_sent: int = 0
+    cpu_seconds: float = 0.0  # of the whole process, while it served
     dropped: Counter[str] = field(default_factory=Counter)
 
 

@@ -121,7 +121,7 @@ class Leader(Core):
             theirs = creed.get(name)
             if theirs != mine:
                 return (
-                    f"rank {rank} has another {name} than the server ({theirs!r:.80}, not {mine!r:.80}): start all "
+                    f"rank {rank} has another {name} than the server ({theirs!s:.80}, not {mine!s:.80}): start all "
                     f"ranks with the same command, in the same version"
                 )
         return None

@@ -17,10 +17,11 @@ TICK_SECONDS = 0.25
 
 def serve(core: Core, listener: Listener, patience: float) -> None:
     """Of a server that does not lead: until the leader says that it is over, or says nothing any more."""
-    heard = time.monotonic()
+    heard, began = time.monotonic(), time.process_time()
     while not core.finished:
         listener.wait(TICK_SECONDS)
         now = time.monotonic()
+        core.traffic.cpu_seconds = time.process_time() - began
         for sender, frames in listener.messages():
             heard = now
             for to, message in core.handle(sender, frames, now):
@@ -36,7 +37,7 @@ def lead(
     with closing(Diallers(endpoints[1:], f"0.{leader.life:x}", secret)) as links:
         for link in links.all:
             listener.watch(link)
-        ticked, over_since = 0.0, None
+        ticked, over_since, began = 0.0, None, time.process_time()
         while True:
             listener.wait(TICK_SECONDS)
             now = time.monotonic()
@@ -57,6 +58,7 @@ def lead(
                 links.all[server - 1].send(message)
             if leader.finished or leader.error is not None:
                 over_since = over_since or now
+                leader.traffic.cpu_seconds = time.process_time() - began
                 if not leader.members or now - over_since > leader.rules.silent:
                     return _finish(leader, links)
 

@@ -104,7 +104,7 @@ class Chunk:
         self.version = 0
         self.open: dict[int, Sum] = {}
         self.applied = Applied()
-        self._published: bytearray | None = None
+        self._published: memoryview | None = None
 
     def apply(self, gradient: Tensor, lr: float) -> None:
         """One update: parameters by the optimizer, buffers by adding their change."""
@@ -125,11 +125,10 @@ class Chunk:
         self.version += 1
         self._published = None
 
-    def published(self) -> bytearray:
+    def published(self) -> memoryview:
         """The weights as they are now, in memory that no update will change: sends to many workers share it."""
         if self._published is None:
-            self._published = bytearray(self.values.nbytes)
-            torch.frombuffer(self._published, dtype=self.values.dtype).copy_(self.values)
+            self._published = self.values.clone().numpy().data.cast("B")
         return self._published
 
     def tensors(self) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""A model whose parameters and gradients are views of two flat vectors, with its buffers behind the parameters."""
+"""A model whose parameters are views of a flat vector, with its buffers behind them, and its gradients in another."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class FlatModel:
         self.length = self.trainable + sum(b.numel() for b in self._buffers)
         dtype = self._parameters[0].dtype
         self.weights, self.gradient = torch.empty(self.length, dtype=dtype), torch.zeros(self.length, dtype=dtype)
+        self._gradients = []
         start = 0
         for p in self._parameters:
             dense = p.is_contiguous() or (p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last))
@@ -32,7 +33,7 @@ class FlatModel:
             view = self.weights[start : start + p.numel()].as_strided(p.shape, stride, start)
             view.copy_(p.detach())
             p.data = view
-            p.grad = self.gradient[start : start + p.numel()].as_strided(p.shape, stride, start)
+            self._gradients.append(self.gradient[start : start + p.numel()].as_strided(p.shape, stride, start))
             start += p.numel()
         sizes = [b.numel() for b in self._buffers]
         self._stored, self._change = (
@@ -52,8 +53,15 @@ class FlatModel:
 
     def backward(self, loss: Tensor, total: int) -> None:
         """Leave in `gradient` that of the loss's share of `total` samples, and the buffers' change."""
-        self.gradient[: self.trainable].zero_()
         loss.backward(torch.full_like(loss, 1 / total))
+        # Copying what autograd made is cheaper than letting it add to zeros in place.
+        made = [p.grad for p in self._parameters if p.grad is not None]
+        places = [g for g, p in zip(self._gradients, self._parameters, strict=True) if p.grad is not None]
+        if len(made) < len(self._parameters):
+            self.gradient[: self.trainable].zero_()
+        torch._foreach_copy_(places, made)
+        for p in self._parameters:
+            p.grad = None
         if self._buffers:
             torch._foreach_copy_(self._change, self._buffers)
             self.gradient[self.trainable :] -= self.weights[self.trainable :]

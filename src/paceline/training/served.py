@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from paceline.server.serve import lead, serve
 from paceline.server.shard import Layout, Shard
 from paceline.server.snapshot import Snapshots
 from paceline.server.sockets import Listener
-from paceline.spec import RunSpec
+from paceline.spec import FIELDS, RunSpec
 from paceline.strategies.base import Batch
 from paceline.strategies.flat import FlatModel
 from paceline.training.chronicle import Chronicle
@@ -43,6 +42,8 @@ from paceline.training.trace import Trace, peak_rss_bytes
 from paceline.training.weights import save
 from paceline.training.work import Work
 
+# What may differ from machine to machine.
+OWN_OPTIONS = ("output_dir", "name", "data_dir", "threads", "device", "timeout", "log_every")
 # A worker shows that it lives this many times before it would be given up.
 BEATS = 5
 
@@ -68,9 +69,10 @@ def plan_of(spec: RunSpec, info: DataInfo) -> Plan:
 
 def _creed(spec: RunSpec, flat: FlatModel, info: DataInfo) -> dict[str, str]:
     """What every rank of a run must have alike, by the words that people know it by."""
+    options = {"--" + name.replace("_", "-"): repr(getattr(spec, name)) for name in FIELDS if name not in OWN_OPTIONS}
     return {
         "version of paceline": __version__,
-        "set of options": hashlib.sha256(repr(spec).encode()).hexdigest()[:16],
+        **options,
         "data set": f"{info.train} + {info.test} samples of shape {info.shape}, {info.classes} classes",
         "model": flat.digest(),
     }
@@ -199,7 +201,7 @@ def _count(leader: Leader, spec: RunSpec, summary: Summary) -> None:
     summary.bytes_sent, summary.bytes_received = column("bytes_sent"), column("bytes_received")
     summary.messages_sent, summary.messages_received = column("messages_sent"), column("messages_received")
     summary.peak_rss_bytes, summary.wait_seconds = column("peak_rss_bytes"), column("wait_seconds")
-    summary.input_seconds = column("input_seconds")
+    summary.input_seconds, summary.cpu_seconds = column("input_seconds"), column("cpu_seconds")
     summary.comm_seconds = summary.wait_seconds
     summary.wire = "exact"
     tally = leader.tally

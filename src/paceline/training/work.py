@@ -42,6 +42,7 @@ class Work:
     def run(self, creed: dict[str, str], about: dict[str, Any]) -> bool:
         """Until the leader says that it is over, or until asked to stop: then true."""
         self.client.target, self.client.about = 1 + AHEAD, self._about
+        self._began = time.process_time()
         pool = ThreadPoolExecutor(1, "paceline-input")
         try:
             self._join(creed, about)
@@ -96,6 +97,7 @@ class Work:
             "messages_received": meter.messages_received,
             "wait_seconds": self.wait_seconds,
             "input_seconds": self.trace.input_seconds if self.trace else 0.0,
+            "cpu_seconds": time.process_time() - self._began,
             "peak_rss_bytes": peak_rss_bytes(),
         }
 

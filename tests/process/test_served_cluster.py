@@ -1,0 +1,181 @@
+"""Ranks that are started one by one from a cluster file: they meet by their addresses, or say what is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from live_run import PACELINE, listening_elsewhere, until
+from parity_cases import distance
+from safetensors.torch import load_file
+from served import free_ports
+from test_served_faults import GLOBAL_BATCH, MODEL
+
+from paceline.records import read_summary
+
+STEPS = 60
+PATIENCE = 60
+
+
+def write_cluster(folder: Path, servers: int, workers: int) -> Path:
+    ports = free_ports(servers + workers)
+    addresses = [f'"127.0.0.1:{port}"' for port in ports]
+    path = folder / "cluster.toml"
+    path.write_text(f"worker = [{', '.join(addresses[servers:])}]\nps = [{', '.join(addresses[:servers])}]\n")
+    return path
+
+
+def command(cluster: Path, role: str, index: int, workers: int, *more: str) -> list[str]:
+    return [*PACELINE, *MODEL, "--cluster", str(cluster), "--role", role, "--index", str(index), "--batch-size",
+            str(GLOBAL_BATCH // workers), "--steps", str(STEPS), "--timeout", "30", "--output-dir",
+            str(cluster.parent), "--name", "run", *more]  # fmt: skip
+
+
+@contextlib.contextmanager
+def started(commands: list[list[str]]) -> Iterator[list[subprocess.Popen[str]]]:
+    """The processes of these commands, which do not outlive the test."""
+    variables = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
+    processes = [subprocess.Popen(c, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                  stdin=subprocess.DEVNULL) for c in commands]  # fmt: skip
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def ends(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """Exit codes and what was said on standard error."""
+    return [(process.returncode, err) for process in processes for _, err in [process.communicate(timeout=PATIENCE)]]
+
+
+@pytest.mark.parametrize(("servers", "more", "security"), [(1, [], "curve"), (2, ["--no-encrypt"], "plain")])
+def test_ranks_of_a_cluster_file_train_the_sequential_model(
+    tmp_path: Path, servers: int, more: list[str], security: str
+) -> None:
+    cluster = write_cluster(tmp_path, servers, 2)
+    alone = [*PACELINE, *MODEL, "--strategy", "sequential", "--batch-size", str(GLOBAL_BATCH), "--steps", str(STEPS),
+             "--output-dir", str(tmp_path), "--name", "alone"]  # fmt: skip
+    roles = [("worker", 1), *(("ps", i) for i in range(servers)), ("worker", 0)]
+    with started([command(cluster, role, index, 2, *more) for role, index in roles]) as processes:
+        until("all ranks are up", (tmp_path / "run" / "env.json").exists)
+        assert listening_elsewhere({process.pid for process in processes if process.poll() is None}) == set()
+        assert ends(processes) == [(0, "")] * (servers + 2)
+    summary = read_summary(tmp_path / "run")
+    assert summary is not None
+    assert (summary.security, summary.steps) == (security, STEPS)
+    assert not (tmp_path / "cluster.key").exists()
+    with started([alone]) as processes:
+        assert ends(processes)[0][0] == 0
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("run", "alone")]
+    assert distance(*weights) <= 1e-12
+
+
+def test_a_rank_with_another_key_gets_no_answer_and_the_others_go_on(tmp_path: Path) -> None:
+    cluster = write_cluster(tmp_path, 1, 1)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "cluster.toml").write_text(cluster.read_text())
+    (other / "cluster.key").write_text("ab" * 32 + "\n")
+    (other / "cluster.key").chmod(0o600)
+    foreign = command(other / "cluster.toml", "worker", 0, 1, "--timeout", "3")
+    with started([command(cluster, "ps", 0, 1)]) as servers:
+        until("the server listens", (tmp_path / "run").exists)
+        with started([foreign]) as strangers:
+            ((code, said),) = ends(strangers)
+        assert code == 2
+        assert "cluster.toml line 2" in said
+        assert "does not answer" in said
+        assert "cluster.key" in said
+        with started([command(cluster, "worker", 0, 1)]) as workers:
+            assert ends(workers) == [(0, "")]
+        assert ends(servers) == [(0, "")]
+
+
+def test_a_rank_with_other_options_is_told_which(tmp_path: Path) -> None:
+    cluster = write_cluster(tmp_path, 1, 1)
+    with started([command(cluster, "ps", 0, 1)]) as servers:
+        until("the server listens", (tmp_path / "run").exists)
+        with started([command(cluster, "worker", 0, 1, "--lr", "0.5")]) as workers:
+            ((code, said),) = ends(workers)
+        assert code == 2
+        assert "rank 1 has another --lr than the server (0.5, not 0.01): start all ranks with the same command" in said
+        servers[0].send_signal(signal.SIGINT)
+        assert ends(servers)[0][0] == 130
+
+
+def test_where_nobody_listens_is_said_with_the_line(tmp_path: Path) -> None:
+    cluster = write_cluster(tmp_path, 1, 1)
+    with started([command(cluster, "worker", 0, 1, "--timeout", "2")]) as workers:
+        ((code, said),) = ends(workers)
+    assert code == 2
+    assert "cluster.toml line 2: nobody listens at 127.0.0.1:" in said
+    assert "start it, or correct the address" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(("role", "line", "what"), [("ps", 2, "nobody listens"), ("worker", 1, "no worker came")])
+def test_a_rank_that_never_comes_is_named_with_its_line(tmp_path: Path, role: str, line: int, what: str) -> None:
+    cluster = write_cluster(tmp_path, 2, 2)
+    there = {("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1)} - {(role, 1)}
+    with started([command(cluster, *rank, 2, "--timeout", "4") for rank in sorted(there)]) as processes:
+        code, said = ends(processes)[0]
+    assert code == 2
+    assert f"cluster.toml line {line}: {what}" in said
+
+
+def test_a_port_that_is_taken_is_said_with_the_line(tmp_path: Path) -> None:
+    cluster = write_cluster(tmp_path, 1, 1)
+    with started([command(cluster, "ps", 0, 1)]) as first:
+        until("the server listens", (tmp_path / "run").exists)
+        with started([command(cluster, "ps", 0, 1)]) as second:
+            ((code, said),) = ends(second)
+        assert code == 2
+        assert "cluster.toml line 2: cannot listen at tcp://127.0.0.1:" in said
+        assert (tmp_path / "cluster.key").exists(), "the first one's key is still needed"
+        assert first[0].poll() is None
+
+
+def test_ctrl_c_at_a_worker_ends_only_that_worker(tmp_path: Path) -> None:
+    cluster = write_cluster(tmp_path, 1, 2)
+    many = ["--steps", "4000", "--strategy", "ps-async"]
+    ranks = [("ps", 0), ("worker", 0), ("worker", 1)]
+    with started([command(cluster, *rank, 2, *many) for rank in ranks]) as processes:
+        until("workers train", (tmp_path / "run" / "rank_2.jsonl").exists)
+        time.sleep(0.5)
+        processes[2].send_signal(signal.SIGINT)
+        assert [code for code, _ in ends(processes)] == [0, 0, 130]
+    summary = read_summary(tmp_path / "run")
+    assert summary is not None
+    assert summary.steps == 4000
+    assert [(lost["rank"], lost["why"]) for lost in summary.lost_workers] == [(2, "it was interrupted")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--role", "ps", "--index", "1"], "line 2: there is no ps 1; give one from 0 to 0"),
+        (["--role", "worker", "--index", "-1"], "line 1: there is no worker -1"),
+        (["--role", "worker"], "line 1: no index of a worker is given"),
+        (["--role", "chief", "--index", "0"], "unknown role 'chief'"),
+        (["--index", "0"], "--role ps|worker"),
+        (["--role", "ps", "--index", "zero"], "--index is 'zero'"),
+        (["--role", "ps", "--index", "0", "--strategy", "ring"], "strategy ring"),
+        (["--role", "ps", "--index", "0", "--workers", "7"], "has started 3 ranks"),
+    ],
+)
+def test_what_is_wrong_about_a_place_is_said_at_once(tmp_path: Path, flags: list[str], words: str) -> None:
+    cluster = write_cluster(tmp_path, 1, 2)
+    with started([[*PACELINE, "--cluster", str(cluster), *flags, "--output-dir", str(tmp_path)]]) as processes:
+        ((code, said),) = ends(processes)
+    assert code == 2
+    assert words in said
+    assert "Traceback" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["cluster.toml"]
