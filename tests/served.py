@@ -8,8 +8,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from paceline.training.trace import Trace
 PATIENCE = 60.0
 WIRES = ("ipc", "plain", "curve")
 SECRET = bytes(range(32))
+Meddle = Callable[[Meeting], AbstractContextManager[Meeting]]
 
 
 @contextmanager
@@ -56,8 +57,10 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def train_served(values: dict[str, Any], folder: Path, wire: str = "ipc") -> tuple[Summary, dict[str, Tensor]]:
-    """Train as the values say; the summary, and the weights."""
+def train_served(
+    values: dict[str, Any], folder: Path, wire: str = "ipc", meddle: Meddle = nullcontext
+) -> tuple[Summary, dict[str, Tensor]]:
+    """Train as the values say; the summary, and the weights. `meddle` says where workers find what is at a meeting."""
     spec = resolve(("test", values)).spec
     summary, errors = begin_summary(spec), dict[int, str]()
     torch.set_num_threads(1)
@@ -68,13 +71,20 @@ def train_served(values: dict[str, Any], folder: Path, wire: str = "ipc") -> tup
         except BaseException:  # noqa: BLE001  shown by the test
             errors[rank] = traceback.format_exc()
 
-    with meeting(wire, spec.servers or 1) as where:
-        threads = [threading.Thread(target=body, args=(rank, where), daemon=True) for rank in range(spec.ranks)]
+    def start(ranks: range, where: Meeting) -> list[threading.Thread]:
+        threads = [threading.Thread(target=body, args=(rank, where), daemon=True) for rank in ranks]
         for thread in threads:
             thread.start()
-        deadline = time.monotonic() + PATIENCE
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        return threads
+
+    servers = spec.servers or 1
+    with meeting(wire, servers) as where:
+        threads = start(range(servers), where)
+        with meddle(where) as theirs:
+            threads += start(range(servers, spec.ranks), theirs)
+            deadline = time.monotonic() + PATIENCE
+            for thread in threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
         stuck = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
     assert not stuck, f"ranks {stuck} did not end in {PATIENCE} s"
     if errors:

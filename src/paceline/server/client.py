@@ -118,7 +118,11 @@ class Client:
             self.meter.bytes_sent += len(payload)
 
     def pull(self, want: int, *, anew: bool = False) -> None:
-        """Ask for weights of at least this version, where this worker has older ones, or for all of them anew."""
+        """Ask for weights of at least this version, where this worker has older ones, or for all of them anew.
+
+        What was pulled before is void.
+        """
+        self._due = {key: message for key, message in self._due.items() if message.kind != Kind.PULL}
         for chunk in range(self.layout.chunks):
             if anew or self.versions.get(chunk, -1) < want:
                 self._ask(chunk, Message(Header(Kind.PULL, chunk=chunk, want=want)))
@@ -129,6 +133,10 @@ class Client:
     def is_due(self, part: Part | None = None) -> bool:
         """Whether answers are due, to this part's gradient or to anything."""
         return any(part is None or key[1:] == (part.update, part.slot) for key in self._due)
+
+    def awaited(self) -> int:
+        """What is due comes when the updates before this one are made."""
+        return max(message.header.want for message in self._due.values())
 
     def missed(self, part: Part) -> int:
         """How many updates the weights of this part's gradient had missed."""
@@ -193,17 +201,19 @@ class Client:
 
     def _weights(self, message: Message) -> None:
         header = message.header
-        asked = self._due.pop((header.chunk, header.update, header.slot), None)
-        if asked is None:
-            return
+        key = header.chunk, header.update, header.slot
+        asked = self._due.get(key)
+        if asked is None or asked.header.sequence != header.sequence:
+            return  # an answer to what was asked before, and is asked again
+        del self._due[key]
         span = self.layout.span(header.chunk)
         if header.length != len(span) * self.weights.element_size():
             raise WireError(f"{header.length} bytes of weights where {len(span)} values are expected")
         if asked.kind == Kind.PUSH:
             self.meter.messages_received += 1
             self.meter.bytes_received += header.length
-            key = header.update, header.slot
-            self._missed[key] = max(self._missed.get(key, 0), header.staleness)
+            part = header.update, header.slot
+            self._missed[part] = max(self._missed.get(part, 0), header.staleness)
         self.seen = max(self.seen, header.version)
         if header.version >= self._staged.get(header.chunk, (0, b""))[0]:
             self._staged[header.chunk] = header.version, message.payload

@@ -17,6 +17,9 @@ Address = bytes
 Reply = tuple[Address, Message]
 
 
+ORDERS = (Kind.ATTACH, Kind.RESTORE, Kind.KEEP, Kind.RECALL, Kind.FINISH)
+
+
 class Store(Protocol):
     """Where snapshots are kept."""
 
@@ -106,23 +109,32 @@ class Core:
                 self._answer_when_ready(sender, header)
         elif header.kind == Kind.BEAT:
             self.send(sender, say(Kind.ALIVE, sequence=header.sequence))
-        elif header.kind == Kind.ATTACH:
-            self.attached(message.words())
-            self._state(sender, header)
-        elif header.kind == Kind.RESTORE:
-            self.restore(header.update)
-            self.generation = header.generation
-            self._state(sender, header)
-        elif header.kind in (Kind.KEEP, Kind.RECALL):
-            self.shard.keep() if header.kind == Kind.KEEP else self.recall()
-            self._state(sender, header)
-        elif header.kind == Kind.FINISH:
-            self.finished = True
-            self._state(sender, header)
+        elif header.kind in ORDERS:
+            self._obey(sender, message)
         elif header.kind in (Kind.HELLO, Kind.REPORT, Kind.LEAVE):
             self.send(sender, say(Kind.REFUSED, {"why": f"rank {self.rank} does not lead this run: speak to rank 0"}))
         else:
             raise WireError(f"a server is not told {Kind(header.kind).name}")
+
+    def _obey(self, sender: Address, message: Message) -> None:
+        """An order of the server that leads."""
+        header = message.header
+        if header.rank != 0 or self.rank == 0:
+            raise WireError(f"{Kind(header.kind).name}, and not from the server that leads")
+        if header.kind == Kind.ATTACH:
+            self.attached(message.words())
+        elif header.kind == Kind.RESTORE:
+            if header.update not in self.snapshots():
+                raise WireError(f"no snapshot {header.update} here")
+            self.restore(header.update)
+            self.generation = header.generation
+        elif header.kind == Kind.KEEP:
+            self.shard.keep()
+        elif header.kind == Kind.RECALL:
+            self.recall()
+        else:
+            self.finished = True
+        self._state(sender, header)
 
     def _push(self, sender: Address, message: Message) -> None:
         header = message.header
@@ -161,6 +173,8 @@ class Core:
             raise WireError(f"no chunk {header.chunk} here")
         if chunk.version >= header.want:
             self._answer(sender, header)
+        elif header.want > chunk.version + (self.shard.staleness or 0) + 16:
+            raise WireError(f"weights {header.want} of chunk {header.chunk}, which is at {chunk.version}")
         else:
             self._waiting.setdefault(header.chunk, {})[sender, header.update, header.slot] = header
 

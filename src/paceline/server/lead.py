@@ -51,6 +51,7 @@ class Leader(Core):
         self.to_servers: list[tuple[int, Message]] = []
         self.servers: dict[int, ServerState] = {}
         self._orders = 0
+        self._given: dict[int, tuple[Kind, dict[str, Any]]] = {}
         self._awaited: dict[int, int] = {}  # servers that have been told something, and the number of that order
         self._doubles: dict[int, tuple[Address, Message, float]] = {}
         self._alone_since: float | None = None
@@ -76,7 +77,7 @@ class Leader(Core):
         elif header.kind not in (Kind.BEAT, Kind.REPORT):
             super().take(sender, message, now)
             return
-        elif member is None:
+        elif member is None or (header.kind == Kind.REPORT and header.generation != self.generation):
             self.send(sender, say(Kind.AGAIN))
         elif header.kind == Kind.BEAT:
             self.ledger.beat(header.rank, header.update - 1 if header.update else None, now)
@@ -97,8 +98,8 @@ class Leader(Core):
             self.traffic.dropped["refused"] += 1
             self.send(sender, say(Kind.REFUSED, {"why": refusal}))
             return
-        if self._awaited:
-            return  # servers are going back to a snapshot: it will ask again
+        if self._awaited or len(self.servers) < self.rules.servers - 1:
+            return  # servers are coming, or going back to a snapshot: it will ask again
         member = self.members.get(rank)
         if member and member.life != message.header.life:
             self._doubles.setdefault(rank, (sender, message, now))  # until it is clear that the other one is gone
@@ -129,7 +130,7 @@ class Leader(Core):
     def _report(self, rank: int, member: Member, message: Message, now: float) -> None:
         done, target, self.said[rank] = take(message.words(), done=list, target=int, about=dict)
         for row in done:
-            if not isinstance(row, list) or len(row) != 3 or type(row[1]) not in (int, float):
+            if not isinstance(row, list) or len(row) != 3 or type(row[1]) is not float:
                 raise WireError("a lease, a loss and a number of hits are expected")
             lease, hits = numbers([row[0], row[2]])
             part = self.ledger.done(rank, lease)
@@ -192,7 +193,7 @@ class Leader(Core):
             if worker is None:
                 del self._doubles[rank]
                 self._hello(sender, hello, now)
-            elif worker.heard > since:
+            elif worker.heard > since + self.rules.silent / 2:  # no message that was on its way
                 del self._doubles[rank]
                 about = self.members[rank].about
                 why = f"rank {rank} is taken, by process {about.get('pid')} on {about.get('host')}"
@@ -203,7 +204,7 @@ class Leader(Core):
                     CommTimeout(f"rank {server}, a server, has been silent for {now - state.heard:.0f} s", server)
                 )
         for server in range(1, self.rules.servers):
-            self._order(server, Kind.ATTACH)
+            self._order(server, Kind.ATTACH, {})
         self.go_on(now)
         return super().tick(now)
 
@@ -301,17 +302,18 @@ class Leader(Core):
 
     # The other servers.
 
-    def _order(self, server: int, kind: Kind, **header: Any) -> None:
+    def _order(self, server: int, kind: Kind, header: dict[str, Any]) -> None:
         self._orders += 1
         if kind != Kind.ATTACH:
             self._awaited[server] = self._orders
+            self._given[server] = kind, header
         message = say(kind, self.welcome if kind == Kind.ATTACH else {}, run=self.run, generation=self.generation,
                       life=self.life, sequence=self._orders, **header)  # fmt: skip
         self.to_servers.append((server, message))
 
     def _order_all(self, kind: Kind, **header: Any) -> None:
         for server in range(1, self.rules.servers):
-            self._order(server, kind, **header)
+            self._order(server, kind, header)
 
     def answered(self, server: int, message: Message, now: float) -> None:
         """A server has said STATE."""
@@ -320,8 +322,10 @@ class Leader(Core):
         self.servers[server] = ServerState(message.header.life, now, numbers(snapshots), traffic, about)
         if known is None or known.life != message.header.life:
             self._server_came(server, again=known is not None)
-        elif message.header.sequence >= self._awaited.get(server, math.inf):
+        elif message.header.sequence == self._awaited.get(server):
             del self._awaited[server]
+        elif message.header.sequence > self._awaited.get(server, math.inf):
+            self._order(server, *self._given[server])  # it was lost with its connection
         self.go_on(now)
 
     def _server_came(self, server: int, *, again: bool) -> None:

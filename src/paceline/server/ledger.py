@@ -123,20 +123,25 @@ class Ledger:
     def lease(self, rank: int, target: int) -> dict[int, Part]:
         """Let the worker hold up to `target` leases; all that it holds, by number.
 
-        A part of a worker that is gone comes on top: those that hold all they want may be waiting for just that one.
+        A part of the oldest update comes on top: those that hold all they want may be waiting for just that one.
         """
         worker = self.workers[rank]
-        while len(worker.held) < target + bool(self._free) and (part := self._next(rank, worker)):
+        while (len(worker.held) < target or self._awaited(worker)) and (part := self._next(rank, worker)):
             self._leases += 1
             worker.held[self._leases] = part
         return worker.held
 
     def _next(self, rank: int, worker: Worker) -> Part | None:
-        if self._free:
+        if self._free and (not worker.mine or self._free[0] < worker.mine[0]):
             return self._free.pop(0)
         while not worker.mine and self._may_open():
             self._open(rank)
         return worker.mine.popleft() if worker.mine else None
+
+    def _awaited(self, worker: Worker) -> bool:
+        """Whether a part of the oldest update is there for this worker."""
+        first = [parts[0] for parts in (self._free, worker.mine) if parts]
+        return any(part.kind == TRAIN and part.update == self.complete for part in first)
 
     def _may_open(self) -> bool:
         if self.evaluating or self.opened >= self.limit:

@@ -34,15 +34,18 @@ class Tally:
     gradients: Counter[int] = field(default_factory=Counter)  # by worker
     staleness: Counter[int] = field(default_factory=Counter)
     open: dict[int, Result] = field(default_factory=dict)  # of updates that have not been made
+    pending: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # likewise: workers, and what they missed
 
     def gradient(self, rank: int, update: int, missed: int, loss: float, hits: int, count: int) -> None:
-        self.gradients[rank] += 1
-        self.staleness[missed] += 1
+        self.pending.setdefault(update, []).append((rank, missed))
         self.open.setdefault(update, Result()).add(loss, hits, count)
 
     def made(self, update: int, epoch: int) -> Result:
         """An update is made: its sums."""
         result = self.open.pop(update)
+        for rank, missed in self.pending.pop(update):
+            self.gradients[rank] += 1
+            self.staleness[missed] += 1
         self.updates += 1
         self.epochs.setdefault(epoch, Result()).add(result.loss, result.hits, result.count)
         return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from enum import IntEnum
@@ -69,7 +70,8 @@ class Header:
 
 _LAYOUT = struct.Struct("<4sHHQQIQQIQIIQQQdQQ")
 _NAMES = [field.name for field in fields(Header)]
-SIZE = _LAYOUT.size
+_CHECK = struct.Struct("<I")
+SIZE = _LAYOUT.size + _CHECK.size
 
 
 @dataclass(slots=True)
@@ -84,7 +86,8 @@ class Message:
     def frames(self) -> list[Buffer]:
         self.header.length = memoryview(self.payload).nbytes
         values = astuple(self.header)
-        return [_LAYOUT.pack(MAGIC, PROTOCOL, *values), self.payload]
+        header = _LAYOUT.pack(MAGIC, PROTOCOL, *values)
+        return [header + _CHECK.pack(zlib.crc32(header)), self.payload]
 
     def words(self) -> dict[str, Any]:
         """The payload of a message of words."""
@@ -108,12 +111,14 @@ def read(frames: Sequence[Buffer]) -> Message:
     """The message in these frames, or WireError. Its payload is the frame itself, not a copy."""
     if len(frames) != 2 or len(frames[0]) != SIZE:
         raise WireError(f"frames of {[len(frame) for frame in frames][:4]} bytes")
-    magic, protocol, *values = _LAYOUT.unpack(frames[0])
+    magic, protocol, *values = _LAYOUT.unpack_from(frames[0])
     if magic != MAGIC:
         raise WireError("no message of ours")
     header = Header(*values)
     if protocol != PROTOCOL:
         raise OtherProtocol(protocol)
+    if _CHECK.unpack_from(frames[0], _LAYOUT.size)[0] != zlib.crc32(memoryview(frames[0])[: _LAYOUT.size]):
+        raise WireError("a header that was changed on its way")
     if header.kind not in Kind._value2member_map_:
         raise WireError(f"unknown kind {header.kind}")
     if header.length != len(frames[1]):

@@ -29,6 +29,7 @@ from paceline.server.serve import lead, serve
 from paceline.server.shard import Layout, Shard
 from paceline.server.snapshot import Snapshots
 from paceline.server.sockets import Listener
+from paceline.server.wire import take
 from paceline.spec import FIELDS, RunSpec
 from paceline.strategies.base import Batch
 from paceline.strategies.flat import FlatModel
@@ -113,7 +114,7 @@ class Server:
         core = Core(job.rank, job.meeting.run, job.life, self.shard(), store, job.spec.snapshot_every)
 
         def attached(words: dict[str, Any]) -> None:
-            path = Path(words["folder"])
+            path = Path(take(words, folder=str)[0])
             opened(path)
             if core.store is None and job.spec.snapshot_every:
                 core.store = Snapshots(path / "snapshots", job.rank)

@@ -122,17 +122,15 @@ class Work:
     def _choose(self) -> tuple[int, Part] | None:
         """The first lease of all, if the weights here are new enough for it.
 
-        While answers are due, only a part of an update that this worker has pushed its own part of already: somebody
-        is gone, and the answers are waiting for it.
+        While answers are due, only a part of an update that they are waiting for: somebody is gone.
         """
         client = self.client
         todo = [(part, lease) for lease, part in client.leases.items() if lease in self.coming]
         if not todo:
             return None
         part, lease = min(todo)
-        latest = max((pushed.update for pushed, *_ in self.pushed.values()), default=-1)
-        if client.is_due():
-            return (lease, part) if part.update <= latest and client.has(part.need) else None
+        if client.is_due() and (part.kind != TRAIN or part.update >= client.awaited()):
+            return None
         # What is evaluated is what the servers have now that all gradients are in.
         anew = part.kind != TRAIN and self.evaluating != (part.kind, part.update)
         if client.has(part.need) and not anew:

@@ -1,0 +1,234 @@
+"""Whatever comes in whatever order, and whoever is lost: what a whole run of servers and workers must come to."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from server_play import MISCHIEF, ORDINARY, SERVERS_TOO, Play, script
+from server_toy import sequential
+
+from paceline.server.ledger import Plan
+from paceline.server.wire import Buffer, Kind, read
+
+SYNC = Plan(samples=13, batch=5, updates=8, staleness=0)
+FREE = Plan(samples=13, batch=2, updates=14, staleness=None)
+
+
+def bounded(staleness: int) -> Plan:
+    return Plan(13, 5, 8, staleness)
+
+
+# An order of arrival, and up to six times that something goes wrong.
+scripts = st.builds(
+    script, st.integers(0, 2**32), st.lists(st.tuples(st.integers(0, 350), st.integers(0, 300)), max_size=6)
+)
+
+
+def every_sample(plan: Plan) -> Counter[tuple[int, int]]:
+    """Of the epochs of a plan, the last of which may be cut short: so many samples of each."""
+    spans = [(plan.epoch(update), plan.span(update)) for update in range(plan.updates)]
+    return Counter({epoch: sum(len(span) for e, span in spans if e == epoch) for epoch, _ in spans})  # type: ignore[misc]
+
+
+def check_samples(play: Play) -> None:
+    for chunk in range(play.layout.chunks):
+        used = play.record.samples(chunk)
+        assert set(used.values()) == {1}
+        assert Counter(epoch for epoch, _ in used) == every_sample(play.plan)
+
+
+def same_as_sequential(play: Play) -> None:
+    torch.testing.assert_close(play.weights, sequential(play.plan), rtol=0, atol=1e-12)
+
+
+# Synchronous.
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@settings(max_examples=35)
+@given(scripts, st.integers(1, 4))
+def test_synchronous_training_is_sequential_whatever_happens(servers: int, steps: list[int], workers: int) -> None:
+    play = Play(SYNC, workers, servers).run(steps)
+    same_as_sequential(play)
+    check_samples(play)
+
+
+# Bounded.
+
+
+@settings(max_examples=50)
+@given(scripts, st.integers(0, 3), st.integers(1, 2))
+def test_no_gradient_is_staler_than_the_bound(steps: list[int], staleness: int, servers: int) -> None:
+    play = Play(bounded(staleness), 3, servers).run(steps)  # the record looks at every update as it is made
+    check_samples(play)
+    assert play.events.updates == list(range(8))
+    assert [len(made) for made in play.record.made.values()] == [8] * play.layout.chunks
+    assert [epoch for epoch, _ in play.events.epochs] == [0, 1, 2]
+    assert [result.count for _, result in play.events.epochs] == [13, 13, 10]
+    assert [result.hits for _, result in play.events.epochs] == [13, 13, 10]
+
+
+@settings(max_examples=30)
+@given(scripts, st.integers(0, 3))
+def test_the_staleness_that_is_told_is_the_staleness_there_was(steps: list[int], staleness: int) -> None:
+    play = Play(bounded(staleness)).run(steps)
+    assert play.leader.tally.staleness == play.record.staleness()
+    assert sum(play.leader.tally.gradients.values()) == sum(len(parts) for parts in play.record.made[0])
+
+
+def test_a_bound_is_used() -> None:
+    """Else nothing above would say anything of staleness."""
+    found = [max(Play(bounded(3)).run(script(seed)).record.staleness()) for seed in range(10)]
+    assert max(found) == 3
+
+
+# Unbounded.
+
+
+@settings(max_examples=50)
+@given(scripts, st.integers(1, 2))
+def test_without_a_bound_every_part_is_in_every_chunk_once(steps: list[int], servers: int) -> None:
+    play = Play(FREE, 3, servers).run(steps)  # the record refuses a part that comes twice
+    check_samples(play)
+    for made in play.record.made.values():
+        assert sorted(one.part.update for (one,) in made) == list(range(FREE.updates))
+    assert play.leader.tally.staleness == play.record.staleness()
+    assert sum(play.leader.tally.gradients.values()) == FREE.updates
+    assert play.events.updates == list(range(FREE.updates))
+
+
+# An order is a result.
+
+
+@pytest.mark.parametrize("plan", [bounded(2), FREE], ids=["bounded", "free"])
+@settings(max_examples=15)
+@given(steps=scripts)
+def test_the_same_order_gives_the_same_bits(plan: Plan, steps: list[int]) -> None:
+    once, again = Play(plan).run(steps), Play(plan).run(steps)
+    assert torch.equal(once.weights, again.weights)
+    assert once.steps == again.steps
+
+
+@pytest.mark.parametrize("plan", [bounded(2), FREE], ids=["bounded", "free"])
+def test_another_order_gives_other_weights(plan: Plan) -> None:
+    assert not torch.equal(Play(plan).run(script(1)).weights, Play(plan).run(script(2)).weights)
+
+
+# It always ends: Play fails where nothing but waiting is left, or after MOST_STEPS.
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3, None])
+@pytest.mark.parametrize("workers", [2, 3, 5])
+@settings(max_examples=5)
+@given(seed=st.integers(0, 2**32), at=st.integers(60, 300), lose=st.booleans())
+def test_one_worker_that_is_left_finishes(workers: int, staleness: int | None, seed: int, at: int, lose: bool) -> None:
+    murder = MISCHIEF.index("murder" if lose else "kill")
+    play = Play(bounded(0) if staleness == 0 else Plan(13, 5, 8, staleness), workers)
+    play.run(script(seed, [(at + i, murder) for i in range(workers - 1)]))
+    check_samples(play)
+
+
+def test_a_worker_that_came_late_takes_over_what_its_pull_is_waiting_for() -> None:
+    """It holds a part of the next update, waits for the weights of that, and then the others die."""
+    for at in range(60, 220, 5):
+        kill, restart = MISCHIEF.index("kill"), MISCHIEF.index("restart")
+        lapse = MISCHIEF.index("lapse")
+        events = [(at, kill), (at + 1, lapse), (at + 2, restart), (at + 60, kill), (at + 61, kill)]
+        same_as_sequential(Play(SYNC, 3).run(script(at, events)))
+
+
+# Servers that die.
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@settings(max_examples=25)
+@given(scripts, st.integers(1, 4))
+@example(script(0, [(250, ORDINARY + SERVERS_TOO.index("server"))]), 2)
+def test_synchronous_training_goes_on_from_snapshots(servers: int, steps: list[int], every: int) -> None:
+    play = Play(SYNC, 3, servers, every, SERVERS_TOO).run(steps)
+    same_as_sequential(play)
+    check_samples(play)
+
+
+@settings(max_examples=25)
+@given(scripts, st.integers(1, 3), st.integers(1, 2))
+def test_bounded_training_goes_on_from_snapshots(steps: list[int], staleness: int, servers: int) -> None:
+    play = Play(bounded(staleness), 3, servers, 2, SERVERS_TOO).run(steps)
+    check_samples(play)
+    assert [chunk.version for server in play.servers for chunk in server.shard.chunks.values()] == [8] * 3
+
+
+@settings(max_examples=25)
+@given(scripts, st.integers(1, 4))
+def test_without_a_bound_a_server_that_comes_back_has_every_part_once(steps: list[int], every: int) -> None:
+    play = Play(FREE, 3, 1, every, SERVERS_TOO).run(steps)
+    check_samples(play)
+    assert play.leader.tally.staleness.total() == play.leader.tally.gradients.total() == FREE.updates
+
+
+def test_gradients_of_updates_that_are_gone_are_not_counted() -> None:
+    """A snapshot of a bounded run must not count gradients of updates that were still open."""
+    for seed in range(20):
+        play = Play(bounded(3), 3, 1, 2, ("server",)).run(script(seed, [(150 + 5 * seed, 0)]))
+        assert play.leader.tally.gradients.total() == sum(len(parts) for parts in play.record.made[0]), seed
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_servers_that_are_far_apart_have_a_snapshot_in_common(staleness: int) -> None:
+    """One server is slow; whenever the other dies, at most the snapshots' and the staleness' distance is lost."""
+    for at in range(200, 400, 50):
+        play = Play(bounded(staleness), 3, 2, 1, ("server",))
+        play.slow = b"server 0"
+        before: list[int] = []
+
+        def look(play: Play, at: int = at, before: list[int] = before) -> None:
+            if play.steps == at:
+                before.append(min(chunk.version for server in play.servers for chunk in server.shard.chunks.values()))
+
+        play.before_step = look
+        play.run(script(at, [(at, 1)]))
+        for back in play.events.returns:
+            assert back.number >= before[0], f"{at}: back to {back.number}, and all had had {before[0]} updates"
+
+
+def test_an_order_that_is_lost_with_its_connection_is_given_again() -> None:
+    """Server 1 comes back, is told to go back to a snapshot, and the connection to the leader breaks just then."""
+    lost: list[bytes] = []
+
+    def lose(play: Play) -> None:
+        for (sender, to), queue in play.queues.items():
+            orders = [read([*map(bytearray, frames)]).kind for frames in queue] if to == b"server 1" else []
+            if Kind.RESTORE in orders and play.events.returns and not lost:
+                lost.append(sender)
+                queue.clear()
+
+    play = Play(SYNC, 3, 2, 2, ("server",))
+    play.before_step = lose
+    play.run(script(1, [(300, 1)]))
+    assert lost
+    same_as_sequential(play)
+
+
+def test_an_answer_answers_what_was_asked_with_it() -> None:
+    """An answer to a pull that was sent twice is none to the gradient that was pushed meanwhile."""
+    play = Play(SYNC, 1)
+    answers: list[list[Buffer]] = []
+
+    def again(play: Play) -> None:
+        client, link = play.players[1].client, play.players[1].links.all[0]
+        if not answers:
+            answers.extend(f for f in link.inbox if read(f).kind == Kind.WEIGHTS and read(f).header.chunk == 0)
+        due = client._due.get((0, 0, 0))
+        if len(answers) == 1 and due is not None and due.kind == Kind.PUSH:
+            link.inbox.appendleft(answers[0])
+            client._take(read(link.inbox.popleft()))
+            assert (0, 0, 0) in client._due
+            answers.append([])
+
+    play.before_step = again
+    play.run()
+    assert len(answers) == 2
