@@ -34,7 +34,7 @@ def run_seat(
 ) -> int:
     """Run the rank of this process, or all ranks as its threads; returns the exit code."""
     spec = resolved.spec
-    keep_freed_memory()
+    keep_freed_memory(one_arena=spec.served)
     # Servers wait most of the time: cores are for workers.
     local_workers = max(1, seat.local_size - (spec.servers or 0)) if seat.one_node else seat.local_size
     torch.set_num_threads(spec.threads or threads_per_rank(local_workers))

@@ -55,7 +55,6 @@ class Core:
         self.about: dict[str, Any] = {}
         self.traffic = Traffic()
         self._waiting: dict[int, dict[tuple[Address, int, int], Header]] = {}  # by chunk: who wants newer weights
-        self._first = {number: chunk.values.clone() for number, chunk in shard.chunks.items()}
         self.store, self._every = store, every
         self._staged: dict[int, dict[int, tuple[dict[str, Tensor], dict[str, Any]]]] = {}  # by snapshot, by chunk
         self._facts: dict[int, dict[str, Any]] = {}
@@ -215,8 +214,8 @@ class Core:
         if self.store:
             self.store.forget_after(number)
         if number == 0:
-            for n, values in self._first.items():
-                self.shard.load(n, {"values": values.clone()}, {"version": 0, "low": 0, "above": []})
+            for n, chunk in self.shard.chunks.items():
+                self.shard.load(n, {"values": chunk.first}, {"version": 0, "low": 0, "above": []})
             return {}
         assert self.store is not None
         tensors, facts = self.store.load(number)

@@ -95,11 +95,11 @@ class Sum:
 
 
 class Chunk:
-    """Some of the values, their optimizer, and how many updates they have had."""
+    """Some of the values, their optimizer, and how many updates they have had. The first values stay as they are."""
 
-    def __init__(self, values: Tensor, trainable: int, make_optimizer: MakeOptimizer) -> None:
-        self.values, self.trainable = values, trainable
-        self.parameters = torch.nn.Parameter(values[:trainable])
+    def __init__(self, first: Tensor, trainable: int, make_optimizer: MakeOptimizer) -> None:
+        self.first, self.values, self.trainable = first, first.clone(), trainable
+        self.parameters = torch.nn.Parameter(self.values[:trainable])
         self.optimizer = make_optimizer([self.parameters]) if trainable else None
         self.version = 0
         self.open: dict[int, Sum] = {}

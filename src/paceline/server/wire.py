@@ -6,8 +6,9 @@ import json
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from enum import IntEnum
+from operator import attrgetter
 from typing import Any
 
 from paceline.errors import PacelineError
@@ -69,7 +70,7 @@ class Header:
 
 
 _LAYOUT = struct.Struct("<4sHHQQIQQIQIIQQQdQQ")
-_NAMES = [field.name for field in fields(Header)]
+_VALUES = attrgetter(*(field.name for field in fields(Header)))
 _CHECK = struct.Struct("<I")
 SIZE = _LAYOUT.size + _CHECK.size
 
@@ -85,8 +86,7 @@ class Message:
 
     def frames(self) -> list[Buffer]:
         self.header.length = memoryview(self.payload).nbytes
-        values = astuple(self.header)
-        header = _LAYOUT.pack(MAGIC, PROTOCOL, *values)
+        header = _LAYOUT.pack(MAGIC, PROTOCOL, *_VALUES(self.header))
         return [header + _CHECK.pack(zlib.crc32(header)), self.payload]
 
     def words(self) -> dict[str, Any]:

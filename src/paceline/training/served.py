@@ -98,7 +98,7 @@ class Server:
         for chunk in layout.of_server(self.job.rank):
             span = layout.span(chunk)
             trainable = min(len(span), max(0, self.flat.trainable - span.start))
-            values[chunk] = self.flat.weights[span.start : span.stop].clone(), trainable
+            values[chunk] = self.flat.weights[span.start : span.stop], trainable
         return Shard(
             values,
             lambda parameters: make_optimizer(spec, parameters),
