@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check bench bench-data clean
+.PHONY: demo test check bench bench-ps bench-data clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -25,6 +25,9 @@ check: $(READY)  ## style and types
 
 bench: $(READY)  ## this project beside plain PyTorch and PyTorch DDP; leave the machine alone meanwhile
 	$(BIN)/python benchmarks/data_parallel.py
+
+bench-ps: $(READY)  ## parameter servers beside PyTorch's RPC tutorial and our ring
+	$(BIN)/python benchmarks/parameter_server.py
 
 bench-data: $(READY)  ## waiting for input beside PyTorch's DataLoader, and the memory of 8 ranks, on CIFAR-10
 	$(BIN)/paceline data get cifar10

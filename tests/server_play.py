@@ -214,9 +214,9 @@ class Play:
         for to, message in replies:
             if to in known:
                 self.post(server_name(server), to, message)
-        for other, message in self.leader.to_servers:
+        for other, message in self.leader.fellows.outbox:
             self.post(self._leader_address(), server_name(other), message)
-        self.leader.to_servers = []
+        self.leader.fellows.outbox = []
 
     def _leader_address(self) -> bytes:
         return f"0.{self.leader.life:x}".encode()
@@ -232,8 +232,7 @@ class Play:
             self.arrive(int(to.split()[1]), sender, frames)
         elif to == self._leader_address():
             answer = read([bytearray(frame) for frame in frames])
-            if answer.kind == Kind.STATE:
-                self.leader.answered(int(sender.split()[1]), answer, self.now)
+            self.leader.answered(int(sender.split()[1]), answer, self.now)
             self._post_all(0, [])
         for player in self.players.values():
             if player.address == to and not player.gone:
@@ -247,6 +246,10 @@ class Play:
         while not (self.leader.finished and all(player.gone for player in self.players.values())):
             self.before_step(self)
             self._step(script[self.steps] if self.steps < len(script) else None)
+            if self.leader.trained and not self.leader.finished and self.leader.collect(self.now):
+                self.leader.finished = True
+                self._post_all(0, self.leader.tick(self.now))
+            self._post_all(0, [])
             assert self.leader.error is None, self.leader.error
             self.steps += 1
             progress = self.leader.tally.updates, self.leader.ledger.complete, len(self.events.returns)

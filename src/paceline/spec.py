@@ -316,8 +316,10 @@ def check_data(spec: RunSpec, data: datasets.DataInfo) -> None:
         raise UsageError(f"--validation {spec.validation:g} of {data.train} samples is none: give a larger part, or 0")
     samples = data.train - spec.validation_samples(data)
     if spec.global_batch > samples:
+        workers = spec.global_batch // spec.batch_size
         raise UsageError(
-            f"a global batch of {spec.batch_size} x {spec.workers} workers = {spec.global_batch} samples is larger "
+            f"a global batch of {spec.batch_size} x {workers} worker{'s' if workers > 1 else ''} = {spec.global_batch} "
+            f"samples is larger "
             f"than the training set of {spec.data} ({samples}): lower --batch-size or --workers"
         )
 
@@ -326,7 +328,8 @@ def _check_served(spec: RunSpec) -> None:
     """What only parameter servers can do, and what they cannot."""
     if not spec.served:
         given = [name for name in ("servers", "staleness") if getattr(spec, name) is not None]
-        given += [name for name in ("staleness_lr", "restarts") if getattr(spec, name)]
+        others = ("staleness_lr", "restarts", "worker_timeout", "snapshot_every", "encrypt")
+        given += [name for name in others if getattr(spec, name) != FIELDS[name].default]
         if given:
             flag = given[0].replace("_", "-")
             raise UsageError(f"--{flag} is for parameter servers; strategy {spec.strategy} has none: use ps-sync")

@@ -111,6 +111,15 @@ def test_a_rank_with_other_options_is_told_which(tmp_path: Path) -> None:
         assert ends(servers)[0][0] == 130
 
 
+def test_a_server_with_other_options_ends_the_run_and_says_which(tmp_path: Path) -> None:
+    cluster = write_cluster(tmp_path, 2, 1)
+    ranks = [command(cluster, "ps", 0, 1), command(cluster, "ps", 1, 1, "--lr", "0.5")]
+    with started(ranks) as servers:
+        for code, said in ends(servers):
+            assert code == 2
+            assert "rank 1 has another --lr than the server (0.5, not 0.01)" in said
+
+
 def test_where_nobody_listens_is_said_with_the_line(tmp_path: Path) -> None:
     cluster = write_cluster(tmp_path, 1, 1)
     with started([command(cluster, "worker", 0, 1, "--timeout", "2")]) as workers:

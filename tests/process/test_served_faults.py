@@ -83,6 +83,15 @@ def _records(run: LiveRun, kind: str) -> list[dict[str, Any]]:
     return [record for record in read_lines(run.folder / "rank_0.jsonl") if record["kind"] == kind]
 
 
+def test_a_worker_that_stays_stopped_does_not_keep_the_command(tmp_path: Path) -> None:
+    with LiveRun(served("ps-async", 3), tmp_path) as run:
+        run.wait_until_training()
+        os.kill(run.pid(3), signal.SIGSTOP)
+        check_completed(run)
+        assert [lost["rank"] for lost in run.summary().lost_workers] == [3]
+        assert not (run.folder / "snapshots").exists()
+
+
 def test_a_killed_worker_can_be_started_again(alone: Any, tmp_path: Path) -> None:
     with LiveRun(served("ps-sync", 2, "--restarts", "1", "--worker-timeout", "1"), tmp_path) as run:
         run.wait_until_training()

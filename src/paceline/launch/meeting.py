@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import secrets
 import socket
 from pathlib import Path
@@ -70,17 +71,17 @@ def _endpoint(cluster: Cluster, address: str) -> str:
 def _meet_at_store(spec: RunSpec, seat: Seat) -> tuple[Meeting, Listener | None]:
     """On several nodes: servers tell where they listen, and the secret, where the launcher lets ranks meet."""
     assert spec.servers is not None
-    store = store_of(seat, spec.timeout)
+    store, prefix = store_of(seat, spec.timeout), f"paceline/{seat.attempt}"
     if seat.rank == 0:
-        store.set("paceline/secret", secrets.token_hex(32))
-    secret = bytes.fromhex(store.get("paceline/secret").decode())
+        store.set(f"{prefix}/secret", secrets.token_hex(32))
+    secret = bytes.fromhex(store.get(f"{prefix}/secret").decode())
     key = secret if spec.encrypt else None
     listener = None
     if seat.rank < spec.servers:
         assert seat.address is not None, "the store has seen to that"
         listener = Listener(f"tcp://{_own_address(seat.address)}:*", key)
-        store.set(f"paceline/server_{seat.rank}", listener.endpoint)
-    endpoints = tuple(store.get(f"paceline/server_{i}").decode() for i in range(spec.servers))
+        store.set(f"{prefix}/server_{seat.rank}", listener.endpoint)
+    endpoints = tuple(store.get(f"{prefix}/server_{i}").decode() for i in range(spec.servers))
     return Meeting(endpoints, _number(secret), "curve" if key else "plain", key), listener
 
 
@@ -90,7 +91,19 @@ def _own_address(towards: tuple[str, int]) -> str:
     with socket.socket(family, kind) as probe:
         probe.connect(place)
         found = str(probe.getsockname()[0])
+    if ipaddress.ip_address(found).is_loopback and not _is_loopback(towards[0]):
+        raise UsageError(
+            f"the ranks' meeting point {towards[0]} is {found} to its own machine, where others cannot reach a server: "
+            f"set MASTER_ADDR to its address on the network"
+        )
     return f"[{found}]" if ":" in found else found
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _number(text: bytes) -> int:

@@ -72,7 +72,7 @@ class ServedRank(Rank):
             assert listener is not None
             server = Server(job, listener)
             if seat.rank:
-                server.serve(self.folder, self._open)
+                self.left = server.serve(self.folder, self._open)
             else:
                 self._lead(server, about)
 
@@ -92,7 +92,7 @@ class ServedRank(Rank):
             self.begun = True
             for rank, row in known.items():
                 role = "server" if rank < self.servers else "worker"
-                rows[rank] = {"rank": rank, "role": role, **row}
+                rows[rank] = {"rank": rank, "role": role, "host": row["host"], "pid": row["pid"]}
             ranks = [rows[rank] for rank in sorted(rows)]
             write_whole(folder / "env.json", json.dumps(describe(ranks), indent=1) + "\n")
 
@@ -131,7 +131,7 @@ class ServedRank(Rank):
         assert self.meeting is not None
         if isinstance(error, Unanswered) and somebody_listens(self.meeting.endpoints[0]):
             what = f"whoever listens at {address} does not answer"
-            todo = f"is it a server of this run, with the same key ({self.cluster.key})?"
+            todo = f"is it a server of this run, with the same key ({self.cluster.key}), or none, as with --no-encrypt?"
         return UsageError(f"{self.cluster.path} line {self.cluster.line_of(address)}: {what} ({error}): {todo}")
 
     def _fail(self, error: Exception) -> int:

@@ -129,8 +129,9 @@ def _how(code: int | None) -> str:
 def _fill(folder: Path, summary: Summary) -> None:
     """What rank 0 had written down before the end."""
     records = list(read_lines(folder / "rank_0.jsonl"))
-    summary.steps = sum(r["kind"] == "step" for r in records)
-    epochs = [r for r in records if r["kind"] == "epoch"]
+    summary.steps = len({r["step"] for r in records if r["kind"] == "step"})
+    by_epoch = {r["epoch"]: r for r in records if r["kind"] == "epoch"}  # the last one, if some were done again
+    epochs = [by_epoch[epoch] for epoch in sorted(by_epoch)]
     summary.epoch_seconds = [r["seconds"] for r in epochs]
     summary.train_loss = [r["loss"] for r in epochs]
     summary.train_accuracy = [r["accuracy"] for r in epochs]
@@ -141,10 +142,10 @@ def wait_for_blame(folder: Path, rank: int, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     summary = read_summary(folder)
     while summary and time.monotonic() < deadline:
-        others = [r for r in range(summary.workers) if r != rank]
+        others = [r for r in range(summary.servers + summary.workers) if r != rank]
         errors = {r: error for r in others if (error := _error(folder, r))}
         if len(errors) >= len(others) - 1 and len(others) > 1:
             return
-        if _first_to_fail(folder, errors, None, summary.workers):
+        if _first_to_fail(folder, errors, None, summary.servers + summary.workers):
             return
         time.sleep(0.05)

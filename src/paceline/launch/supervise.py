@@ -31,7 +31,7 @@ def supervise(crew: Crew, folder: Path, signals: list[int], spec: RunSpec) -> En
     A run with parameter servers survives its workers, and a killed server gets another life.
     """
     asked = 0
-    failed_at: float | None = None
+    ended_at: float | None = None
     exits: dict[int, int] = {}
     try:
         while crew.running():
@@ -39,9 +39,11 @@ def supervise(crew: Crew, folder: Path, signals: list[int], spec: RunSpec) -> En
                 asked += 1
                 if asked > 1 or not _ask_to_stop(crew, folder):
                     break
-            if failed_at is None and _has_failed(crew, folder, spec, asked > 0):
-                failed_at = time.monotonic()
-            if failed_at is not None and time.monotonic() - failed_at > GRACE_SECONDS:
+            # A run with servers is over when its leader is, whatever has become of a worker that was given up.
+            led = spec.served and crew.exits.get(0) in GOOD_EXITS
+            if ended_at is None and (led or _has_failed(crew, folder, spec, asked > 0)):
+                ended_at = time.monotonic()
+            if ended_at is not None and time.monotonic() - ended_at > GRACE_SECONDS:
                 break
             time.sleep(LOOK_SECONDS)
     finally:
@@ -64,7 +66,7 @@ def _has_failed(crew: Crew, folder: Path, spec: RunSpec, stopping: bool) -> bool
             crew.start_again(rank)
         elif rank < spec.servers:
             return True
-    return all(rank in crew.exits for rank in range(spec.servers, spec.ranks))
+    return all(rank in crew.exits and rank in bad for rank in range(spec.servers, spec.ranks))
 
 
 def _ask_to_stop(crew: Crew, folder: Path) -> bool:
@@ -73,6 +75,9 @@ def _ask_to_stop(crew: Crew, folder: Path) -> bool:
     if not pids:
         return False
     print("\npaceline: stopping after this step (Ctrl-C again to stop at once)", file=sys.stderr, flush=True)
+    if crew.are_ranks:
+        crew.signal(signal.SIGINT)
+        return True
     # To the ranks themselves: mpiexec would end them before their step is done.
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):

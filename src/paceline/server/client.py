@@ -16,7 +16,7 @@ from paceline.server.core import as_values
 from paceline.server.ledger import Part
 from paceline.server.shard import Layout
 from paceline.server.sockets import Diallers
-from paceline.server.wire import Buffer, Header, Kind, Message, WireError, read, say
+from paceline.server.wire import Buffer, Header, Kind, Message, OtherProtocol, WireError, read, say
 
 HELLO_SECONDS = 0.1
 POLL_SECONDS = 0.25
@@ -222,7 +222,12 @@ class Client:
         found = []
         for server in self._links.wait(seconds):
             for frames in self._links.all[server].messages():
-                message = read(frames)
+                try:
+                    message = read(frames)
+                except OtherProtocol as error:
+                    raise UsageError(
+                        f"rank {server}, a server, speaks {error}: install one version everywhere"
+                    ) from error
                 if message.header.run == self.run or message.kind == Kind.REFUSED:
                     found.append(message)
                     self._pulse.heard[server] = time.monotonic()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from paceline.server.shard import Refused, Shard
@@ -41,6 +42,7 @@ class Traffic:
     messages_received: int = 0
     messages_sent: int = 0
     cpu_seconds: float = 0.0  # of the whole process, while it served
+    peak_rss_bytes: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
 
 
@@ -60,6 +62,7 @@ class Core:
         self._facts: dict[int, dict[str, Any]] = {}
         self._out: list[Reply] = []
         self.finished = False
+        self.refusal: str | None = None
         shard.after = self._after
         if shard.staleness is None:  # each server goes its own way, also after a restart
             self.generation = run
@@ -121,14 +124,14 @@ class Core:
         if header.rank != 0 or self.rank == 0:
             raise WireError(f"{Kind(header.kind).name}, and not from the server that leads")
         if header.kind == Kind.ATTACH:
-            self.attached(message.words())
+            self.refusal = self.refusal or self.attached(message.words())
         elif header.kind == Kind.RESTORE:
             if header.update not in self.snapshots():
                 raise WireError(f"no snapshot {header.update} here")
             self.restore(header.update)
             self.generation = header.generation
         elif header.kind == Kind.KEEP:
-            self.shard.keep()
+            self.keep()
         elif header.kind == Kind.RECALL:
             self.recall()
         else:
@@ -157,8 +160,9 @@ class Core:
                 del self._waiting[header.chunk][key]
                 self._answer(key[0], waiting)
 
-    def attached(self, words: dict[str, Any]) -> None:
-        """The leader has said what it tells everybody who comes."""
+    def attached(self, words: dict[str, Any]) -> str | None:
+        """The leader has said what it tells everybody who comes; why this server cannot be one of its."""
+        return None
 
     def gradient(self, header: Header, missed: int) -> None:
         """A gradient is taken in; the leader counts it."""
@@ -192,8 +196,13 @@ class Core:
     def _after(self, number: int) -> None:
         self.updated(number)
         version = self.shard.chunks[number].version
-        if not self.store or not self._every or version % self._every:
-            return
+        if self.store and self._every and version % self._every == 0:
+            self._stage(number)
+
+    def _stage(self, number: int) -> None:
+        """Copy a chunk's state; write the snapshot when all chunks have come to this version."""
+        assert self.store is not None
+        version = self.shard.chunks[number].version
         staged = self._staged.setdefault(version, {})
         self._facts.setdefault(version, {}).update(self.facts(number, first=not staged))
         staged[number] = self.shard.copy_of(number)
@@ -202,7 +211,10 @@ class Core:
         del self._staged[version]
         tensors = {f"{n}.{key}": tensor for n, (parts, _) in staged.items() for key, tensor in parts.items()}
         facts = {"chunks": {str(n): facts for n, (_, facts) in staged.items()}, **self._facts.pop(version)}
-        self.store.save(version, tensors, facts)
+        try:
+            self.store.save(version, tensors, facts)
+        except (OSError, SafetensorError):  # a full disk: training goes on, and the older snapshots are there
+            self.traffic.dropped["snapshot that could not be written"] += 1
 
     def facts(self, number: int, *, first: bool) -> dict[str, Any]:
         """What the leader adds to a snapshot when this chunk is copied, the first of all or not."""
@@ -224,15 +236,33 @@ class Core:
             self.shard.load(n, own, facts["chunks"][str(n)])
         return facts
 
+    # Both happen when no gradient is on its way. With a bound, a server that dies goes back with all others and is told
+    # again; without, it comes back alone, with what it has saved.
+
+    def keep(self) -> None:
+        self.shard.keep()
+        self._save_now()
+
     def recall(self) -> None:
         self.shard.recall()
+        if self.shard.staleness is None:
+            self._save_now()
+
+    def _save_now(self) -> None:
+        for number in self.shard.chunks if self.store and self._every else ():
+            self._stage(number)
 
     def snapshots(self) -> list[int]:
         return [0, *(self.store.numbers() if self.store else [])]
 
     def _state(self, sender: Address, asked: Header) -> None:
-        words = {"snapshots": self.snapshots(), "traffic": vars(self.traffic), "finished": self.finished,
-                 "about": self.about}  # fmt: skip
+        words = {
+            "snapshots": self.snapshots(),
+            "traffic": vars(self.traffic),
+            "finished": self.finished,
+            "refusal": self.refusal,
+            "about": self.about,
+        }
         self.send(sender, say(Kind.STATE, words, sequence=asked.sequence))
 
 

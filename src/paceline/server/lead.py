@@ -7,14 +7,18 @@ import random
 from dataclasses import asdict
 from typing import Any
 
-from paceline.errors import CommTimeout, DivergedError, PacelineError
+from paceline.errors import CommTimeout, DivergedError, PacelineError, UsageError
 from paceline.layout import share
 from paceline.server.core import Address, Core, Store
+from paceline.server.fellows import Fellows
 from paceline.server.ledger import TRAIN, Ledger, Plan
-from paceline.server.roles import Member, Return, Rules, ServerState, Watcher
+from paceline.server.roles import Member, Return, Rules, Watcher, mismatch
 from paceline.server.shard import Layout, Shard
 from paceline.server.tally import Result, Tally
 from paceline.server.wire import Header, Kind, Message, WireError, numbers, say, take
+
+# How long to wait for the other servers' weights before they are asked for again.
+COLLECT_SECONDS = 5.0
 
 
 class Leader(Core):
@@ -36,24 +40,23 @@ class Leader(Core):
         restarted: bool = False,
     ) -> None:
         self.layout, self.plan, self.rules, self.creed, self.watcher = layout, plan, rules, creed, watcher
-        self.welcome = welcome or {}
+        self.welcome = {"creed": creed, **(welcome or {})}
         self.ledger, self.tally = Ledger(plan), Tally()
         self.members: dict[int, Member] = {}
-        self.said: dict[int, dict[str, Any]] = {}  # what each worker last said of itself
+        self.said: dict[tuple[int, int], dict[str, Any]] = {}  # what each worker last said of itself, by its life
+        self.collected: dict[int, memoryview] = {}  # the other servers' chunks, at the end
+        self._collecting = (-math.inf, 0)  # since when, and by which order
         self.validation: list[float] = []  # losses
         self.results: dict[str, Result] = {}  # of evaluations under way or over
         self.error: PacelineError | None = None
         self.lost: dict[int, str] = {}
-        self.stopping = self.begun = self.recalled = False
+        self.stopping = self.begun = self.recalled = self.trained = False
         super().__init__(0, run, life, shard, store, every)
+        self.fellows = Fellows(rules.servers - 1, self._identity, self.welcome)
         self.restarted = bool(restarted or self.snapshots()[1:])
         self.returns: list[Return] = []  # to snapshots
-        self.to_servers: list[tuple[int, Message]] = []
-        self.servers: dict[int, ServerState] = {}
-        self._orders = 0
-        self._given: dict[int, tuple[Kind, dict[str, Any]]] = {}
-        self._awaited: dict[int, int] = {}  # servers that have been told something, and the number of that order
         self._doubles: dict[int, tuple[Address, Message, float]] = {}
+        self._why = ""
         self._alone_since: float | None = None
         self._first_came: float | None = None
         if rules.servers == 1 and plan.staleness is not None:
@@ -98,7 +101,7 @@ class Leader(Core):
             self.traffic.dropped["refused"] += 1
             self.send(sender, say(Kind.REFUSED, {"why": refusal}))
             return
-        if self._awaited or len(self.servers) < self.rules.servers - 1:
+        if not self.fellows.ready:
             return  # servers are coming, or going back to a snapshot: it will ask again
         member = self.members.get(rank)
         if member and member.life != message.header.life:
@@ -108,7 +111,8 @@ class Leader(Core):
             self.ledger.join(rank, now)
             self.members[rank] = Member(sender, message.header.life, about)
             back = self.lost.pop(rank, None) is not None
-            if self.returns:  # whoever has seen the newest weights knows how many updates are gone
+            # After this server's own restart, who has seen the newest weights knows how many updates are gone.
+            if self.returns and not self.begun:
                 self.returns[-1].lost = max(self.returns[-1].lost, seen - self.returns[-1].number)
             if self.begun:
                 self.watcher.joined(rank, about, back=back)
@@ -118,17 +122,11 @@ class Leader(Core):
         if rank not in self.rules.workers:
             allowed = f"{self.rules.workers[0]} to {self.rules.workers[-1]}"
             return f"rank {rank} is no worker of this run: they are ranks {allowed}"
-        for name, mine in self.creed.items():
-            theirs = creed.get(name)
-            if theirs != mine:
-                return (
-                    f"rank {rank} has another {name} than the server ({theirs!s:.80}, not {mine!s:.80}): start all "
-                    f"ranks with the same command, in the same version"
-                )
-        return None
+        return mismatch(rank, creed, self.creed)
 
     def _report(self, rank: int, member: Member, message: Message, now: float) -> None:
-        done, target, self.said[rank] = take(message.words(), done=list, target=int, about=dict)
+        done, target, about = take(message.words(), done=list, target=int, about=dict)
+        self.said[rank, member.life] = about
         for row in done:
             if not isinstance(row, list) or len(row) != 3 or type(row[1]) is not float:
                 raise WireError("a lease, a loss and a number of hits are expected")
@@ -137,9 +135,8 @@ class Leader(Core):
             if part and part.kind != TRAIN:
                 self.results[part.kind].add(row[1], hits, part.stop - part.start)
         member.target = min(max(target, 0), 16)
-        member.told -= member.told - set(self.ledger.workers[rank].held)
+        member.told = None  # a report is answered
         self.ledger.beat(rank, self.ledger.workers[rank].computing, now)
-        self._tell(rank, member)
 
     def _tell(self, rank: int, member: Member) -> None:
         held = self.ledger.workers[rank].held
@@ -152,9 +149,9 @@ class Leader(Core):
         self.send(member.address, say(Kind.LEASES, words))
 
     def _leave(self, rank: int, words: dict[str, Any]) -> None:
-        (self.said[rank],) = take(words, about=dict)
+        member = self.members.pop(rank)
+        (self.said[rank, member.life],) = take(words, about=dict)
         why = words.get("why")
-        self.members.pop(rank)
         parts = self.ledger.drop(rank)
         if isinstance(why, str) and not self.finished:
             self.lost[rank] = why
@@ -198,13 +195,12 @@ class Leader(Core):
                 about = self.members[rank].about
                 why = f"rank {rank} is taken, by process {about.get('pid')} on {about.get('host')}"
                 self.send(sender, say(Kind.REFUSED, {"why": why}))
-        for server, state in self.servers.items():
+        for server, state in self.fellows.states.items():
             if now - state.heard > self.rules.patience:
                 self.fail(
                     CommTimeout(f"rank {server}, a server, has been silent for {now - state.heard:.0f} s", server)
                 )
-        for server in range(1, self.rules.servers):
-            self._order(server, Kind.ATTACH, {})
+        self.fellows.order_all(Kind.ATTACH)
         self.go_on(now)
         return super().tick(now)
 
@@ -212,21 +208,27 @@ class Leader(Core):
         """Do what is to be done next, and give every worker the leases that it may have."""
         if self.error is None and not self.finished:
             self._notice_absence(now)
-            if not self._awaited and len(self.servers) == self.rules.servers - 1 and self._has_begun(now):
+            if self.fellows.ready and self._has_begun(now):
                 self._choose_phase()
         over = self.finished or self.error is not None
         for rank, member in self.members.items():
             if over and member.target >= 0:
                 member.target = -1  # it is told once, and again whenever it asks
                 self._tell(rank, member)
-            elif not over and self.begun and set(self.ledger.lease(rank, member.target)) - member.told:
+            elif member.told is None or (self._leased(rank, member) - member.told):
+                self._leased(rank, member)
                 self._tell(rank, member)
+
+    def _leased(self, rank: int, member: Member) -> set[int]:
+        """The leases of a worker, with what it may have now."""
+        over = self.finished or self.error is not None or not self.begun
+        return set(self.ledger.lease(rank, 0 if over else member.target))
 
     def _notice_absence(self, now: float) -> None:
         """Nobody is left, or not everybody has come."""
         missing = [rank for rank in self.rules.workers if rank not in self.members]
         if not self.begun:
-            missing = [rank for rank in range(1, self.rules.servers) if rank not in self.servers] + missing
+            missing = [rank for rank in self.fellows.ranks if rank not in self.fellows.states] + missing
         if not (missing if not self.begun else not self.members):
             self._alone_since = None
         elif self._alone_since is None:
@@ -243,7 +245,7 @@ class Leader(Core):
         late = self.restarted and self._first_came is not None and now - self._first_came > self.rules.silent
         if not self.begun and (late or len(self.members) == len(self.rules.workers)):
             self.begun = True
-            servers = {rank: state.about for rank, state in self.servers.items()}
+            servers = {rank: state.about for rank, state in self.fellows.states.items()}
             self.watcher.begun(servers | {rank: member.about for rank, member in self.members.items()})
         return self.begun
 
@@ -256,11 +258,11 @@ class Leader(Core):
             self._evaluated(ledger.evaluating)
         over = ledger.complete == plan.updates
         epochs = plan.epoch(ledger.complete + plan.per_epoch - 1) if over else plan.epoch(ledger.complete)
-        if self._awaited:
+        if not self.fellows.ready:
             return
         if self.stopping:
             ledger.limit = ledger.opened
-            self.finished = ledger.idle
+            self.trained = ledger.idle
         elif self.rules.validation and len(self.validation) < epochs:
             self._evaluate("validation", self.rules.validation)
         elif not over:
@@ -269,11 +271,11 @@ class Leader(Core):
         elif self.validation and not self.recalled:
             self.recalled = True
             self.recall()
-            self._order_all(Kind.RECALL)
+            self.fellows.order_all(Kind.RECALL)
         elif self.rules.test and "test" not in self.results:
             self._evaluate("test", self.rules.test)
         else:
-            self.finished = True
+            self.trained = True
 
     def _evaluate(self, name: str, samples: int) -> None:
         self.results[name] = Result()
@@ -288,8 +290,8 @@ class Leader(Core):
         if name == "validation":
             self.validation.append(result.loss / result.count)
             if self.validation[-1] == min(self.validation):
-                self.shard.keep()
-                self._order_all(Kind.KEEP)
+                self.keep()
+                self.fellows.order_all(Kind.KEEP)
 
     def fail(self, error: PacelineError) -> None:
         self.error = self.error or error
@@ -298,56 +300,68 @@ class Leader(Core):
         """Finish what is under way, and end."""
         self.stopping = True
         if not self.begun:
-            self.finished = True
+            self.finished = self.trained = True
 
     # The other servers.
 
-    def _order(self, server: int, kind: Kind, header: dict[str, Any]) -> None:
-        self._orders += 1
-        if kind != Kind.ATTACH:
-            self._awaited[server] = self._orders
-            self._given[server] = kind, header
-        message = say(kind, self.welcome if kind == Kind.ATTACH else {}, run=self.run, generation=self.generation,
-                      life=self.life, sequence=self._orders, **header)  # fmt: skip
-        self.to_servers.append((server, message))
-
-    def _order_all(self, kind: Kind, **header: Any) -> None:
-        for server in range(1, self.rules.servers):
-            self._order(server, kind, header)
+    def _identity(self) -> dict[str, int]:
+        return {"run": self.run, "generation": self.generation, "life": self.life}
 
     def answered(self, server: int, message: Message, now: float) -> None:
-        """A server has said STATE."""
-        snapshots, traffic, about = take(message.words(), snapshots=list, traffic=dict, about=dict)
-        known = self.servers.get(server)
-        self.servers[server] = ServerState(message.header.life, now, numbers(snapshots), traffic, about)
+        """Another server has said STATE, or sent weights at the end."""
+        if message.kind == Kind.WEIGHTS and message.header.generation == self.generation:
+            self.collected[message.header.chunk] = memoryview(message.payload)
+        if message.kind != Kind.STATE:
+            return
+        if refusal := message.words().get("refusal"):
+            self.fail(UsageError(str(refusal)))
+        known = self.fellows.heard(server, message, now)
         if known is None or known.life != message.header.life:
             self._server_came(server, again=known is not None)
-        elif message.header.sequence == self._awaited.get(server):
-            del self._awaited[server]
-        elif message.header.sequence > self._awaited.get(server, math.inf):
-            self._order(server, *self._given[server])  # it was lost with its connection
+        elif lost := self.fellows.lost_order(server):
+            kind, told = lost
+            if kind == Kind.RESTORE and told["update"] not in self.fellows.states[server].snapshots:
+                self._go_back("")  # there are newer ones now
+            else:
+                self.fellows.order(server, kind, **told)
         self.go_on(now)
 
     def _server_came(self, server: int, *, again: bool) -> None:
-        if len(self.servers) < self.rules.servers - 1:
-            return  # until all are up
-        why = f"rank {server} was restarted" if again else "rank 0 was restarted" if self.restarted else ""
-        if self.plan.staleness is not None:
-            self._go_back(why)
-        elif again:  # it has gone back by itself, and alone
-            number = max(self.servers[server].snapshots)
-            self._returned(number, self.tally.updates - number, why)
+        """A server is up, for the first time or after it was killed."""
+        fellows = self.fellows
+        if again:
+            self.collected = {}
+            self._why = f"rank {server} was restarted"
+            if self.plan.staleness is None:  # it has gone back by itself, and alone
+                number = max(fellows.states[server].snapshots)
+                self._returned(number, self.tally.updates - number, self._why)
+                return
+            # What the others last said of their snapshots is old: they are asked again.
+            fellows.states = {server: fellows.states[server]}
+        if len(fellows.states) == len(fellows.ranks) and self.plan.staleness is not None:
+            self._go_back(self._why or ("rank 0 was restarted" if self.restarted else ""))
+            self._why = ""
+
+    def collect(self, now: float) -> bool:
+        """Whether the weights and the counts of all servers are here, now that nothing will change them."""
+        missing = [chunk for chunk in range(self.layout.chunks) if chunk not in {*self.shard.chunks, *self.collected}]
+        since, order = self._collecting
+        if now - since > COLLECT_SECONDS:
+            self._collecting = now, self.fellows.orders + 1
+            for chunk in missing:
+                self.fellows.pull(self.layout.server_of(chunk), chunk)
+            self.fellows.order_all(Kind.ATTACH)
+            return not self.fellows.ranks
+        return not missing and all(state.sequence >= order for state in self.fellows.states.values())
 
     def _go_back(self, why: str) -> None:
         """All servers to the latest snapshot that all have; all workers start again from there."""
-        common = max(set(self.snapshots()).intersection(*(state.snapshots for state in self.servers.values())))
+        common = max(set(self.snapshots()).intersection(*(state.snapshots for state in self.fellows.states.values())))
         before = self.tally.updates
         self.generation = random.getrandbits(63) | 1
         self.restore(common)
-        for rank in self.members:
-            self.ledger.drop(rank)
-        self.members = {}
-        self._order_all(Kind.RESTORE, update=common)
+        self.members, self.trained, self.collected = {}, False, {}
+        self.fellows.order_all(Kind.RESTORE, update=common)
         if why:
             self._returned(common, before - common, why)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -210,8 +209,8 @@ class Ledger:
             "open": [asdict(part) for part in open_parts if part.kind == TRAIN],
         }
 
-    def restore(self, state: dict[str, Any], *, keep: Iterable[int] = ()) -> None:
-        """Go back to a state; workers that stay hold nothing now."""
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go back to a state; workers must join again."""
         self.opened, self.complete = state["opened"], state["complete"]
         self._free = [Part(**part) for part in state["open"]]
         self._left = {}
@@ -220,8 +219,8 @@ class Ledger:
         for update in range(self.complete, self.opened):
             self._left.setdefault(update, 0)
         self.evaluating = None
-        self.workers = {rank: Worker(self.workers[rank].heard) for rank in keep}
+        self.workers = {}
 
-    def restart_at(self, update: int, *, keep: Iterable[int] = ()) -> None:
+    def restart_at(self, update: int) -> None:
         """Go back to where exactly the updates before this one are done."""
-        self.restore({"opened": update, "complete": update, "open": []}, keep=keep)
+        self.restore({"opened": update, "complete": update, "open": []})

@@ -65,10 +65,11 @@ class Return:
 
 @dataclass
 class ServerState:
-    """What another server has said of itself, and when."""
+    """What another server has said of itself, when, and in answer to which order."""
 
     life: int
     heard: float
+    sequence: int
     snapshots: list[int]
     traffic: dict[str, Any]
     about: dict[str, Any]
@@ -83,4 +84,15 @@ class Member:
     about: dict[str, Any]
     heard: int = 0  # the number of its latest report
     target: int = 0
-    told: set[int] = field(default_factory=set)
+    told: set[int] | None = field(default_factory=set)  # leases; None: it has asked, and must be told
+
+
+def mismatch(rank: int, theirs: dict[str, Any], mine: dict[str, str]) -> str | None:
+    """What a rank has otherwise than the server that leads, for people; nothing where all is alike."""
+    for name, value in mine.items():
+        if theirs.get(name) != value:
+            return (
+                f"rank {rank} has another {name} than the server ({theirs.get(name)!s:.80}, not {value!s:.80}): start "
+                f"all ranks with the same command, in the same version"
+            )
+    return None

@@ -6,92 +6,113 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
-from paceline.errors import CommTimeout
+from paceline.errors import CommTimeout, UsageError
+from paceline.layout import peak_rss_bytes
 from paceline.server.core import Core
 from paceline.server.lead import Leader
 from paceline.server.sockets import Diallers, Listener
-from paceline.server.wire import Buffer, Header, Kind, Message, WireError, read, say
+from paceline.server.wire import Buffer, Kind, WireError, read, say
 
 TICK_SECONDS = 0.25
+# How long servers get to say goodbye.
+GOODBYE_SECONDS = 3.0
 
 
-def serve(core: Core, listener: Listener, patience: float) -> None:
-    """Of a server that does not lead: until the leader says that it is over, or says nothing any more."""
+def serve(core: Core, listener: Listener, patience: float, stop: Callable[[], bool]) -> bool:
+    """Of a server that does not lead: until the leader says that it is over; true if it was asked to stop instead."""
     heard, began = time.monotonic(), time.process_time()
     while not core.finished:
         listener.wait(TICK_SECONDS)
         now = time.monotonic()
-        core.traffic.cpu_seconds = time.process_time() - began
+        _measure(core, listener, began)
         for sender, frames in listener.messages():
             heard = now
             for to, message in core.handle(sender, frames, now):
                 listener.send(to, message)
+        if core.refusal:
+            raise UsageError(core.refusal)
+        if stop():
+            return True
         if now - heard > patience:
             raise CommTimeout(f"rank {core.rank}, a server, has heard nothing for {patience:g} s: rank 0 is gone", 0)
+    return False
 
 
 def lead(
-    leader: Leader, listener: Listener, endpoints: list[str], secret: bytes | None, stop: Callable[[], bool]
-) -> dict[int, memoryview]:
-    """Of the server that leads: until the run is over and all have gone. Returns the chunks of the other servers."""
+    leader: Leader,
+    listener: Listener,
+    endpoints: Sequence[str],
+    secret: bytes | None,
+    stop: Callable[[], bool],
+    save: Callable[[], None],
+) -> None:
+    """Of the server that leads: until the run is over and all have gone.
+
+    `save` is called when nothing will change the weights any more, before the workers are let go: until then, whoever
+    dies can be replaced.
+    """
+    began, ticked, over_since = time.process_time(), 0.0, None
     with closing(Diallers(endpoints[1:], f"0.{leader.life:x}", secret)) as links:
         for link in links.all:
             listener.watch(link)
-        ticked, over_since, began = 0.0, None, time.process_time()
-        while True:
+        while over_since is None or (leader.members and time.monotonic() - over_since < leader.rules.silent):
             listener.wait(TICK_SECONDS)
             now = time.monotonic()
-            for sender, frames in listener.messages():
-                for to, message in leader.handle(sender, frames, now):
-                    listener.send(to, message)
-            for server, link in enumerate(links.all, 1):
-                for answer in link.messages():
-                    _answered(leader, server, answer, now)
+            _exchange(leader, listener, links, now)
             if stop():
                 leader.stop()
             if now - ticked > TICK_SECONDS:
                 ticked = now
+                _measure(leader, listener, began)
                 for to, message in leader.tick(now):
                     listener.send(to, message)
-            orders, leader.to_servers = leader.to_servers, []
-            for server, message in orders:
-                links.all[server - 1].send(message)
-            if leader.finished or leader.error is not None:
-                over_since = over_since or now
-                leader.traffic.cpu_seconds = time.process_time() - began
-                if not leader.members or now - over_since > leader.rules.silent:
-                    return _finish(leader, links)
+            if leader.trained and not leader.finished and leader.error is None and leader.collect(now):
+                _measure(leader, listener, began)
+                save()
+                leader.finished = True
+            if over_since is None and (leader.finished or leader.error is not None):
+                over_since = now
+                for to, message in leader.tick(now):
+                    listener.send(to, message)
+        _dismiss(leader, links)
+
+
+def _exchange(leader: Leader, listener: Listener, links: Diallers, now: float) -> None:
+    for sender, frames in listener.messages():
+        for to, message in leader.handle(sender, frames, now):
+            listener.send(to, message)
+    for server, link in enumerate(links.all, 1):
+        for answer in link.messages():
+            _answered(leader, server, answer, now)
+    orders, leader.fellows.outbox = leader.fellows.outbox, []
+    for server, message in orders:
+        links.all[server - 1].send(message)
 
 
 def _answered(leader: Leader, server: int, frames: Sequence[Buffer], now: float) -> None:
     try:
-        message = read(frames)
+        leader.answered(server, read(frames), now)
     except WireError:
         leader.traffic.dropped["malformed"] += 1
-        return
-    if message.kind == Kind.STATE:
-        leader.answered(server, message, now)
 
 
-def _finish(leader: Leader, links: Diallers) -> dict[int, memoryview]:
-    """Collect the other servers' weights and counts, and let them go."""
-    found: dict[int, memoryview] = {}
-    identity = {"run": leader.run, "generation": leader.generation, "life": leader.life}
-    for server, link in enumerate(links.all, 1):
-        wanted = set(leader.layout.of_server(server)) if leader.error is None else set()
-        for chunk in wanted:
-            link.send(Message(Header(Kind.PULL, chunk=chunk, **identity)))
-        link.send(say(Kind.FINISH, **identity))
-        deadline, finished = time.monotonic() + leader.rules.patience, False
-        while wanted or not finished:
-            if time.monotonic() > deadline:
-                raise CommTimeout(f"rank {server}, a server, did not answer for {leader.rules.patience:g} s", server)
-            links.wait(TICK_SECONDS)
-            for message in map(read, link.messages()):
-                if message.kind == Kind.WEIGHTS:
-                    found[message.header.chunk] = memoryview(message.payload)
-                    wanted.discard(message.header.chunk)
-                elif message.kind == Kind.STATE:
-                    leader.answered(server, message, time.monotonic())
-                    finished = message.words().get("finished") is True
-    return found
+def _dismiss(leader: Leader, links: Diallers) -> None:
+    """Let the other servers go; one that does not hear it ends by its own deadline."""
+    for link in links.all:
+        link.send(say(Kind.FINISH, run=leader.run, generation=leader.generation, life=leader.life))
+    deadline, waiting = time.monotonic() + GOODBYE_SECONDS, set(range(len(links.all)))
+    while waiting and leader.error is None and (left := deadline - time.monotonic()) > 0:
+        for i in links.wait(left):
+            for frames in links.all[i].messages():
+                message = read(frames)
+                if message.kind == Kind.STATE and message.words().get("finished") is True:
+                    waiting.discard(i)
+
+
+def _measure(core: Core, listener: Listener, began: float) -> None:
+    traffic = core.traffic
+    traffic.cpu_seconds = time.process_time() - began
+    traffic.peak_rss_bytes = peak_rss_bytes()
+    denied = listener.denied()
+    if denied:
+        traffic.dropped["with another key"] += denied

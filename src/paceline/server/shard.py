@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -160,9 +161,10 @@ class Shard:
         staleness: int | None,
         *,
         adapt: bool = False,
+        updates: float = math.inf,
     ) -> None:
         self.chunks = {number: Chunk(v, trainable, make_optimizer) for number, (v, trainable) in values.items()}
-        self.rate, self.staleness, self.adapt = rate, staleness, adapt
+        self.rate, self.staleness, self.adapt, self.updates = rate, staleness, adapt, updates
         self.kept: dict[int, Tensor] = {}
         self.after: Callable[[int], None] = lambda _: None  # called with the number of a chunk that has been updated
 
@@ -171,7 +173,11 @@ class Shard:
         chunk = self.chunks.get(number)
         if chunk is None or length != len(chunk.values) or not 0 <= slot < slots:
             raise Refused(f"{length} values for slot {slot} of {slots} of chunk {number}")
+        if update >= self.updates:
+            raise Refused(f"update {update} of {self.updates}")
         if self.staleness is None:
+            if slots != 1:
+                raise Refused(f"a part of update {update}, which is one worker's")
             return None if update in chunk.applied else max(0, chunk.version - version)
         if update < chunk.version:
             return None

@@ -19,6 +19,9 @@ LINGER_MS = 2000
 # A connection over which nothing comes for so long is made anew.
 HEARTBEAT_MS = 2000
 BURST = 64
+FAILED_HANDSHAKES = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
 
 
 def key_pair(secret: bytes, who: str) -> tuple[bytes, bytes]:
@@ -30,13 +33,9 @@ def key_pair(secret: bytes, who: str) -> tuple[bytes, bytes]:
 class _OnlyWorkers:
     def __init__(self, secret: bytes) -> None:
         self.allowed = key_pair(secret, "worker")[0]
-        self.denied = 0
 
     def callback(self, _domain: str, key: bytes) -> bool:
-        if key == self.allowed:
-            return True
-        self.denied += 1
-        return False
+        return key == self.allowed
 
 
 class Listener:
@@ -55,6 +54,7 @@ class Listener:
             self._gate.configure_curve_callback("*", _OnlyWorkers(secret))
             self._socket.curve_server = True
             self._socket.curve_publickey, self._socket.curve_secretkey = key_pair(secret, "server")
+        self._monitor = self._socket.get_monitor_socket(FAILED_HANDSHAKES)
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -91,7 +91,17 @@ class Listener:
         except zmq.Again:
             return
 
+    def denied(self) -> int:
+        """How often somebody has tried to get in without the key, since this was last asked."""
+        found = 0
+        while self._monitor.poll(0):
+            self._monitor.recv_multipart()
+            found += 1
+        return found
+
     def close(self) -> None:
+        self._socket.disable_monitor()
+        self._monitor.close(0)
         self._socket.close(LINGER_MS)
         if self._gate:
             self._gate.stop()

@@ -25,7 +25,7 @@ class Kind(IntEnum):
 
     HELLO = 1  # w→0: who I am, and what I was started to do
     WELCOME = 2  # 0→w: HELLO
-    REFUSED = 3  # s→w: you cannot take part, and why; its place in the header is the same in every protocol
+    REFUSED = 3  # s→w: you cannot take part, and why
     AGAIN = 4  # s→w: I do not know you (any more): say HELLO again
     REPORT = 5  # w→0: what I have done, how many leases I want to hold
     LEASES = 6  # 0→w: REPORT
@@ -71,7 +71,7 @@ class Header:
 
 _LAYOUT = struct.Struct("<4sHHQQIQQIQIIQQQdQQ")
 _VALUES = attrgetter(*(field.name for field in fields(Header)))
-_CHECK = struct.Struct("<I")
+_START, _CHECK = struct.Struct("<4sH"), struct.Struct("<I")
 SIZE = _LAYOUT.size + _CHECK.size
 
 
@@ -109,14 +109,16 @@ def say(kind: Kind, words: dict[str, Any] | None = None, /, **header: Any) -> Me
 
 def read(frames: Sequence[Buffer]) -> Message:
     """The message in these frames, or WireError. Its payload is the frame itself, not a copy."""
-    if len(frames) != 2 or len(frames[0]) != SIZE:
+    if len(frames) != 2 or len(frames[0]) < _START.size:
         raise WireError(f"frames of {[len(frame) for frame in frames][:4]} bytes")
-    magic, protocol, *values = _LAYOUT.unpack_from(frames[0])
+    magic, protocol = _START.unpack_from(frames[0])
     if magic != MAGIC:
         raise WireError("no message of ours")
-    header = Header(*values)
     if protocol != PROTOCOL:
         raise OtherProtocol(protocol)
+    if len(frames[0]) != SIZE:
+        raise WireError(f"a header of {len(frames[0])} bytes")
+    header = Header(*_LAYOUT.unpack_from(frames[0])[2:])
     if _CHECK.unpack_from(frames[0], _LAYOUT.size)[0] != zlib.crc32(memoryview(frames[0])[: _LAYOUT.size]):
         raise WireError("a header that was changed on its way")
     if header.kind not in Kind._value2member_map_:

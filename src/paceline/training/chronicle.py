@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from paceline.records import Summary
+from paceline.records import Summary, read_lines
 from paceline.server.lead import Leader
 from paceline.server.ledger import Part, Plan
 from paceline.server.tally import Result
@@ -34,11 +34,13 @@ class Chronicle:
         self._last = self._epoch_start = time.perf_counter()
         self._shown = -1
         self._running = Result()
-        self._lost: dict[int, dict[str, Any]] = {}
 
     def begun(self, ranks: dict[int, dict[str, Any]]) -> None:
         self._ranks = dict(ranks)
         self._ranks_up(self._ranks)
+        read = max(row.get("read_seconds", 0.0) for row in ranks.values())
+        self._summary.read_seconds = read
+        self._console.line(f"Time taken to read the data: {read:.2f} s")
         self._last = self._epoch_start = time.perf_counter()
 
     def updated(self, update: int, epoch: int, result: Result) -> None:
@@ -61,47 +63,59 @@ class Chronicle:
         self._summary.steps = update + 1
 
     def epoch_ended(self, epoch: int, result: Result) -> None:
-        summary, console, now = self._summary, self._console, time.perf_counter()
+        console, now = self._console, time.perf_counter()
         seconds, self._epoch_start = now - self._epoch_start, now
         loss, accuracy = result.loss / result.count, result.hits / result.count
-        del summary.epoch_seconds[epoch:], summary.train_loss[epoch:], summary.train_accuracy[epoch:]
-        summary.epoch_seconds.append(seconds)
-        summary.train_loss.append(loss)
-        summary.train_accuracy.append(accuracy)
         self._trace.record("epoch", epoch=epoch, seconds=seconds, loss=loss, accuracy=accuracy, samples=result.count)
         console.end_bar()
         console.line(f"Time taken: {seconds:.2f} s")
         console.line(f"Training acc over epoch: {accuracy:.4f}, training loss: {loss:.4f}")
 
     def evaluated(self, name: str, epoch: int, result: Result) -> None:
-        summary = self._summary
         loss, accuracy = result.loss / result.count, result.hits / result.count
         self._epoch_start = self._last = time.perf_counter()
-        if name == "test":
-            summary.test_loss, summary.test_accuracy = loss, accuracy
-            which = f" (weights of epoch {summary.best_epoch})" if summary.best_epoch is not None else ""
-            self._console.line(f"\nTest loss: {loss:.4f}, test accuracy: {accuracy:.2%}{which}")
+        self._trace.record(name, epoch=epoch, loss=loss, accuracy=accuracy, samples=result.count)
+        if name == "validation":
+            self._console.line(f"Validation acc: {accuracy:.4f}, validation loss: {loss:.4f}")
             return
-        del summary.validation_loss[epoch:], summary.validation_accuracy[epoch:]
-        summary.validation_loss.append(loss)
-        summary.validation_accuracy.append(accuracy)
-        if loss == min(summary.validation_loss):
-            summary.best_epoch = epoch
-        self._console.line(f"Validation acc: {accuracy:.4f}, validation loss: {loss:.4f}")
+        self._fill()
+        best = self._summary.best_epoch
+        which = f" (weights of epoch {best})" if best is not None else ""
+        self._console.line(f"\nTest loss: {loss:.4f}, test accuracy: {accuracy:.2%}{which}")
+
+    def _fill(self) -> None:
+        """The summary's lists, from what is written down: this process may not be the first to lead the run."""
+        self._trace.flush()
+        summary, records = self._summary, list(read_lines(self._trace.path))
+
+        def latest(kind: str) -> list[dict[str, Any]]:
+            found = {record["epoch"]: record for record in records if record["kind"] == kind}
+            return [found[epoch] for epoch in sorted(found)]
+
+        epochs, validation, test = latest("epoch"), latest("validation"), latest("test")
+        summary.epoch_seconds = [record["seconds"] for record in epochs]
+        summary.train_loss = [record["loss"] for record in epochs]
+        summary.train_accuracy = [record["accuracy"] for record in epochs]
+        summary.validation_loss = [record["loss"] for record in validation]
+        summary.validation_accuracy = [record["accuracy"] for record in validation]
+        if validation:
+            summary.best_epoch = min(validation, key=lambda record: record["loss"])["epoch"]
+        if test:
+            summary.test_loss, summary.test_accuracy = test[-1]["loss"], test[-1]["accuracy"]
+        summary.lost_workers = _lost_workers(records)
 
     def joined(self, rank: int, about: dict[str, Any], *, back: bool) -> None:
         self._ranks[rank] = about
         self._ranks_up(self._ranks)
         if back:
             self._console.line(f"Rank {rank} is back, after {self._summary.steps} updates")
-            self._lost[rank]["back"] = self._summary.steps
-        self._trace.record("joined", rank=rank, time=time.time(), back=back)
+        self._trace.record("joined", rank=rank, time=time.time(), update=self._summary.steps)
+        self._trace.flush()
 
     def lost(self, rank: int, why: str, parts: list[Part]) -> None:
         samples = sum(part.stop - part.start for part in parts)
-        self._lost[rank] = {"rank": rank, "why": why, "update": self._summary.steps, "back": None}
-        self._summary.lost_workers.append(self._lost[rank])
         self._trace.record("lost", rank=rank, why=why, time=time.time(), update=self._summary.steps, samples=samples)
+        self._trace.flush()
         self._console.line(
             f"Lost rank {rank} after {self._summary.steps} updates: {why}; others get the {samples} samples it had"
         )
@@ -115,6 +129,7 @@ class Chronicle:
     def close(self, leader: Leader) -> None:
         summary = self._summary
         self._console.end_bar()
+        self._fill()
         summary.steps = leader.tally.updates
         summary.epochs = len(summary.epoch_seconds)
         if leader.stopping:
@@ -122,3 +137,16 @@ class Chronicle:
             self._console.line(f"\nInterrupted: stopped after step {summary.steps} of {self._plan.updates}.")
         summary.update_seconds = self._trace.update_seconds()
         summary.images_per_second = self._trace.images_per_second()
+
+
+def _lost_workers(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Who was lost after how many updates and why, and after how many it was back, if it was."""
+    found: list[dict[str, Any]] = []
+    for record in records:
+        if record["kind"] == "lost":
+            found.append({name: record[name] for name in ("rank", "why", "update", "samples")} | {"back": None})
+        elif record["kind"] == "joined":
+            for row in found:
+                if row["rank"] == record["rank"] and row["back"] is None:
+                    row["back"] = record["update"]
+    return found

@@ -14,6 +14,7 @@ from torch import Tensor
 from paceline.comm.metered import MeteredComm
 from paceline.comm.words import all_or_none
 from paceline.errors import DivergedError
+from paceline.layout import peak_rss_bytes
 from paceline.records import COMPLETED, INTERRUPTED, Summary, write_summary
 from paceline.spec import RunSpec
 from paceline.strategies.base import Batch, Evaluation, Laps, StepResult, Strategy
@@ -22,7 +23,7 @@ from paceline.training.input import Input
 from paceline.training.rate import learning_rate
 from paceline.training.sampler import Sampler
 from paceline.training.setup import Place, make_input, make_model, prepare_strategy
-from paceline.training.trace import Trace, peak_rss_bytes
+from paceline.training.trace import Trace
 from paceline.training.weights import save
 
 

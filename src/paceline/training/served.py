@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from paceline.server.client import Client
 from paceline.server.core import Core
 from paceline.server.lead import Leader
 from paceline.server.ledger import TRAIN, Part, Plan
-from paceline.server.roles import Meeting, Rules
+from paceline.server.roles import Meeting, Rules, mismatch
 from paceline.server.serve import lead, serve
 from paceline.server.shard import Layout, Shard
 from paceline.server.snapshot import Snapshots
@@ -39,7 +40,7 @@ from paceline.training.input import OwnInput, evaluation_batch
 from paceline.training.rate import learning_rate
 from paceline.training.sampler import shuffle
 from paceline.training.setup import Place, make_input, make_model, make_optimizer
-from paceline.training.trace import Trace, peak_rss_bytes
+from paceline.training.trace import Trace
 from paceline.training.weights import save
 from paceline.training.work import Work
 
@@ -105,24 +106,33 @@ class Server:
             lambda update: learning_rate(spec, update, plan.per_epoch, plan.updates),
             spec.staleness,
             adapt=spec.staleness_lr,
+            updates=plan.updates,
         )
 
-    def serve(self, folder: Path | None, opened: Callable[[Path], object]) -> None:
-        """Of a server that does not lead; `opened` is told the run folder when the leader has named it."""
-        job = self.job
-        store = Snapshots(folder / "snapshots", job.rank) if folder and job.spec.snapshot_every else None
-        core = Core(job.rank, job.meeting.run, job.life, self.shard(), store, job.spec.snapshot_every)
+    def serve(self, folder: Path | None, opened: Callable[[Path], object]) -> bool:
+        """Of a server that does not lead; `opened` is told the run folder when the leader has named it.
 
-        def attached(words: dict[str, Any]) -> None:
-            path = Path(take(words, folder=str)[0])
-            opened(path)
-            if core.store is None and job.spec.snapshot_every:
-                core.store = Snapshots(path / "snapshots", job.rank)
+        True if it was asked to stop.
+        """
+        job, spec = self.job, self.job.spec
+        core = Core(job.rank, job.meeting.run, job.life, self.shard(), self._snapshots(folder), spec.snapshot_every)
+        core.about = job.about
+
+        def attached(words: dict[str, Any]) -> str | None:
+            path, creed = take(words, folder=str, creed=dict)
+            opened(Path(path))
+            if core.store is None and spec.snapshot_every:
+                core.store = self._snapshots(Path(path))
+                if spec.staleness is None:
+                    core.restore(max(core.snapshots()))
+            return mismatch(job.rank, _creed(spec, self.flat, self.info), creed)
 
         core.attached = attached  # type: ignore[method-assign]
-        core.about = job.about
         with closing(self.listener):
-            serve(core, self.listener, job.spec.timeout)
+            return serve(core, self.listener, spec.timeout, job.stop)
+
+    def _snapshots(self, folder: Path | None) -> Snapshots | None:
+        return Snapshots(folder / "snapshots", self.job.rank) if folder and self.job.spec.snapshot_every else None
 
     def lead(
         self,
@@ -158,30 +168,34 @@ class Server:
             rules,
             _creed(spec, self.flat, info),
             chronicle,
-            Snapshots(folder / "snapshots", job.rank) if spec.snapshot_every else None,
+            self._snapshots(folder),
             spec.snapshot_every,
             {"folder": str(folder)},
             restarted,
         )
+
+        def save_all() -> None:
+            for chunk in range(self.layout.chunks):
+                span, own = self.layout.span(chunk), leader.shard.chunks.get(chunk)
+                dtype = self.flat.weights.dtype
+                values = own.values if own else torch.frombuffer(leader.collected[chunk], dtype=dtype)
+                self.flat.weights[span.start : span.stop].copy_(values)
+            self.flat.arrived()
+            summary.total_seconds = time.perf_counter() - start
+            chronicle.close(leader)
+            summary.status = INTERRUPTED if leader.stopping else COMPLETED
+            summary.security = job.meeting.security
+            _count(leader, spec, summary)
+            console.line(f"Total run time: {summary.total_seconds:.2f} s")
+            save(self.flat.model.state_dict(), folder / "model.safetensors")
+            write_summary(folder, summary)
+            shutil.rmtree(folder / "snapshots", ignore_errors=True)
+            trace.record("end", time=time.time(), status=summary.status)
+
         with closing(self.listener):
-            others = lead(leader, self.listener, list(job.meeting.endpoints), job.meeting.secret, job.stop)
+            lead(leader, self.listener, job.meeting.endpoints, job.meeting.secret, job.stop, save_all)
         if leader.error:
             raise leader.error
-        for chunk in range(self.layout.chunks):
-            span = self.layout.span(chunk)
-            own = leader.shard.chunks.get(chunk)
-            values = own.values if own else torch.frombuffer(others[chunk], dtype=self.flat.weights.dtype)
-            self.flat.weights[span.start : span.stop].copy_(values)
-        self.flat.arrived()
-        summary.total_seconds = time.perf_counter() - start
-        chronicle.close(leader)
-        summary.status = INTERRUPTED if leader.stopping else COMPLETED
-        summary.security = job.meeting.security
-        _count(leader, spec, summary)
-        console.line(f"Total run time: {summary.total_seconds:.2f} s")
-        save(self.flat.model.state_dict(), folder / "model.safetensors")
-        write_summary(folder, summary)
-        trace.record("end", time=time.time(), status=summary.status)
 
 
 def layout_of(spec: RunSpec, flat: FlatModel) -> Layout:
@@ -191,19 +205,22 @@ def layout_of(spec: RunSpec, flat: FlatModel) -> Layout:
 
 def _count(leader: Leader, spec: RunSpec, summary: Summary) -> None:
     """Every rank's numbers, in the order of the ranks."""
-    servers = [vars(leader.traffic), *(leader.servers[s].traffic for s in range(1, leader.rules.servers))]
-    workers = [leader.said.get(rank, {}) for rank in leader.rules.workers]
-    ranks = [{**counts, "peak_rss_bytes": 0} for counts in servers] + workers
-    ranks[0]["peak_rss_bytes"] = peak_rss_bytes()
+    ranks: list[list[dict[str, Any]]] = [[] for _ in range(spec.ranks)]  # one row for each life
+    ranks[0].append(vars(leader.traffic))
+    fellows = leader.fellows
+    for server, traffic in [*fellows.past, *((server, state.traffic) for server, state in fellows.states.items())]:
+        ranks[server].append(traffic)
+    for (rank, _), about in leader.said.items():
+        ranks[rank].append(about)
 
     def column(name: str) -> list[Any]:
-        return [row.get(name, 0) for row in ranks]
+        return [sum(row.get(name, 0) for row in rows) for rows in ranks]
 
     summary.bytes_sent, summary.bytes_received = column("bytes_sent"), column("bytes_received")
     summary.messages_sent, summary.messages_received = column("messages_sent"), column("messages_received")
-    summary.peak_rss_bytes, summary.wait_seconds = column("peak_rss_bytes"), column("wait_seconds")
-    summary.input_seconds, summary.cpu_seconds = column("input_seconds"), column("cpu_seconds")
-    summary.comm_seconds = summary.wait_seconds
+    summary.wait_seconds, summary.cpu_seconds = column("wait_seconds"), column("cpu_seconds")
+    summary.input_seconds, summary.comm_seconds = column("input_seconds"), summary.wait_seconds
+    summary.peak_rss_bytes = [max((row.get("peak_rss_bytes", 0) for row in rows), default=0) for rows in ranks]
     summary.wire = "exact"
     tally = leader.tally
     summary.gradients = [tally.gradients.get(rank, 0) for rank in range(spec.ranks)]
@@ -212,8 +229,9 @@ def _count(leader: Leader, spec: RunSpec, summary: Summary) -> None:
         summary.staleness_mean = sum(m * c for m, c in tally.staleness.items()) / tally.staleness.total()
         summary.staleness_max = max(tally.staleness)
     dropped: Counter[str] = Counter()
-    for row in servers:
-        dropped.update(row["dropped"])
+    for rows in ranks[: leader.rules.servers]:
+        for row in rows:
+            dropped.update(row["dropped"])
     summary.dropped_messages = dict(dropped)
     summary.returns = [asdict(each) for each in leader.returns]
 
@@ -227,7 +245,9 @@ def work(job: ServedJob, opened: Callable[[Path], Trace]) -> bool:
     assert spec.servers is not None
     if job.place.first:
         prepare(spec.data, Path(spec.data_dir) if spec.data_dir else None)
+    start = time.perf_counter()
     source = make_input(spec, SingleComm(), job.place)
+    about = job.about | {"read_seconds": time.perf_counter() - start}
     assert isinstance(source, OwnInput)
     model, _ = make_model(spec, source.info, job.place)
     flat = FlatModel(model)
@@ -243,4 +263,4 @@ def work(job: ServedJob, opened: Callable[[Path], Trace]) -> bool:
                     job.meeting.secret, spec.timeout, spec.staleness, spec.worker_timeout / BEATS)  # fmt: skip
     with closing(client):
         task = Work(client, flat, make_batch, spec.seed, opened, job.stop)
-        return task.run(_creed(spec, flat, source.info), job.about)
+        return task.run(_creed(spec, flat, source.info), about)

@@ -47,7 +47,7 @@ def choose_place(spec: RunSpec, local_rank: int, *, first: bool = True) -> Place
     if spec.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: this PyTorch sees no GPU here; use --device cpu or auto")
     # Without being asked, several workers go to GPUs only where their transport can follow.
-    fits = spec.workers == 1 or spec.transport == "nccl"
+    fits = spec.ranks == 1 or spec.transport == "nccl"
     cuda = spec.device == "cuda" or (spec.device == "auto" and fits and torch.cuda.is_available())
     if cuda:
         torch.cuda.set_device(local_rank % torch.cuda.device_count())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,16 +13,11 @@ from paceline.records import LineWriter
 FLUSH_SECONDS = 1.0
 
 
-def peak_rss_bytes() -> int:
-    """The most memory that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
 class Trace:
     """Appends to rank_N.jsonl, and keeps what the summary needs."""
 
     def __init__(self, path: Path, rank: int) -> None:
-        self._lines = LineWriter(path)
+        self.path, self._lines = path, LineWriter(path)
         self._flushed = time.monotonic()
         self.step_seconds: list[float] = []
         self.step_samples: list[int] = []
@@ -56,6 +49,9 @@ class Trace:
         skip = min(30, len(self.step_seconds) // 4)
         seconds = sum(self.step_seconds[skip:])
         return sum(self.step_samples[skip:]) / seconds if seconds else None
+
+    def flush(self) -> None:
+        self._lines.flush()
 
     def close(self) -> None:
         self._lines.close()

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from paceline.errors import PacelineError
+from paceline.errors import CommError, PacelineError
+from paceline.layout import peak_rss_bytes
 from paceline.server.client import Client
 from paceline.server.ledger import TRAIN, Part
 from paceline.strategies.base import Batch, Laps
 from paceline.strategies.flat import FlatModel
 from paceline.training.input import AHEAD, PATIENCE
-from paceline.training.trace import Trace, peak_rss_bytes
+from paceline.training.trace import Trace
 
 MakeBatch = Callable[[Part], Batch]
-_POLL = 0.25
 
 
 @dataclass
@@ -60,13 +60,13 @@ class Work:
                         self.coming[lease] = pool.submit(self.make_batch, part)
                 chosen = self._choose()
                 if chosen is None:
-                    self.client.poll(_POLL)
+                    self.client.poll()
                     continue
                 self._laps.mark("wait")
                 self._fulfil(*chosen)
             self.client.leave()
             if self.client.error:
-                raise PacelineError(self.client.error)
+                raise CommError(self.client.error, 0)
             self._record("end")
             return False
         except Exception as error:
@@ -145,7 +145,7 @@ class Work:
         batch = self._batch(lease)
         laps.mark("input")
         if part.kind == TRAIN:
-            if client.is_due():
+            if client.is_due() or not client.settled():
                 client.release()
             # Whoever computes it, the same part drops the same activations.
             torch.manual_seed(hash((self.seed, part.update, part.slot)) & (2**63 - 1))

@@ -45,6 +45,7 @@ def test_only_those_who_share_the_secret_get_in(theirs: bytes | None, gets_in: b
     with closing(Listener(endpoint, SECRET)) as listener, closing(Diallers([endpoint], "me", theirs)) as links:
         links.all[0].send(say(Kind.HELLO, {"here": "I am"}))
         assert bool(come(listener)) == gets_in
+        assert (listener.denied() > 0) == (not gets_in)
 
 
 def test_knowing_the_servers_public_key_is_not_enough() -> None:

@@ -24,6 +24,7 @@ from paceline.server.wire import (
     Header,
     Kind,
     Message,
+    OtherProtocol,
     WireError,
     numbers,
     read,
@@ -308,3 +309,9 @@ def test_ten_thousand_spoilt_frames_change_nothing(staleness: int, member: bool)
     assert counts[0] == 10_000
     assert torch.equal(play.weights, clean.weights)
     assert play.leader.traffic.dropped["malformed"] > 4000
+
+
+def test_another_protocol_is_known_by_its_start_whatever_its_header_looks_like() -> None:
+    for length in (6, 8, SIZE, SIZE + 40):
+        with pytest.raises(OtherProtocol, match="protocol 9"):
+            read([b"PLPS" + (9).to_bytes(2, "little") + bytes(length - 6), b""])
