@@ -29,7 +29,6 @@ from paceline.training.setup import choose_place
 from paceline.training.trace import Trace
 
 PATIENCE = 60.0
-WIRES = ("ipc", "plain", "curve")
 SECRET = bytes(range(32))
 Meddle = Callable[[Meeting], AbstractContextManager[Meeting]]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from parity_cases import SETTINGS, STEPS, distance, values_for
-from served import WIRES, train_served
+from served import train_served
 
 from paceline.models.build import build
 from paceline.records import read_lines
@@ -24,8 +24,11 @@ def served_values(setting: str, workers: int, **more: Any) -> dict[str, Any]:
     return values | {"log_every": 0}
 
 
-@pytest.mark.parametrize("wire", WIRES)
-@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (2, 1), (3, 1), (4, 1), (3, 2), (2, 3)])
+@pytest.mark.parametrize(
+    ("wire", "workers", "servers"),
+    [*(("ipc", w, s) for w, s in [(1, 1), (2, 1), (3, 1), (4, 1), (3, 2), (2, 3)]), ("plain", 3, 2), ("curve", 3, 1),
+     ("curve", 2, 2)],
+)  # fmt: skip
 def test_synchronous_servers_train_the_sequential_model(
     sequential: Any, tmp_path: Path, wire: str, workers: int, servers: int
 ) -> None:

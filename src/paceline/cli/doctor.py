@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
         ("cores", str(cores())),
         ("transport gloo", "yes"),
         ("transport mpi", f"mpi4py {version('mpi4py')}, mpiexec: {mpiexec() or 'not found'}"),
+        ("transport zmq", f"pyzmq {version('pyzmq')}"),
         ("launchers", ", ".join(w for w in ("torchrun", "mpiexec", "srun") if shutil.which(w)) or "none on the path"),
         ("started by", f"{seat.launcher}, rank {seat.rank} of {seat.size}" if seat else "a plain shell"),
     ]

@@ -145,18 +145,8 @@ class Server:
     ) -> None:
         """Of the server that leads: until the run is over; leaves the summary and the model in the run folder."""
         job, spec, info = self.job, self.job.spec, self.info
-        assert spec.servers is not None
         start = time.perf_counter()
         chronicle = Chronicle(spec, self.plan, console, trace, summary, ranks_up)
-        rules = Rules(
-            workers=tuple(range(spec.servers, spec.ranks)),
-            servers=spec.servers,
-            silent=spec.worker_timeout,
-            patience=spec.timeout,
-            validation=spec.validation_samples(info),
-            test=info.test if spec.test else 0,
-            evaluation_batch=evaluation_batch(spec.image_shape(info)),
-        )
         summary.parameters = sum(p.numel() for p in self.flat.model.parameters())
         summary.threads = torch.get_num_threads()
         leader = Leader(
@@ -165,7 +155,7 @@ class Server:
             self.shard(),
             self.layout,
             self.plan,
-            rules,
+            _rules(spec, info),
             _creed(spec, self.flat, info),
             chronicle,
             self._snapshots(folder),
@@ -196,6 +186,19 @@ class Server:
             lead(leader, self.listener, job.meeting.endpoints, job.meeting.secret, job.stop, save_all)
         if leader.error:
             raise leader.error
+
+
+def _rules(spec: RunSpec, info: DataInfo) -> Rules:
+    assert spec.servers is not None
+    return Rules(
+        workers=tuple(range(spec.servers, spec.ranks)),
+        servers=spec.servers,
+        silent=spec.worker_timeout,
+        patience=spec.timeout,
+        validation=spec.validation_samples(info),
+        test=info.test if spec.test else 0,
+        evaluation_batch=evaluation_batch(spec.image_shape(info)),
+    )
 
 
 def layout_of(spec: RunSpec, flat: FlatModel) -> Layout:

@@ -41,7 +41,7 @@ def check_samples(play: Play) -> None:
         assert Counter(epoch for epoch, _ in used) == every_sample(play.plan)
 
 
-def same_as_sequential(play: Play) -> None:
+def check_sequential(play: Play) -> None:
     torch.testing.assert_close(play.weights, sequential(play.plan), rtol=0, atol=1e-12)
 
 
@@ -53,7 +53,7 @@ def same_as_sequential(play: Play) -> None:
 @given(scripts, st.integers(1, 4))
 def test_synchronous_training_is_sequential_whatever_happens(servers: int, steps: list[int], workers: int) -> None:
     play = Play(SYNC, workers, servers).run(steps)
-    same_as_sequential(play)
+    check_sequential(play)
     check_samples(play)
 
 
@@ -138,7 +138,7 @@ def test_a_worker_that_came_late_takes_over_what_its_pull_is_waiting_for() -> No
         kill, restart = MISCHIEF.index("kill"), MISCHIEF.index("restart")
         lapse = MISCHIEF.index("lapse")
         events = [(at, kill), (at + 1, lapse), (at + 2, restart), (at + 60, kill), (at + 61, kill)]
-        same_as_sequential(Play(SYNC, 3).run(script(at, events)))
+        check_sequential(Play(SYNC, 3).run(script(at, events)))
 
 
 # Servers that die.
@@ -150,7 +150,7 @@ def test_a_worker_that_came_late_takes_over_what_its_pull_is_waiting_for() -> No
 @example(script(0, [(250, ORDINARY + SERVERS_TOO.index("server"))]), 2)
 def test_synchronous_training_goes_on_from_snapshots(servers: int, steps: list[int], every: int) -> None:
     play = Play(SYNC, 3, servers, every, SERVERS_TOO).run(steps)
-    same_as_sequential(play)
+    check_sequential(play)
     check_samples(play)
 
 
@@ -210,7 +210,7 @@ def test_an_order_that_is_lost_with_its_connection_is_given_again() -> None:
     play.before_step = lose
     play.run(script(1, [(300, 1)]))
     assert lost
-    same_as_sequential(play)
+    check_sequential(play)
 
 
 def test_an_answer_answers_what_was_asked_with_it() -> None:

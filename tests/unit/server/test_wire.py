@@ -211,6 +211,9 @@ def test_a_report_of_any_loss_is_survived(loss: float) -> None:
     member = play.players[1].client
     identity = {"rank": 1, "life": member.life, "generation": member.generation}
     throw(play, say(Kind.REPORT, {"done": rows, "target": 1, "about": {}}, sequence=2**40, **identity))
+    whole = isinstance(loss, int)
+    assert play.leader.traffic.dropped["malformed"] == whole
+    assert all((row[0] in play.leader.ledger.workers[1].held) == whole for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -227,6 +230,7 @@ def test_words_of_any_depth_are_survived(words: str) -> None:
     for depth in range(800, 1000):
         deep = (words % ("[" * depth + "]" * depth)).encode()
         throw(play, Message(Header(Kind.HELLO, rank=1, life=99), deep))
+    assert play.leader.members[1].life == play.players[1].client.life
 
 
 @settings(max_examples=150)
