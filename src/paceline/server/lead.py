@@ -300,7 +300,7 @@ class Leader(Core):
         """Finish what is under way, and end."""
         self.stopping = True
         if not self.begun:
-            self.finished = self.trained = True
+            self.finished = True
 
     # The other servers.
 

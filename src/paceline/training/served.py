@@ -186,6 +186,9 @@ class Server:
             lead(leader, self.listener, job.meeting.endpoints, job.meeting.secret, job.stop, save_all)
         if leader.error:
             raise leader.error
+        if not leader.begun:  # there is nothing to save
+            summary.status = INTERRUPTED
+            write_summary(folder, summary)
 
 
 def _rules(spec: RunSpec, info: DataInfo) -> Rules:
