@@ -130,9 +130,10 @@ def listening_elsewhere(pids: set[int]) -> set[str]:
     inodes = set()
     for pid in pids:
         for entry in Path(f"/proc/{pid}/fd").iterdir():
-            target = os.readlink(entry)
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
+            with contextlib.suppress(FileNotFoundError):  # it was closed just now
+                target = os.readlink(entry)
+                if target.startswith("socket:["):
+                    inodes.add(target[8:-1])
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:

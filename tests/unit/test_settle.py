@@ -37,9 +37,10 @@ class Run:
         (folder / "logs").mkdir()
         if status is not None:
             write_summary(folder, Summary(status, "ring", 3, "gloo", "mlp", "mnist-mini", 8, 24, 5, 0))
-            self.write(0, {"kind": "start"}, {"kind": "step"})
-            self.write(0, {"kind": "epoch", "seconds": 1.5, "loss": 2.25, "accuracy": 0.5}, {"kind": "step"})
-            self.write(0, {"kind": "step"})
+            self.write(0, {"kind": "start"}, {"kind": "step", "step": 0})
+            epoch = {"kind": "epoch", "epoch": 0, "seconds": 1.5, "loss": 2.25, "accuracy": 0.5}
+            self.write(0, epoch, {"kind": "step", "step": 1})
+            self.write(0, {"kind": "step", "step": 2})
             self.write(1, {"kind": "start"})
             self.write(2, {"kind": "start"})
 

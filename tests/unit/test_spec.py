@@ -170,7 +170,7 @@ def test_a_seed_that_torch_cannot_hold_is_refused() -> None:
 @pytest.mark.parametrize(
     ("values", "parts"),
     [
-        ({"batch_size": 10_001}, ["10001 x 1 workers = 10001", "mnist-mini (10000)", "--batch-size"]),
+        ({"batch_size": 10_001}, ["10001 x 1 worker = 10001", "mnist-mini (10000)", "--batch-size"]),
         ({"batch_size": 5_001, "workers": 2}, ["5001 x 2 workers = 10002", "(10000)"]),
         ({"batch_size": 8_001, "validation": 0.2}, ["8001", "(8000)"]),
         ({"data": "synthetic:train=100", "batch_size": 4, "validation": 0.001}, ["--validation 0.001", "100 samples"]),
