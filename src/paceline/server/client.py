@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.comm.metered import Meter
 from paceline.errors import CommTimeout, UsageError
 from paceline.server.core import as_values
-from paceline.server.ledger import Part
+from paceline.server.ledger import TRAIN, Part
 from paceline.server.shard import Layout
 from paceline.server.sockets import Diallers
 from paceline.server.wire import Buffer, Header, Kind, Message, OtherProtocol, WireError, read, say
@@ -106,7 +106,7 @@ class Client:
 
     def push(self, part: Part, gradient: Tensor, loss: float, hits: int) -> None:
         """Send a gradient. It must stay as it is until `settled`."""
-        assert part.kind == "train"
+        assert part.kind == TRAIN
         want = max(0, part.update + 1 - self.staleness) if self.staleness is not None else 0
         for chunk in range(self.layout.chunks):
             span = self.layout.span(chunk)

@@ -16,8 +16,8 @@ from paceline.server.wire import Buffer, Header, Kind, Message, OtherProtocol, W
 
 Address = bytes
 Reply = tuple[Address, Message]
-
-
+# No worker waits for weights that are further ahead than this, and the staleness; who asks for more may not pile up.
+FARTHEST = 16
 ORDERS = (Kind.ATTACH, Kind.RESTORE, Kind.KEEP, Kind.RECALL, Kind.FINISH)
 
 
@@ -176,7 +176,7 @@ class Core:
             raise WireError(f"no chunk {header.chunk} here")
         if chunk.version >= header.want:
             self._answer(sender, header)
-        elif header.want > chunk.version + (self.shard.staleness or 0) + 16:
+        elif header.want > chunk.version + (self.shard.staleness or 0) + FARTHEST:
             raise WireError(f"weights {header.want} of chunk {header.chunk}, which is at {chunk.version}")
         else:
             self._waiting.setdefault(header.chunk, {})[sender, header.update, header.slot] = header

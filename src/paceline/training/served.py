@@ -18,7 +18,6 @@ from paceline import __version__
 from paceline.comm.single import SingleComm
 from paceline.data import table as datasets
 from paceline.data.load import load
-from paceline.data.prepare import prepare
 from paceline.data.table import DataInfo
 from paceline.records import COMPLETED, INTERRUPTED, Summary, write_summary
 from paceline.server.client import Client
@@ -149,6 +148,8 @@ class Server:
         chronicle = Chronicle(spec, self.plan, console, trace, summary, ranks_up)
         summary.parameters = sum(p.numel() for p in self.flat.model.parameters())
         summary.threads = torch.get_num_threads()
+        if self.fresh:
+            console.line(f"New weights, not from {spec.weights}: {', '.join(self.fresh)}")
         leader = Leader(
             job.meeting.run,
             job.life,
@@ -249,8 +250,6 @@ def work(job: ServedJob, opened: Callable[[Path], Trace]) -> bool:
     """
     spec = job.spec
     assert spec.servers is not None
-    if job.place.first:
-        prepare(spec.data, Path(spec.data_dir) if spec.data_dir else None)
     start = time.perf_counter()
     source = make_input(spec, SingleComm(), job.place)
     about = job.about | {"read_seconds": time.perf_counter() - start}
