@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check bench bench-ps bench-data clean
+.PHONY: demo test test-slurm check bench bench-ps bench-data bench-lab clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -17,6 +17,9 @@ demo: $(READY)  ## train a network sequentially and by two workers in four ways,
 
 test: $(READY)  ## every test, on real threads, processes and MPI ranks
 	$(BIN)/python -m pytest
+
+test-slurm: $(READY)  ## paceline slurm's scripts on a real two-node Slurm, as root; installs Debian's where it is missing
+	tests/slurm/run.sh $(BIN)/python -m pytest tests/slurm/check_slurm.py
 
 check: $(READY)  ## style and types
 	$(BIN)/ruff check
@@ -33,6 +36,10 @@ bench-data: $(READY)  ## waiting for input beside PyTorch's DataLoader, and the 
 	$(BIN)/paceline data get cifar10
 	$(BIN)/python benchmarks/input.py
 	$(BIN)/python benchmarks/memory.py
+
+bench-lab: $(READY)  ## how near the lab's links come to their speed, and what sampling a node costs
+	$(BIN)/python benchmarks/lab_links.py
+	$(BIN)/python benchmarks/sampler.py
 
 clean:
 	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

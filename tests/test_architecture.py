@@ -16,14 +16,25 @@ DOORS: dict[str, tuple[str, ...]] = {
     "paceline.errors": (),
     "paceline.records": (),
     "paceline.layout": (),
-    "paceline.spec": ("errors", "comm.table", "data.table", "models.table", "strategies.table"),
+    "paceline.spec": (
+        "errors",
+        "spec_checks",
+        "comm.table",
+        "data.table",
+        "models.table",
+        "strategies.table",
+        "emulation.table",
+        "emulation.measured",
+    ),
+    "paceline.spec_checks": ("errors", "comm.table", "data.table"),
+    "paceline.emulation": ("errors", "records", "data.table", "models.table"),
     "paceline.own_code": ("errors",),
     "paceline.data": ("errors", "layout", "own_code"),
     "paceline.models": ("errors", "own_code"),
     "paceline.comm": ("errors", "layout"),
     "paceline.collectives": ("comm", "layout"),
     "paceline.server": ("errors", "layout", "comm.metered", "collectives.plan"),
-    "paceline.strategies": ("errors", "comm", "collectives"),
+    "paceline.strategies": ("errors", "comm", "collectives", "emulation"),
     "paceline.training": (
         "__version__",
         "errors",
@@ -36,11 +47,13 @@ DOORS: dict[str, tuple[str, ...]] = {
         "comm",
         "strategies",
         "server",
+        "emulation",
     ),
-    "paceline.launch": ("errors", "records", "spec", "layout", "comm.table"),
+    "paceline.lab": ("errors", "layout"),
+    "paceline.launch": ("errors", "records", "spec", "layout", "comm.table", "lab.plan"),
     "paceline.launch.run": ("errors", "records", "spec", "launch", "own_code", "data.prepare"),
     "paceline.launch.connect": ("errors", "launch", "comm"),
-    "paceline.launch.agree": ("errors", "spec", "comm"),
+    "paceline.launch.agree": ("errors", "spec", "comm", "launch.env"),
     "paceline.launch.meeting": ("errors", "spec", "launch", "server"),
     "paceline.launch.rank": ("errors", "records", "spec", "comm", "launch", "training"),
     "paceline.launch.served_rank": ("errors", "records", "spec", "comm.base", "launch", "training", "server"),
@@ -53,10 +66,12 @@ DOORS: dict[str, tuple[str, ...]] = {
         "records",
         "spec",
         "launch",
+        "lab",
         "data",
         "models.table",
         "comm.table",
         "strategies.table",
+        "emulation.table",
     ),
 }
 TABLES = [
@@ -65,11 +80,15 @@ TABLES = [
     "layout",
     "own_code",
     "spec",
+    "launch.usage",
+    "lab.client",
     "data.prepare",
     "comm.table",
     "data.table",
     "models.table",
     "strategies.table",
+    "emulation.table",
+    "emulation.measured",
 ]
 
 
@@ -111,7 +130,10 @@ def test_nothing_but_the_entry_points_imports_the_command_line() -> None:
     assert {name for name in users if not name.startswith("paceline.cli")} <= {"paceline.__main__"}
 
 
-@pytest.mark.parametrize(("library", "home"), [("mpi4py", "paceline.comm.mpi"), ("zmq", "paceline.server.sockets")])
+@pytest.mark.parametrize(
+    ("library", "home"),
+    [("mpi4py", "paceline.comm.mpi"), ("zmq", "paceline.server.sockets"), ("pyroute2", "paceline.lab.links")],
+)
 def test_a_heavy_library_is_imported_in_one_file(library: str, home: str) -> None:
     assert {name for name, path in FILES.items() if any(m.split(".")[0] == library for m in imports(path))} == {home}
 
@@ -129,7 +151,7 @@ def test_launcher_variables_are_read_in_one_file() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(words)
     }
-    assert readers == {"paceline.launch.env"}
+    assert readers == {"paceline.launch.env", "paceline.lab.node"}  # the lab sets one for its nodes
 
 
 def test_no_pickle_anywhere() -> None:

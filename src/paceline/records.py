@@ -25,6 +25,9 @@ class Summary:
     Of parameter servers alone: how stale the gradients were (how many had missed how many updates), workers that were
     lost, returns to snapshots, messages that servers dropped; by rank, gradients applied, seconds spent waiting and
     the processor's seconds that training took.
+
+    Where `compute` is not `real` but emulated:…, nothing was trained: there are no losses and accuracies, and times are
+    those of ranks that waited `compute_seconds` for each batch instead of computing.
     """
 
     status: str
@@ -38,6 +41,8 @@ class Summary:
     epochs: int
     seed: int
     schema: int = SCHEMA
+    compute: str = "real"
+    compute_seconds: float | None = None
     servers: int = 0
     error: str | None = None
     failed_rank: int | None = None
@@ -116,7 +121,10 @@ class LineWriter:
     """Appends records to a JSON-lines file; a crash loses at most the lines since the last flush."""
 
     def __init__(self, path: Path) -> None:
+        cut = _is_cut(path)
         self._file = path.open("a", encoding="utf-8")
+        if cut:  # what comes next is not to be lost with the half line
+            self._file.write("\n")
 
     def write(self, kind: str, **values: Any) -> None:
         self._file.write(json.dumps({"kind": kind, **values}) + "\n")
@@ -126,6 +134,16 @@ class LineWriter:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _is_cut(path: Path) -> bool:
+    """Whether there is a last line that a crash left unfinished."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            return size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
+    except OSError:
+        return False
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -141,3 +159,66 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(record, dict) and "kind" in record:
             yield record
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What an interface has counted since it was made; drops are packets."""
+
+    rx_bytes: int
+    tx_bytes: int
+    rx_packets: int
+    tx_packets: int
+    rx_drops: int
+    tx_drops: int
+
+
+@dataclass(frozen=True)
+class NodeSample:
+    """A node at one moment, in seconds of the Unix clock. None is what could not be known.
+
+    `cpu` is how many cores were busy on average since the sample before; `run_cpu` and `run_memory_bytes` are of the
+    run's ranks on this node alone.
+    """
+
+    time: float
+    cpu: float | None
+    memory_bytes: int | None
+    run_cpu: float | None = None
+    run_memory_bytes: int | None = None
+    interfaces: dict[str, Traffic] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Node:
+    """node_NAME.jsonl: a node and its samples. In the lab (`own_processes`) CPU and memory are its processes' alone."""
+
+    name: str
+    cores: int | None
+    memory_bytes: int | None
+    period: float
+    clock: str
+    own_processes: bool
+    samples: list[NodeSample]
+
+
+def read_samples(path: Path) -> list[NodeSample]:
+    """The samples of a node, in the order they were taken."""
+    return [_sample(record) for record in read_lines(path) if record["kind"] == "sample"]
+
+
+def _sample(record: dict[str, Any]) -> NodeSample:
+    values = {name: value for name, value in record.items() if name not in ("kind", "interfaces")}
+    traffic = {name: Traffic(**counts) for name, counts in record["interfaces"].items()}
+    return NodeSample(**values, interfaces=traffic)
+
+
+def read_nodes(folder: Path) -> dict[str, Node]:
+    """The nodes of a run folder, by name; one that was started again has one row of samples."""
+    nodes = {}
+    for path in sorted(folder.glob("node_*.jsonl")):
+        head = next((r for r in read_lines(path) if r["kind"] == "node" and r["schema"] == SCHEMA), None)
+        if head:
+            values = {name: value for name, value in head.items() if name not in ("kind", "schema")}
+            nodes[head["name"]] = Node(**values, samples=read_samples(path))
+    return nodes

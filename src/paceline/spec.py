@@ -12,8 +12,11 @@ from typing import Any
 
 from paceline.comm import table as transports
 from paceline.data import table as datasets
+from paceline.emulation import table as emulation
+from paceline.emulation.measured import seconds_per_image
 from paceline.errors import UsageError, nearest, unknown
 from paceline.models import table as models
+from paceline.spec_checks import check_device, check_emulated, check_mpi_io, check_served
 from paceline.strategies import table as strategies
 
 DEFAULT_LR = {"adam": 0.001, "sgd": 0.01}
@@ -77,6 +80,9 @@ class RunSpec:
     scale_lr: bool = option(True, "multiply the learning rate by the number of workers (Goyal et al.)")
     warmup_epochs: float = option(1.0, "grow from the rate of one worker to the scaled one over this long", least=0.0)
     decay: str = option("cosine", "how the learning rate falls afterwards", choices=("none", "cosine"))
+    compute: str = option("real", "how gradients are made: real, or none are computed and a batch takes as long as "
+                          "emulated:SECONDS, emulated:DEVICE (of `paceline models --devices`) or emulated:RUN_FOLDER "
+                          "say")  # fmt: skip
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
     dtype: str = option("float32", "of weights and gradients", choices=("float32", "float64"))
     threads: int | None = option(None, "threads per worker; cores divided by workers unless given", least=1)
@@ -97,6 +103,16 @@ class RunSpec:
     def served(self) -> bool:
         """Whether parameter servers hold the weights."""
         return self.strategy is not None and strategies.TABLE[self.strategy].served
+
+    @property
+    def emulated(self) -> bool:
+        """Whether ranks wait as long as a device would compute, and train nothing."""
+        return self.compute != emulation.REAL
+
+    @property
+    def reads(self) -> bool:
+        """Whether the data set is opened: emulated compute needs its size alone, which a user's own do not tell."""
+        return not self.emulated or datasets.describe(self.data) is None
 
     @property
     def ranks(self) -> int:
@@ -147,11 +163,12 @@ class Resolved:
         if spec.global_batch == spec.batch_size and not alone:
             batch = f"with batches of {spec.batch_size}, each an update"
         how = "" if spec.ranks == 1 else f", {spec.transport}"
-        return [f"{spec.model} on {spec.data}: {spec.strategy}, {who} {batch}{how}", *lines]
+        mark = f"Emulated compute ({spec.compute.removeprefix(emulation.PREFIX)}): " if spec.emulated else ""
+        return [f"{mark}{spec.model} on {spec.data}: {spec.strategy}, {who} {batch}{how}", *lines]
 
     def lines(self) -> list[str]:
         """TOML with the source of each value as a comment."""
-        rows = [(name, _toml(getattr(self.spec, name)), _printable(self.sources[name])) for name in FIELDS]
+        rows = [(name, _toml(getattr(self.spec, name)), printable(self.sources[name])) for name in FIELDS]
         width = max(len(f"{name} = {value}") for name, value, _ in rows if value)
         return [
             f"{f'{name} = {value}':<{width}}  # {source}" if value else f"# {name}: not set ({source})"
@@ -178,8 +195,11 @@ def read_config(path: str) -> dict[str, Any]:
     return {name: values[key] for key, name in known.items()}
 
 
-def resolve(*layers: tuple[str, Mapping[str, Any]], world: World | None = None) -> Resolved:
-    """Put layers of values (source, values) over the defaults, later ones winning; fill in the rest; check it all."""
+def resolve(*layers: tuple[str, Mapping[str, Any]], world: World | None = None, here: bool = True) -> Resolved:
+    """Put layers of values (source, values) over the defaults, later ones winning; fill in the rest; check it all.
+
+    `here` is false for a run that other machines will start later: this one need not have their GPUs.
+    """
     values: dict[str, Any] = {name: f.default for name, f in FIELDS.items()}
     sources = dict.fromkeys(FIELDS, "default")
     for source, layer in layers:
@@ -189,7 +209,7 @@ def resolve(*layers: tuple[str, Mapping[str, Any]], world: World | None = None) 
             sources[name] = source
     _choose(values, sources, world)
     spec = RunSpec(**values)
-    _check_together(spec, world)
+    _check_together(spec, world, here)
     return Resolved(spec, sources)
 
 
@@ -254,6 +274,10 @@ def _choose(values: dict[str, Any], sources: dict[str, str], world: World | None
         fill(
             "normalize", data is None or data.normalize, f"default for {'your own data' if data is None else data.name}"
         )
+    if (asked := emulation.read(values["compute"])) is not None:
+        fill("test", False, "emulated compute")
+        if asked.folder:
+            fill("compute", _measured(asked.folder, values, data), f"measured in {asked.folder}")
     if values["transport"] == "auto":
         reasons = {
             f"auto: {strategy}": ("zmq", served),
@@ -266,7 +290,15 @@ def _choose(values: dict[str, Any], sources: dict[str, str], world: World | None
         fill("transport", reasons[why][0], why)
 
 
-def _check_together(spec: RunSpec, world: World | None) -> None:
+def _measured(folder: Path, values: Mapping[str, Any], data: datasets.DataInfo | None) -> str:
+    """The time of a batch in a run that was computed, as seconds: ranks elsewhere may not see its folder."""
+    size = values["image_size"]
+    shape = None if data is None else (data.shape[0], size, size) if size else data.shape
+    seconds = seconds_per_image(folder, values["model"], shape, values["hidden"]) * values["batch_size"]
+    return f"{emulation.PREFIX}{seconds:.6g}"
+
+
+def _check_together(spec: RunSpec, world: World | None, here: bool) -> None:
     """What no field can know alone."""
     assert spec.workers is not None
     model, data = models.describe(spec.model), datasets.describe(spec.data)
@@ -275,14 +307,15 @@ def _check_together(spec: RunSpec, world: World | None) -> None:
     if spec.hidden and not (model and model.hidden):
         raise UsageError(f"--hidden is for the mlp; model {spec.model} has fixed layers")
     if spec.read == "mpi-io":
-        _check_mpi_io(spec)
+        check_mpi_io(spec)
     if spec.read == "scatter" and spec.transport == "nccl":
         raise UsageError("--read scatter with --transport nccl: samples are scattered between CPUs; use --read own")
-    _check_served(spec)
+    check_served(spec)
     if world and spec.ranks != world.size:
         servers = f" and --servers {spec.servers}" if spec.servers else ""
         raise UsageError(
-            f"--workers {spec.workers}{servers}, but {world.launcher} has started {world.size} ranks: "
+            f"--workers {spec.workers}{servers}, but {world.launcher} {'has started' if here else 'would start'} "
+            f"{world.size} ranks: "
             f"leave --workers out, or start as many ranks"
         )
     if spec.strategy == "sequential" and spec.workers > 1:
@@ -298,8 +331,9 @@ def _check_together(spec: RunSpec, world: World | None) -> None:
         raise UsageError(f"--name {spec.name!r}: a folder name is expected, without slashes (see --output-dir)")
     if "\0" in spec.output_dir or not spec.output_dir:
         raise UsageError(f"--output-dir {spec.output_dir!r}: the path of a folder is expected")
-    _check_device(spec)
-    transports.check_installed(spec.transport, started=world is not None)
+    check_device(spec, here=here)
+    check_emulated(spec)
+    transports.check_installed(spec.transport, started=world is not None, here=here)
     if spec.transport == "mpi" and world and world.launcher not in ("mpiexec", "srun"):
         raise UsageError(
             f"--transport mpi under {world.launcher}: its ranks are not MPI's and would each train alone; "
@@ -324,60 +358,13 @@ def check_data(spec: RunSpec, data: datasets.DataInfo) -> None:
         )
 
 
-def _check_served(spec: RunSpec) -> None:
-    """What only parameter servers can do, and what they cannot."""
-    if not spec.served:
-        given = [name for name in ("servers", "staleness") if getattr(spec, name) is not None]
-        others = ("staleness_lr", "restarts", "worker_timeout", "snapshot_every", "encrypt")
-        given += [name for name in others if getattr(spec, name) != FIELDS[name].default]
-        if given:
-            flag = given[0].replace("_", "-")
-            raise UsageError(f"--{flag} is for parameter servers; strategy {spec.strategy} has none: use ps-sync")
-        if spec.transport == "zmq":
-            raise UsageError(f"--transport zmq with strategy {spec.strategy}: only parameter servers use it; use gloo")
-        return
-    if spec.transport != "zmq":
-        raise UsageError(f"--transport {spec.transport} with {spec.strategy}: it speaks ZeroMQ; leave --transport out")
-    if spec.strategy == "ps-async" and spec.staleness is not None:
-        raise UsageError("--staleness with ps-async, which has no bound: leave it out, or use ps-bounded")
-    if spec.strategy == "ps-sync" and spec.staleness:
-        raise UsageError(f"--staleness {spec.staleness} with ps-sync, which is staleness 0: use ps-bounded")
-    if spec.staleness_lr and spec.strategy != "ps-async":
-        raise UsageError(f"--staleness-lr with {spec.strategy}: it is for ps-async, whose gradients come one by one")
-    if spec.sync_batchnorm:
-        raise UsageError(f"--sync-batchnorm with {spec.strategy}: workers of a server do not meet; use ring")
-    if spec.check_replicas:
-        raise UsageError(f"--check-replicas with {spec.strategy}: its workers' weights come from the server")
-    if spec.read != "own":
-        raise UsageError(f"--read {spec.read} with {spec.strategy}: its workers read for themselves; use --read own")
-
-
-def _check_mpi_io(spec: RunSpec) -> None:
-    if spec.transport != "mpi":
-        raise UsageError(f"--read mpi-io with --transport {spec.transport}: only MPI's ranks can; use --transport mpi")
-    if spec.workers == 1:
-        raise UsageError("--read mpi-io with one worker: it is for several that read together; use --read own")
-    if not datasets.in_file(spec.data):
-        raise UsageError(f"--read mpi-io: {spec.data} is not in a file; use --read own, or another data set")
-
-
-def _check_device(spec: RunSpec) -> None:
-    if spec.device == "cuda" and spec.served:
-        raise UsageError(f"--device cuda with {spec.strategy}: gradients for a server are on the CPU; use --device cpu")
-    if spec.device == "cuda" and not transports.has_gpu():
-        raise UsageError("--device cuda: there is no NVIDIA GPU here; use --device cpu or auto")
-    if spec.device == "cuda" and spec.transport != "nccl" and spec.workers != 1:
-        raise UsageError(f"--device cuda with --transport {spec.transport}: tensors on GPUs need --transport nccl")
-    if spec.device == "cpu" and spec.transport == "nccl":
-        raise UsageError("--device cpu with --transport nccl: nccl moves tensors of GPUs; use gloo or mpi")
-
-
 def _wrap(text: str, indent: str) -> list[str]:
     """Lines of at most 110 characters; a path stays in one piece."""
     return textwrap.wrap(text, 110, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """As part of one line: what would end it is replaced."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from safetensors.torch import load_file
 
 import paceline
 from paceline.collectives.ring import RING
+from paceline.records import read_nodes
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SHORT = [
@@ -65,8 +67,13 @@ def check_folder(run: LiveRun) -> None:
     assert summary.total_seconds >= sum(summary.epoch_seconds)
     environment = json.loads((run.folder / "env.json").read_text())
     assert [row["rank"] for row in environment["ranks"]] == [0, 1, 2]
+    (node,) = read_nodes(run.folder).values()
+    assert node.name == environment["ranks"][0]["host"]
+    assert all(earlier.time < later.time for earlier, later in pairwise(node.samples))
     for rank in range(3):
         records = [json.loads(line) for line in (run.folder / f"rank_{rank}.jsonl").read_text().splitlines()]
+        times = [record["time"] for record in records if record["kind"] == "step"]
+        assert node.samples[0].time < times[0] < times[-1] < node.samples[-1].time
         spans = next(record["spans"] for record in records if record["kind"] == "step")
         assert spans.keys() == {"input", "forward", "backward", "wait", "optimizer"}
     assert 'optimizer = "sgd"' in (run.folder / "spec.toml").read_text()

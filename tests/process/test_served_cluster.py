@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from safetensors.torch import load_file
 from served import free_ports
 from test_served_faults import GLOBAL_BATCH, MODEL
 
-from paceline.records import read_summary
+from paceline.records import read_nodes, read_summary
 
 STEPS = 60
 PATIENCE = 60
@@ -71,6 +72,7 @@ def test_ranks_of_a_cluster_file_train_the_sequential_model(
     summary = read_summary(tmp_path / "run")
     assert summary is not None
     assert (summary.security, summary.steps) == (security, STEPS)
+    assert len(read_nodes(tmp_path / "run")[socket.gethostname()].samples) >= 2
     assert not (tmp_path / "cluster.key").exists()
     with started([alone]) as processes:
         assert ends(processes)[0][0] == 0

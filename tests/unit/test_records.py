@@ -141,6 +141,15 @@ def test_a_last_line_that_was_cut_is_left_out(tmp_path: Path, cut: int) -> None:
     assert kinds == (["start", "step"] if cut == 1 else ["start"])
 
 
+def test_a_later_writer_does_not_lose_its_first_line_to_one_that_was_cut(tmp_path: Path) -> None:
+    path = tmp_path / "rank_0.jsonl"
+    path.write_text('{"kind": "start"}\n{"kind": "st')
+    writer = LineWriter(path)
+    writer.write("end")
+    writer.close()
+    assert [record["kind"] for record in read_lines(path)] == ["start", "end"]
+
+
 def test_what_is_no_record_is_left_out_and_no_file_has_none(tmp_path: Path) -> None:
     path = tmp_path / "rank_0.jsonl"
     path.write_text('3\n"text"\n[]\n\0\0\0\n{"kind": "end"}\n')

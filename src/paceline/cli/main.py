@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from paceline import __version__
-from paceline.errors import EXIT_INTERRUPTED, EXIT_USAGE, PacelineError, nearest
+from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, PacelineError, nearest
 
-VERBS = ("train", "data", "models", "doctor")
+VERBS = ("train", "data", "models", "lab", "slurm", "doctor")
+# These take another command behind --
+WITH_COMMAND = ("lab", "slurm")
 
 
 class Parser(argparse.ArgumentParser):
@@ -41,7 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     for verb, module in modules.items():
         parsers[verb] = verbs.add_parser(verb, help=module.HELP, description=module.HELP, allow_abbrev=False)
         module.add_arguments(parsers[verb])
+    given = None
+    if chosen in WITH_COMMAND and "--" in arguments:
+        at = arguments.index("--")
+        arguments, given = arguments[:at], arguments[at + 1 :]
     args, extra = parser.parse_known_args(arguments)
+    if chosen in WITH_COMMAND:
+        args.command = given
     if extra:
         parsers[args.verb].error(f"unrecognized arguments: {' '.join(extra)}")
     try:
@@ -51,3 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has read enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED

@@ -1,7 +1,9 @@
-"""paceline models: the table of models."""
+"""paceline models: the table of models, and of devices that can be emulated."""
 
 import argparse
+import textwrap
 
+from paceline.emulation.table import TABLE as DEVICES
 from paceline.models.table import TABLE, ModelInfo
 
 HELP = "list the models, with their sizes and costs"
@@ -17,10 +19,13 @@ num_classes and dropout that it names; torchvision's, where it is installed: --m
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    pass
+    parser.add_argument("--devices", action="store_true", help="list the devices of train --compute emulated:DEVICE")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.devices:
+        print("\n\n".join(_device(name) for name in DEVICES))
+        return 0
     rows = [COLUMNS, *(_numbers(info) for info in TABLE.values())]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     texts = [("model", "used with"), *((info.name, info.used_with) for info in TABLE.values())]
@@ -32,6 +37,14 @@ def run(args: argparse.Namespace) -> int:
         print(f"{info.name:<12} {info.about}")
     print(NOTES, end="")
     return 0
+
+
+def _device(name: str) -> str:
+    device = DEVICES[name]
+    speeds = [f"{model} {figure:g}" for model, figure in device.images.items()]
+    speed = f"images/s: {', '.join(speeds)}" if speeds else f"{device.flops / 1e12:.2g} TFLOP/s sustained"
+    source = textwrap.wrap(f"from {device.source}", 107)
+    return "\n".join([f"{name:<12} {device.about}", *(f"{'':<12} {line}" for line in (speed, *source, device.url))])
 
 
 def _numbers(info: ModelInfo) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from paceline.spec import RunSpec, World, read_config, resolve
 from paceline.strategies import table as strategies
 
 HELP = "train a model, alone or on many processes"
+NOT_SPEC = ("verb", "config", "json", "cluster", "role", "index")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,27 +84,35 @@ def _cluster_seat(args: argparse.Namespace, found: Seat | None) -> tuple[Cluster
     return cluster, Seat(rank, len(addresses), neighbours.index(rank), len(neighbours), f"cluster file {args.cluster}")
 
 
+def layers_of(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
+    """The values that the config file and the flags give; flags win."""
+    flags = {name: value for name, value in vars(args).items() if name not in NOT_SPEC}
+    config = [(f"config file {args.config}", read_config(args.config))] if args.config else []
+    return [*config, ("flag", flags)]
+
+
+def check_processes(spec: RunSpec, world: World | None) -> None:
+    """Refuse ranks that are threads where a launcher starts processes."""
+    if spec.transport == "threads" and world and world.size > 1:
+        raise UsageError(f"--transport threads under {world.launcher}: its ranks are processes; use gloo or mpi")
+
+
 def run(args: argparse.Namespace) -> int:
-    not_spec = ("verb", "config", "json", "cluster", "role", "index")
-    flags = {name: value for name, value in vars(args).items() if name not in not_spec}
-    layers: list[tuple[str, dict[str, Any]]] = []
-    if args.config:
-        layers.append((f"config file {args.config}", read_config(args.config)))
-    layers.append(("flag", flags))
+    layers = layers_of(args)
     seat, cluster = find_seat(), None
     if args.cluster:
         cluster, seat = _cluster_seat(args, seat)
         layers.insert(0, (f"cluster file {args.cluster}", {"strategy": "ps-sync", "servers": len(cluster.ps)}))
     elif args.role is not None or args.index is not None:
         raise UsageError("--role and --index say which rank of a cluster file this is: give --cluster FILE, too")
-    resolved = resolve(*layers, world=World(seat.size, seat.launcher) if seat else None)
+    world = World(seat.size, seat.launcher) if seat else None
+    resolved = resolve(*layers, world=world)
     if cluster and not resolved.spec.served:
         raise UsageError(
             f"--cluster with strategy {resolved.spec.strategy}: it is for ps-sync, ps-async and ps-bounded"
         )
+    check_processes(resolved.spec, world)
     if seat:
-        if resolved.spec.transport == "threads" and seat.size > 1:
-            raise UsageError(f"--transport threads under {seat.launcher}: its ranks are processes; use gloo or mpi")
         from paceline.launch.worker import finish, run_seat
 
         return finish(run_seat(resolved, seat, as_json=args.json, cluster=cluster))

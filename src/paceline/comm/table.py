@@ -38,9 +38,9 @@ def has_gpu() -> bool:
     return Path("/proc/driver/nvidia/version").exists()
 
 
-def check_installed(name: str, *, started: bool) -> None:
-    """Refuse a transport whose library is missing. `started`: a launcher has started the ranks already."""
-    if name == "nccl" and not has_gpu():
+def check_installed(name: str, *, started: bool, here: bool = True) -> None:
+    """Refuse a transport whose library is missing. `started`: by a launcher, already; `here`: on this machine."""
+    if name == "nccl" and here and not has_gpu():
         raise UsageError("transport 'nccl' needs an NVIDIA GPU, and there is none here: use --transport gloo or mpi")
     if name != "mpi":
         return

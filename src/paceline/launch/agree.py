@@ -15,6 +15,7 @@ import torch
 from paceline.comm.base import Comm
 from paceline.comm.words import share_text
 from paceline.errors import AgreedError
+from paceline.launch.env import describe_lab
 from paceline.spec import Resolved
 
 
@@ -55,6 +56,7 @@ def describe(ranks: list[dict[str, Any]]) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "command": sys.argv,
+        "lab": describe_lab(),
     }
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from paceline.errors import UsageError
+from paceline.lab.plan import LAB, Plan
 
 # What our own launcher hands to the ranks it starts.
 RANK, SIZE, STORE, LIVES = "PACELINE_RANK", "PACELINE_SIZE", "PACELINE_STORE", "PACELINE_LIVES"
+# On several nodes also: the rank among those of its node, and the parameter servers' addresses and secret.
+LOCAL, SERVERS, SECRET = "PACELINE_LOCAL", "PACELINE_SERVERS", "PACELINE_SECRET"
 
 
 # Slurm numbers the steps of batch scripts and interactive shells from here.
@@ -34,6 +39,10 @@ class Seat:
     sockets: str | None = None  # the private folder of ranks that are all on one node
     lives: int = 0  # how often our own launcher has started this rank before
     interface: str | None = None
+    servers: tuple[str, ...] = ()  # where they listen, if our own launcher has chosen that, and their secret
+    secret: str | None = field(default=None, repr=False)
+    speed: float = 1.0  # of the node's emulated device
+    in_lab: bool = False
 
     @property
     def one_node(self) -> bool:
@@ -47,17 +56,40 @@ def find_seat(env: Mapping[str, str] = os.environ) -> Seat | None:
         if seat:
             if not 0 <= seat.rank < seat.size:
                 raise UsageError(f"{seat.launcher} says that this is rank {seat.rank} of {seat.size}")
-            return seat
+            return in_lab(seat, env)
     return None
+
+
+def find_lab(env: Mapping[str, str] = os.environ) -> tuple[Plan, str] | None:
+    """The lab that this process is in, and the name of its node."""
+    about = describe_lab(env)
+    return (Plan.from_json(env[LAB]), about["node"]) if about else None
+
+
+def describe_lab(env: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
+    """All that a lab tells the programs in its nodes."""
+    found: dict[str, Any] | None = json.loads(env[LAB]) if LAB in env else None
+    return found
+
+
+def in_lab(seat: Seat, env: Mapping[str, str] = os.environ) -> Seat:
+    """The seat, with what its node is like if that is one of the lab."""
+    lab = find_lab(env)
+    return replace(seat, in_lab=True, speed=lab[0].node(lab[1]).speed) if lab else seat
 
 
 def _local(env: Mapping[str, str]) -> Seat | None:
     if RANK not in env:
         return None
-    rank, size = _number(env, RANK), _number(env, SIZE)
+    rank, size, lives = _number(env, RANK), _number(env, SIZE), _number(env, LIVES, 0)
     store = env.get(STORE)
-    return Seat(rank, size, rank, size, "paceline", store_file=store, sockets=store and os.path.dirname(store),
-                lives=_number(env, LIVES, 0))  # fmt: skip
+    if store is None or not store.startswith("tcp://"):
+        return Seat(rank, size, rank, size, "paceline", store_file=store, sockets=store and os.path.dirname(store),
+                    lives=lives)  # fmt: skip
+    host, _, port = store.removeprefix("tcp://").rpartition(":")
+    local_rank, local_size = (int(number) for number in env[LOCAL].split("/"))
+    return Seat(rank, size, local_rank, local_size, "paceline", (host, int(port)), rank == 0, lives=lives,
+                servers=tuple(env.get(SERVERS, "").split()), secret=env.get(SECRET))  # fmt: skip
 
 
 def _torchrun(env: Mapping[str, str]) -> Seat | None:

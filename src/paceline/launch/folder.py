@@ -13,7 +13,8 @@ from paceline.spec import Resolved, RunSpec
 def make_folder(spec: RunSpec) -> Path:
     """A new folder for a run. A name that was given must be free; a made-up one gets a number if it is not."""
     parent = Path(spec.output_dir)
-    made_up = f"{spec.model.replace(':', '-')}-{spec.strategy}-{spec.workers}-{time.strftime('%Y%m%d-%H%M%S')}"
+    mark = "-emulated" if spec.emulated else ""
+    made_up = f"{spec.model.replace(':', '-')}-{spec.strategy}-{spec.workers}{mark}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = [spec.name] if spec.name else [made_up, *(f"{made_up}-{i}" for i in range(2, 1000))]
     for name in names:
         try:
@@ -53,4 +54,5 @@ def begin_summary(spec: RunSpec) -> Summary:
         global_batch=spec.global_batch,
         epochs=spec.epochs,
         seed=spec.seed,
+        compute=spec.compute,
     )

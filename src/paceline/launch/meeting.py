@@ -23,9 +23,14 @@ LONGEST = 107
 def meet(spec: RunSpec, seat: Seat, cluster: Cluster | None) -> tuple[Meeting, Listener | None]:
     """Where the servers are; one of them is listening when this returns."""
     assert spec.servers is not None
-    if cluster is None and not seat.one_node:
+    if cluster is None and seat.servers:
+        assert seat.secret is not None
+        secret = bytes.fromhex(seat.secret)
+        key = secret if spec.encrypt else None
+        meeting = Meeting(seat.servers, _number(secret), "curve" if key else "plain", key)
+    elif cluster is None and not seat.one_node:
         return _meet_at_store(spec, seat)
-    if cluster is None:
+    elif cluster is None:
         meeting = _meet_in_folder(spec.servers, seat)
     else:
         meeting = _meet_at_addresses(cluster, encrypt=spec.encrypt)
@@ -82,7 +87,7 @@ def _meet_at_store(spec: RunSpec, seat: Seat) -> tuple[Meeting, Listener | None]
         listener = Listener(f"tcp://{_own_address(seat.address)}:*", key)
         store.set(f"{prefix}/server_{seat.rank}", listener.endpoint)
     endpoints = tuple(store.get(f"{prefix}/server_{i}").decode() for i in range(spec.servers))
-    return Meeting(endpoints, _number(secret), "curve" if key else "plain", key), listener
+    return Meeting(endpoints, _number(secret), "curve" if key else "plain", key, store), listener
 
 
 def _own_address(towards: tuple[str, int]) -> str:

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 import traceback
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -28,6 +29,7 @@ from paceline.launch.env import Seat
 from paceline.launch.folder import begin_summary, make_folder, open_run
 from paceline.launch.settle import find_stopped, settle, wait_for_blame
 from paceline.launch.signals import StopSignals
+from paceline.launch.usage import NodeUsage
 from paceline.records import INTERRUPTED, LineWriter, Summary, write_whole
 from paceline.spec import Resolved
 from paceline.training.console import Console
@@ -49,6 +51,8 @@ class Rank:
         self.launched = folder is not None
         self.stop: StopSignals | None = None
         self.summary: Summary | None = None
+        self.watch: NodeUsage | None = None
+        self.watching = ExitStack()
 
     def run(self, comm: Comm | None = None) -> int:
         """Train; the exit code says how it went. A communicator is given where ranks are threads."""
@@ -57,7 +61,8 @@ class Rank:
             found = comm or connect(self.spec.transport, self.spec.timeout, self.seat)
             found.on_stuck = self._fail
             metered = MeteredComm(found)
-            self._train(metered)
+            with self.watching:
+                self._train(metered)
         except Exception as error:  # noqa: BLE001  written down, told and turned into an exit code
             code = self._fail(error)
             if metered:
@@ -80,8 +85,10 @@ class Rank:
             settle(self.folder, interrupted=True)
 
     def _train(self, comm: MeteredComm) -> None:
+        seat = self.seat
         # Our own launcher has seen to the data before it started the ranks.
-        place = choose_place(self.spec, self.seat.local_rank, first=self.seat.local_rank == 0 and not self.launched)
+        first = seat.local_rank == 0 and not self.launched
+        place = choose_place(self.spec, seat.local_rank, first=first, speed=seat.speed)
         agree_on_spec(self.resolved, comm)
         self.folder = agree_on_folder(self.folder or (make_folder(self.spec) if comm.rank == 0 else None), comm)
         ranks = describe_ranks(comm)
@@ -90,6 +97,7 @@ class Rank:
                 open_run(self.folder, self.resolved)
             write_whole(self.folder / "env.json", json.dumps(ranks, indent=1) + "\n")
         comm.barrier()
+        self._watch_node()
         trace = Trace(self.folder / f"rank_{comm.rank}.jsonl", comm.rank)
         console = Console(self.stream, self._log() if comm.rank == 0 else None)
         try:
@@ -103,6 +111,17 @@ class Rank:
         finally:
             console.close()
             trace.close()
+
+    def _watch_node(self) -> None:
+        """The first rank on a node writes down what the node does, from when the run folder is known."""
+        if self.seat.local_rank == 0 and self.watch is None:
+            assert self.folder is not None
+            usage = NodeUsage(self.folder, self._add_to_log, own_processes=self.seat.in_lab)
+            self.watch = self.watching.enter_context(usage)
+
+    def _add_to_log(self, text: str) -> None:
+        with suppress(OSError), self._log().open("a") as log:
+            log.write(text + "\n")
 
     def _log(self) -> Path:
         assert self.folder is not None

@@ -12,6 +12,7 @@ from paceline.data.prepare import prepare
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, PacelineError, UsageError
 from paceline.launch.env import find_seat
 from paceline.launch.folder import make_folder, open_run
+from paceline.launch.placing import find_places
 from paceline.launch.settle import Ending
 from paceline.launch.spawn import start
 from paceline.launch.supervise import counting_signals, supervise
@@ -24,15 +25,15 @@ def launch(resolved: Resolved, show: TextIO | None = None) -> tuple[Path, Ending
     spec = resolved.spec
     if own_code.is_own(spec.model):
         own_code.check_exists(spec.model, "model")
-    prepare(
-        spec.data, Path(spec.data_dir) if spec.data_dir else None
-    )  # once, before a rank waits for one that loads it
+    if spec.reads:  # once, before a rank waits for one that loads it
+        prepare(spec.data, Path(spec.data_dir) if spec.data_dir else None)
+    places = find_places(spec)
     with counting_signals() as signals:
         folder = make_folder(spec).absolute()
         open_run(folder, resolved)
         if show:
             print("\n".join(resolved.introduction()), file=show, flush=True)
-        crew = start(spec, folder, _descriptor(show))
+        crew = start(spec, folder, _descriptor(show), places)
         return folder, supervise(crew, folder, signals, spec)
 
 

@@ -49,7 +49,8 @@ class ServedRank(Rank):
 
     def run(self, comm: Comm | None = None) -> int:
         try:
-            self._serve()
+            with self.watching:
+                self._serve()
         except Exception as error:  # noqa: BLE001  written down, told and turned into an exit code
             return self._fail(self._explained(error))
         finally:
@@ -63,7 +64,7 @@ class ServedRank(Rank):
     def _serve(self) -> None:
         seat, spec = self.seat, self.spec
         self.meeting, listener = meet(spec, seat, self.cluster)
-        place = choose_place(spec, seat.local_rank, first=not self.launched)
+        place = choose_place(spec, seat.local_rank, first=not self.launched, speed=seat.speed)
         about = {"host": socket.gethostname(), "pid": os.getpid()}
         job = ServedJob(spec, self.meeting, place, seat.rank, random.getrandbits(63), about, self._wish)
         if seat.rank >= self.servers:
@@ -86,6 +87,7 @@ class ServedRank(Rank):
             self.folder = make_folder(self.spec).absolute()
             open_run(self.folder, self.resolved)
         folder = self.folder
+        self._watch_node()
         rows = {0: {"rank": 0, "role": "server", **about}}
 
         def ranks_up(known: dict[int, dict[str, Any]]) -> None:
@@ -113,6 +115,7 @@ class ServedRank(Rank):
         """The leader has said where the run folder is; on this rank's file system it may be another."""
         self.folder = self.folder or folder
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+        self._watch_node()
 
     def _open_trace(self, folder: Path) -> Trace:
         self._open(folder)

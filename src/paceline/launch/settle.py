@@ -86,6 +86,9 @@ def _lost(errors: Mapping[int, dict[str, Any]], ranks: int) -> tuple[int | None,
     for rank in early:
         if errors[rank].get("stopped") or errors[rank].get("peer") in silent:
             return errors[rank]["peer"], errors[rank]
+    if not silent and len(errors) > 1 and all(e.get("timeout") for e in errors.values()):
+        waits = ", ".join(f"rank {rank} for rank {errors[rank].get('peer')}" for rank in sorted(errors))
+        return None, {"error": f"the ranks waited for each other until the deadline ({waits}): is a link down?"}
     return (silent or early)[0], errors[early[0]]
 
 
@@ -133,8 +136,9 @@ def _fill(folder: Path, summary: Summary) -> None:
     by_epoch = {r["epoch"]: r for r in records if r["kind"] == "epoch"}  # the last one, if some were done again
     epochs = [by_epoch[epoch] for epoch in sorted(by_epoch)]
     summary.epoch_seconds = [r["seconds"] for r in epochs]
-    summary.train_loss = [r["loss"] for r in epochs]
-    summary.train_accuracy = [r["accuracy"] for r in epochs]
+    trained = [r for r in epochs if "loss" in r]  # none, where compute was emulated
+    summary.train_loss = [r["loss"] for r in trained]
+    summary.train_accuracy = [r["accuracy"] for r in trained]
 
 
 def wait_for_blame(folder: Path, rank: int, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first one asks for a last step, the second ends at once."""
+"""Ctrl-C: the first one asks for a last step, the second ends at once. So does SIGTERM, but it may be repeated."""
 
 from __future__ import annotations
 
@@ -35,10 +35,14 @@ class StopSignals:
         return self._requested.is_set()
 
     def _watch(self) -> None:
-        while number := os.read(self._read, 1):
-            if number[0] not in STOPPING:
+        first = None
+        while caught := os.read(self._read, 1):
+            number = caught[0]
+            # A scheduler says SIGTERM more than once, as Slurm does at a time limit, and has SIGKILL for its last word.
+            if number not in STOPPING or number == first == signal.SIGTERM:
                 continue
-            if self._requested.is_set():
+            if first is not None:
                 os._exit(EXIT_INTERRUPTED)
+            first = number
             self._requested.set()
-            self._on_first(number[0])
+            self._on_first(number)

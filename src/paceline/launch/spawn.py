@@ -17,6 +17,7 @@ from pathlib import Path
 from paceline.comm.table import mpiexec
 from paceline.launch import env as names
 from paceline.launch import janitor
+from paceline.launch.placing import Places
 from paceline.layout import threads_per_rank
 from paceline.spec import RunSpec
 
@@ -92,7 +93,7 @@ class Crew:
         self.janitor.wait()
 
 
-def start(spec: RunSpec, folder: Path, out: int) -> Crew:
+def start(spec: RunSpec, folder: Path, out: int, places: Places | None = None) -> Crew:
     """Start every rank of the run whose folder is there; rank 0's standard output goes to the file `out`."""
     private = Path(tempfile.mkdtemp(prefix="paceline-", dir=_shared_memory()))
     watcher = subprocess.Popen(
@@ -104,17 +105,21 @@ def start(spec: RunSpec, folder: Path, out: int) -> Crew:
     size = spec.ranks
     try:
         if not crew.are_ranks:
-            variables = _mpi_variables(private, _environment(spec, size))
+            variables = _environment(spec, size)
+            if places is None:
+                variables = _mpi_variables(private, variables)
             with (folder / "logs" / "mpiexec.log").open("wb") as log:
                 # What mpiexec has to say about a failed rank would bury what we have.
-                crew.add(0, _popen([*_mpiexec_command(size), *command], variables, out, log.fileno()))
+                crew.add(0, _popen([*_mpiexec_command(size, places), *command], variables, out, log.fileno()))
             return crew
         count = 1 if spec.transport == "threads" else size
         variables = _environment(spec, spec.workers or 1)
 
         def start_rank(rank: int, life: int) -> subprocess.Popen[bytes]:
             seat = {names.RANK: str(rank), names.SIZE: str(count), names.STORE: str(private / "store")}
-            return _popen(command, variables | seat | {names.LIVES: str(life)}, out)
+            seat |= {names.LIVES: str(life)} | (places.variables(rank) if places else {})
+            words = places.command(rank, command) if places else command
+            return _popen(words, variables | seat, out)
 
         crew.start_rank = start_rank
         for rank in range(count):
@@ -149,14 +154,15 @@ def _shared_memory() -> str | None:
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
-def _mpiexec_command(size: int) -> list[str]:
+def _mpiexec_command(size: int, places: Places | None = None) -> list[str]:
     program = mpiexec()
     assert program is not None, "checked with the spec"
     said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
     if "Open MPI" not in said and "OpenRTE" not in said:
-        return [program, "-n", str(size)]
+        return [program, "-n", str(size), *(["-hosts", places.hosts()] if places else [])]
     root = ["--allow-run-as-root"] if os.getuid() == 0 else []
-    return [program, *root, "--oversubscribe", "--bind-to", "none", "-n", str(size)]
+    where = ["--host", places.hosts()] if places else ["--oversubscribe"]
+    return [program, *root, *where, "--bind-to", "none", "-n", str(size)]
 
 
 def _mpi_variables(private: Path, variables: dict[str, str]) -> dict[str, str]:

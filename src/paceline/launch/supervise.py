@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -47,7 +48,7 @@ def supervise(crew: Crew, folder: Path, signals: list[int], spec: RunSpec) -> En
                 break
             time.sleep(LOOK_SECONDS)
     finally:
-        exits = crew.end(_rank_pids(folder))
+        exits = crew.end(_rank_pids(folder, here=True))
         crew.dismiss()
     if not crew.are_ranks:
         return settle(folder, {} if asked else None, interrupted=asked > 0)
@@ -78,6 +79,8 @@ def _ask_to_stop(crew: Crew, folder: Path) -> bool:
     if crew.are_ranks:
         crew.signal(signal.SIGINT)
         return True
+    if not pids <= _rank_pids(folder, here=True):
+        return False  # on other nodes, where only mpiexec can reach them
     # To the ranks themselves: mpiexec would end them before their step is done.
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -85,10 +88,11 @@ def _ask_to_stop(crew: Crew, folder: Path) -> bool:
     return True
 
 
-def _rank_pids(folder: Path) -> set[int]:
-    """The ranks' processes, once they are up."""
+def _rank_pids(folder: Path, *, here: bool = False) -> set[int]:
+    """The ranks' processes, once they are up; all, or those of this host."""
     try:
-        return {row["pid"] for row in json.loads((folder / "env.json").read_text())["ranks"]}
+        rows = json.loads((folder / "env.json").read_text())["ranks"]
+        return {row["pid"] for row in rows if not here or row["host"] == socket.gethostname()}
     except (OSError, ValueError):
         return set()
 

@@ -21,6 +21,7 @@ class Meeting:
     run: int
     security: str
     secret: bytes | None = None
+    store: Any = field(default=None, repr=False, compare=False)  # where ranks still find all this: open while held
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,14 @@ class GradientBuckets:
         finally:
             self._armed = False
 
+    def replay(self, ready: Callable[[int], None], *, overlap: bool) -> None:
+        """As `backward`, but nothing is computed: bucket n is sent as it is when `ready(n)` returns."""
+        self._open(overlap)
+        for number in range(len(self.buckets)):
+            ready(number)
+            if self._overlap and number < len(self.buckets) - 1:
+                self._send_next()
+
     def finish(self) -> None:
         """Send what is left, wait for all sums, and point every .grad at them."""
         for slot in self.slots:
@@ -99,10 +107,14 @@ class GradientBuckets:
             self.thread.close()
         self.comm.close()
 
-    def _begin(self, share: float, overlap: bool) -> None:
+    def _open(self, overlap: bool) -> None:
         if overlap and self.thread is None and self.comm.size > 1:
             self.thread = CommThread(lambda flat: self.averaging.run(self.comm, flat))
-        self._overlap, self._next, self._armed = overlap and self.thread is not None, 0, True
+        self._overlap, self._next = overlap and self.thread is not None, 0
+
+    def _begin(self, share: float, overlap: bool) -> None:
+        self._open(overlap)
+        self._armed = True
         for bucket in self.buckets:
             bucket.missing = bucket.parameters
         for slot in self.slots:

@@ -24,6 +24,9 @@ class Options:
     check_replicas: int = 0
 
 
+RIDERS = 3
+
+
 class Synchronous(Strategy):
     """Loss, hits and the wish to stop ride behind the gradients, so that a step sends nothing else."""
 
@@ -40,15 +43,16 @@ class Synchronous(Strategy):
             bucket_mb=o.bucket_mb,
             overlap=o.overlap,
             sync_batchnorm=o.sync_batchnorm,
-            riders=3,
+            riders=RIDERS,
         )
+        self.buckets, self.overlap = self.parallel.buckets, self.parallel.overlap
 
     def step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:
         self.optimizer.zero_grad(set_to_none=True)
         loss, hits = None, 0
         if len(batch.labels) or self.parallel.needs_everyone:
             loss, hits = loss_and_hits(self.model, batch.images, batch.labels)
-        riders = self.parallel.buckets.riders
+        riders = self.buckets.riders
         riders.copy_(torch.tensor([loss.item() if loss is not None else 0.0, hits, stop], dtype=torch.float64))
         laps.mark("forward")
         self.parallel.compute(loss, 1 / batch.global_count)
@@ -74,11 +78,11 @@ class Synchronous(Strategy):
 
     def notes(self) -> dict[str, object]:
         exact = AVERAGINGS[self.options.averaging].cost(2, 1).exact
-        return {"overlap": self.parallel.overlap.chosen, "wire": "exact" if exact else "opaque"}
+        return {"overlap": self.overlap.chosen, "wire": "exact" if exact else "opaque"}
 
     def gradient_meter(self) -> Meter:
-        comm = self.parallel.buckets.comm
+        comm = self.buckets.comm
         return comm.meter if isinstance(comm, MeteredComm) and comm is not self.comm else Meter()
 
     def close(self) -> None:
-        self.parallel.close()
+        self.buckets.close()

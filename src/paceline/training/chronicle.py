@@ -12,6 +12,7 @@ from paceline.server.ledger import Part, Plan
 from paceline.server.tally import Result
 from paceline.spec import RunSpec
 from paceline.training.console import Console
+from paceline.training.learned import Learned
 from paceline.training.rate import learning_rate
 from paceline.training.trace import Trace
 
@@ -33,30 +34,32 @@ class Chronicle:
         self._ranks: dict[int, dict[str, Any]] = {}
         self._last = self._epoch_start = time.perf_counter()
         self._shown = -1
-        self._running = Result()
+        self._running = Learned(spec)
 
     def begun(self, ranks: dict[int, dict[str, Any]]) -> None:
         self._ranks = dict(ranks)
         self._ranks_up(self._ranks)
         read = max(row.get("read_seconds", 0.0) for row in ranks.values())
         self._summary.read_seconds = read
-        self._console.line(f"Time taken to read the data: {read:.2f} s")
+        if self._spec.reads:
+            self._console.line(f"Time taken to read the data: {read:.2f} s")
         self._last = self._epoch_start = time.perf_counter()
 
     def updated(self, update: int, epoch: int, result: Result) -> None:
         if epoch > self._shown:
             self._shown = epoch
-            self._running = Result()
+            self._running = Learned(self._spec)
             self._console.end_bar()
             self._console.line(f"\nStart of epoch {epoch}")
-            self._console.start_bar(min(self._plan.per_epoch, self._plan.updates - update), f"epoch {epoch}")
+            mark = ", emulated" if self._spec.emulated else ""
+            self._console.start_bar(min(self._plan.per_epoch, self._plan.updates - update), f"epoch {epoch}{mark}")
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         self._running.add(result.loss, result.hits, result.count)
         lr = learning_rate(self._spec, update, self._plan.per_epoch, self._plan.updates)
-        self._trace.step(update, epoch, seconds, result.count, {}, loss=result.loss / result.count, lr=lr)
-        running = self._running
-        self._console.advance(loss=f"{running.loss / running.count:.4f}", acc=f"{running.hits / running.count:.2%}")
+        learned = {} if self._spec.emulated else {"loss": result.loss / result.count, "lr": lr}
+        self._trace.step(update, epoch, seconds, result.count, {}, **learned)
+        self._console.advance(**self._running.bar())
         number = update % self._plan.per_epoch + 1
         if self._spec.log_every and number % self._spec.log_every == 0:
             self._console.line(f"At step {number}, update time for each batch: {seconds:.4f} s")
@@ -65,11 +68,12 @@ class Chronicle:
     def epoch_ended(self, epoch: int, result: Result) -> None:
         console, now = self._console, time.perf_counter()
         seconds, self._epoch_start = now - self._epoch_start, now
-        loss, accuracy = result.loss / result.count, result.hits / result.count
-        self._trace.record("epoch", epoch=epoch, seconds=seconds, loss=loss, accuracy=accuracy, samples=result.count)
+        learned = Learned(self._spec)
+        learned.add(result.loss, result.hits, result.count)
+        self._trace.record("epoch", epoch=epoch, seconds=seconds, samples=result.count, **learned.means())
         console.end_bar()
         console.line(f"Time taken: {seconds:.2f} s")
-        console.line(f"Training acc over epoch: {accuracy:.4f}, training loss: {loss:.4f}")
+        console.line(learned.line())
 
     def evaluated(self, name: str, epoch: int, result: Result) -> None:
         loss, accuracy = result.loss / result.count, result.hits / result.count
@@ -94,8 +98,9 @@ class Chronicle:
 
         epochs, validation, test = latest("epoch"), latest("validation"), latest("test")
         summary.epoch_seconds = [record["seconds"] for record in epochs]
-        summary.train_loss = [record["loss"] for record in epochs]
-        summary.train_accuracy = [record["accuracy"] for record in epochs]
+        if not self._spec.emulated:
+            summary.train_loss = [record["loss"] for record in epochs]
+            summary.train_accuracy = [record["accuracy"] for record in epochs]
         summary.validation_loss = [record["loss"] for record in validation]
         summary.validation_accuracy = [record["accuracy"] for record in validation]
         if validation:

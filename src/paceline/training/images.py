@@ -57,6 +57,13 @@ class Prepare:
         return F.interpolate(floats, self.size, mode="bilinear", antialias=smaller)
 
 
+class NoPixels(Prepare):
+    """Leaves batches that have no pixels as they are."""
+
+    def test(self, images: Tensor) -> Tensor:
+        return images
+
+
 def draws(seed: int, epoch: int, numbers: Tensor) -> Tensor:
     """64 random bits for each sample, from its number, the epoch and the seed alone: the same on every rank.
 

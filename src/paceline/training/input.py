@@ -119,6 +119,20 @@ class OwnInput(Input):
         return self._batch(ready, labels, len(labels))
 
 
+class CountedInput(Input):
+    """Batches of the right sizes without pixels, for ranks that do not compute; of the data set the size is enough."""
+
+    def samples(self, name: str, batches_of: BatchesOf) -> Samples:
+        return (_blank(len(numbers)) for numbers in batches_of(self.comm.rank))
+
+    def pick(self, name: str, places: Tensor, epoch: int | None = None) -> Batch:
+        return self._batch(*_blank(len(places)), len(places))
+
+
+def _blank(count: int) -> tuple[Tensor, Tensor]:
+    return torch.empty(count, 0), torch.zeros(count, dtype=torch.int64)
+
+
 class PartInput(Input):
     """A rank gets its whole part of an epoch at once; what is needed to evaluate it gets once."""
 

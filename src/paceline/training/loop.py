@@ -20,9 +20,10 @@ from paceline.spec import RunSpec
 from paceline.strategies.base import Batch, Evaluation, Laps, StepResult, Strategy
 from paceline.training.console import Console
 from paceline.training.input import Input
+from paceline.training.learned import Learned
 from paceline.training.rate import learning_rate
 from paceline.training.sampler import Sampler
-from paceline.training.setup import Place, make_input, make_model, prepare_strategy
+from paceline.training.setup import Place, make_emulation, make_input, make_model, prepare_strategy
 from paceline.training.trace import Trace
 from paceline.training.weights import save
 
@@ -49,13 +50,18 @@ def train(job: Job) -> None:
     source = make_input(job.spec, job.comm, job.place)
     job.comm.barrier()
     summary.read_seconds = time.perf_counter() - start
-    job.console.line(f"Time taken to read the data: {summary.read_seconds:.2f} s")
+    if job.spec.reads:
+        job.console.line(f"Time taken to read the data: {summary.read_seconds:.2f} s")
 
     model, fresh = all_or_none(lambda: make_model(job.spec, source.info, job.place), job.comm)
     summary.parameters = sum(p.numel() for p in model.parameters())
     if fresh:
         job.console.line(f"New weights, not from {job.spec.weights}: {', '.join(fresh)}")
-    strategy = prepare_strategy(job.spec, job.comm, model)
+    emulation = all_or_none(lambda: make_emulation(job.spec, source.info, model, job.place), job.comm)
+    if emulation:
+        summary.compute_seconds = emulation.batch_seconds
+        job.console.line(emulation.about)
+    strategy = prepare_strategy(job.spec, job.comm, model, emulation.device if emulation else None)
     try:
         interrupted = _run_epochs(job, strategy, source, summary)
         if job.spec.test and not interrupted:
@@ -63,7 +69,7 @@ def train(job: Job) -> None:
             summary.test_loss, summary.test_accuracy = test.loss, test.accuracy
             which = f" (weights of epoch {summary.best_epoch})" if summary.best_epoch is not None else ""
             job.console.line(f"\nTest loss: {test.loss:.4f}, test accuracy: {test.accuracy:.2%}{which}")
-        state = strategy.whole_state()
+        state = None if emulation else strategy.whole_state()
         summary.total_seconds = time.perf_counter() - start
         _measure(job, strategy, summary)
         summary.epochs = len(summary.epoch_seconds)
@@ -72,7 +78,8 @@ def train(job: Job) -> None:
         strategy.close()
     job.console.line(f"Total run time: {summary.total_seconds:.2f} s")
     if job.comm.rank == 0:
-        save(state, job.folder / "model.safetensors")
+        if state is not None:
+            save(state, job.folder / "model.safetensors")
         write_summary(job.folder, summary)
     job.trace.record("end", time=time.time(), status=summary.status)
     job.comm.barrier()
@@ -110,9 +117,9 @@ def _run_epoch(
     spec, console = job.spec, job.console
     console.line(f"\nStart of epoch {epoch}")
     steps = min(len(sampler), total_steps - summary.steps)
-    console.start_bar(steps, f"epoch {epoch}")
+    console.start_bar(steps, f"epoch {epoch}{', emulated' if spec.emulated else ''}")
     start = ended = time.perf_counter()
-    loss_sum, correct, count, stopped = 0.0, 0.0, 0, False
+    learned, stopped = Learned(spec), False
     for number, batch in enumerate(source.epoch(sampler, steps), 1):
         laps = Laps(last=ended)  # a step begins where the last one ended: no time goes uncounted
         laps.mark("input")
@@ -120,7 +127,7 @@ def _run_epoch(
         result = strategy.step(batch, lr, job.stop(), laps)
         seconds, ended = laps.last - ended, laps.last
         summary.steps += 1
-        loss_sum, correct, count = loss_sum + result.loss_sum, correct + result.correct, count + result.count
+        learned.add(result.loss_sum, result.correct, result.count)
         _check_finite(result, summary.steps)
         job.trace.step(
             summary.steps - 1,
@@ -129,10 +136,9 @@ def _run_epoch(
             result.count,
             laps.parts,
             own=len(batch.labels),
-            loss=result.loss_sum / result.count,
-            lr=lr,
+            **({} if spec.emulated else {"loss": result.loss_sum / result.count, "lr": lr}),
         )
-        console.advance(loss=f"{loss_sum / count:.4f}", acc=f"{correct / count:.2%}")
+        console.advance(**learned.bar())
         if spec.log_every and number % spec.log_every == 0:
             console.line(f"At step {number}, update time for each batch: {seconds:.4f} s")
         if result.stop:
@@ -140,12 +146,13 @@ def _run_epoch(
             break
     console.end_bar()
     summary.epoch_seconds.append(time.perf_counter() - start)
-    summary.train_loss.append(loss_sum / count)
-    summary.train_accuracy.append(correct / count)
-    job.trace.record("epoch", epoch=epoch, seconds=summary.epoch_seconds[-1], loss=loss_sum / count,
-                     accuracy=correct / count, samples=count)  # fmt: skip
+    means = learned.means()
+    if means:
+        summary.train_loss.append(means["loss"])
+        summary.train_accuracy.append(means["accuracy"])
+    job.trace.record("epoch", epoch=epoch, seconds=summary.epoch_seconds[-1], samples=learned.count, **means)
     console.line(f"Time taken: {summary.epoch_seconds[-1]:.2f} s")
-    console.line(f"Training acc over epoch: {correct / count:.4f}, training loss: {loss_sum / count:.4f}")
+    console.line(learned.line())
     return stopped
 
 

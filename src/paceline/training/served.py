@@ -35,10 +35,10 @@ from paceline.strategies.base import Batch
 from paceline.strategies.flat import FlatModel
 from paceline.training.chronicle import Chronicle
 from paceline.training.console import Console
-from paceline.training.input import OwnInput, evaluation_batch
+from paceline.training.input import CountedInput, OwnInput, evaluation_batch
 from paceline.training.rate import learning_rate
 from paceline.training.sampler import shuffle
-from paceline.training.setup import Place, make_input, make_model, make_optimizer
+from paceline.training.setup import Place, make_emulation, make_input, make_model, make_optimizer
 from paceline.training.trace import Trace
 from paceline.training.weights import save
 from paceline.training.work import Work
@@ -88,6 +88,7 @@ class Server:
         folder = Path(spec.data_dir) if spec.data_dir else None
         self.info = datasets.describe(spec.data) or load(spec.data, folder).info
         model, self.fresh = make_model(spec, self.info, job.place)
+        self.emulation = make_emulation(spec, self.info, model, job.place)
         self.flat = FlatModel(model)
         self.layout = layout_of(spec, self.flat)
         self.plan = plan_of(spec, self.info)
@@ -150,6 +151,9 @@ class Server:
         summary.threads = torch.get_num_threads()
         if self.fresh:
             console.line(f"New weights, not from {spec.weights}: {', '.join(self.fresh)}")
+        if self.emulation:
+            summary.compute_seconds = self.emulation.batch_seconds
+            console.line(self.emulation.about)
         leader = Leader(
             job.meeting.run,
             job.life,
@@ -178,7 +182,8 @@ class Server:
             summary.security = job.meeting.security
             _count(leader, spec, summary)
             console.line(f"Total run time: {summary.total_seconds:.2f} s")
-            save(self.flat.model.state_dict(), folder / "model.safetensors")
+            if not spec.emulated:
+                save(self.flat.model.state_dict(), folder / "model.safetensors")
             write_summary(folder, summary)
             shutil.rmtree(folder / "snapshots", ignore_errors=True)
             trace.record("end", time=time.time(), status=summary.status)
@@ -253,9 +258,12 @@ def work(job: ServedJob, opened: Callable[[Path], Trace]) -> bool:
     start = time.perf_counter()
     source = make_input(spec, SingleComm(), job.place)
     about = job.about | {"read_seconds": time.perf_counter() - start}
-    assert isinstance(source, OwnInput)
+    assert isinstance(source, OwnInput | CountedInput)
     model, _ = make_model(spec, source.info, job.place)
+    emulation = make_emulation(spec, source.info, model, job.place)
     flat = FlatModel(model)
+    if emulation:
+        flat.gradient.zero_()  # new memory costs nothing until it is written to
     samples = len(source.numbers["train"])
     order = lru_cache(maxsize=2)(lambda epoch: shuffle(samples, spec.seed, epoch))
 
@@ -267,5 +275,5 @@ def work(job: ServedJob, opened: Callable[[Path], Trace]) -> bool:
     client = Client(job.rank, job.meeting.run, job.life, layout_of(spec, flat), flat.weights, job.meeting.endpoints,
                     job.meeting.secret, spec.timeout, spec.staleness, spec.worker_timeout / BEATS)  # fmt: skip
     with closing(client):
-        task = Work(client, flat, make_batch, spec.seed, opened, job.stop)
+        task = Work(client, flat, make_batch, spec.seed, opened, job.stop, emulation.device if emulation else None)
         return task.run(_creed(spec, flat, source.info), about)

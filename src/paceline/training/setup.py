@@ -16,9 +16,13 @@ from torch import Tensor, nn
 from paceline import own_code
 from paceline.comm.base import Comm
 from paceline.comm.words import all_or_none, share_text
+from paceline.data import table as datasets
 from paceline.data.load import Dataset, load
 from paceline.data.prepare import prepare
 from paceline.data.table import DataInfo
+from paceline.emulation import table as emulation
+from paceline.emulation.device import EmulatedDevice
+from paceline.emulation.timing import measure
 from paceline.errors import AgreedError, UsageError
 from paceline.models import table as models
 from paceline.models.build import build
@@ -26,8 +30,8 @@ from paceline.spec import RunSpec, check_data
 from paceline.strategies.base import Strategy
 from paceline.strategies.make import make_strategy
 from paceline.strategies.synchronous import Options
-from paceline.training.images import Prepare
-from paceline.training.input import Input, OwnInput, ScatteredInput, TogetherInput
+from paceline.training.images import NoPixels, Prepare
+from paceline.training.input import CountedInput, Input, OwnInput, ScatteredInput, TogetherInput
 from paceline.training.weights import start_from
 
 # Ranks that are threads share torch's random state.
@@ -41,29 +45,36 @@ class Place:
     device: torch.device
     dtype: torch.dtype
     first: bool
+    speed: float = 1.0  # of this node, where compute is emulated: 0.5 takes twice as long
 
 
-def choose_place(spec: RunSpec, local_rank: int, *, first: bool = True) -> Place:
+def choose_place(spec: RunSpec, local_rank: int, *, first: bool = True, speed: float = 1.0) -> Place:
     if spec.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: this PyTorch sees no GPU here; use --device cpu or auto")
     # Without being asked, several workers go to GPUs only where their transport can follow.
     fits = spec.ranks == 1 or spec.transport == "nccl"
-    cuda = spec.device == "cuda" or (spec.device == "auto" and fits and torch.cuda.is_available())
+    cuda = spec.device == "cuda" or (spec.device == "auto" and fits and torch.cuda.is_available() and not spec.emulated)
     if cuda:
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
     dtype = {"float32": torch.float32, "float64": torch.float64}[spec.dtype]
     device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
-    return Place(device, dtype, first)
+    return Place(device, dtype, first, speed)
 
 
 def make_input(spec: RunSpec, comm: Comm, place: Place) -> Input:
     """Open the data set, or learn from rank 0 what it will send; what is wrong with it, every rank says."""
+    if not spec.reads:
+        info = datasets.describe(spec.data)
+        assert info is not None
+        return CountedInput(info, 0, spec.seed, comm, NoPixels(place.dtype, place.device))
     folder = Path(spec.data_dir) if spec.data_dir else None
     reads = spec.read != "scatter" or comm.rank == 0
     all_or_none(lambda: prepare(spec.data, folder) if reads and place.first else None, comm)
     data = all_or_none(lambda: load(spec.data, folder, prepared=True) if reads else None, comm)
     info, stored = _agree_on_data(spec.data, data, comm)
     all_or_none(lambda: check_data(spec, info), comm)
+    if spec.emulated:
+        return CountedInput(info, 0, spec.seed, comm, NoPixels(place.dtype, place.device))
     ready = Prepare(
         place.dtype,
         place.device,
@@ -136,7 +147,43 @@ def make_optimizer(spec: RunSpec, parameters: Iterable[Tensor]) -> torch.optim.O
     return torch.optim.SGD(parameters, spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)
 
 
-def prepare_strategy(spec: RunSpec, comm: Comm, model: nn.Module) -> Strategy:
+@dataclass(frozen=True)
+class Emulation:
+    """What takes a rank's time instead of computing, what a whole batch takes at the usual speed, and a line on it."""
+
+    device: EmulatedDevice
+    batch_seconds: float
+    about: str
+
+
+def make_emulation(spec: RunSpec, data: DataInfo, model: nn.Module, place: Place) -> Emulation | None:
+    """None where ranks compute for real."""
+    asked = emulation.read(spec.compute)
+    if asked is None:
+        return None
+    try:
+        timing = measure(model, spec.image_shape(data))
+    except Exception as error:
+        raise UsageError(
+            f"--compute {spec.compute}: what model {spec.model} computes cannot be counted without computing it "
+            f"(on torch's meta device): {own_code.reason(error)}"
+        ) from error
+    if asked.device:
+        if not timing.macs:
+            raise UsageError(
+                f"--compute {spec.compute}: model {spec.model} has no convolution or matrix product whose cost is "
+                f"known; give the time of a batch, as in --compute emulated:0.5"
+            )
+        found = emulation.estimate(asked.device, spec.model, timing.macs)
+        seconds, how = found.seconds * spec.batch_size, f", as {asked.device.about} ({found.how})"
+    else:
+        assert asked.seconds is not None, "a run folder has become seconds when the spec was resolved"
+        seconds, how = asked.seconds, ""
+    about = f"Emulated compute: {seconds:.4g} s for each batch of {spec.batch_size}{how}; nothing is trained or saved"
+    return Emulation(EmulatedDevice(seconds / spec.batch_size / place.speed, timing), seconds, about)
+
+
+def prepare_strategy(spec: RunSpec, comm: Comm, model: nn.Module, device: EmulatedDevice | None = None) -> Strategy:
     """The strategy, set up: all ranks hold the same weights, and each draws its own dropout from here on."""
     assert spec.strategy is not None
     options = Options(
@@ -145,7 +192,7 @@ def prepare_strategy(spec: RunSpec, comm: Comm, model: nn.Module) -> Strategy:
         sync_batchnorm=spec.sync_batchnorm,
         check_replicas=spec.check_replicas,
     )
-    strategy = make_strategy(spec.strategy, comm, model, make_optimizer(spec, model.parameters()), options)
+    strategy = make_strategy(spec.strategy, comm, model, make_optimizer(spec, model.parameters()), options, device)
     strategy.setup()
     with _RANDOM:
         torch.manual_seed(spec.seed + 1_000_003 * (comm.rank + 1))

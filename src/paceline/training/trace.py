@@ -31,12 +31,13 @@ class Trace:
     def step(
         self, step: int, epoch: int, seconds: float, samples: int, parts: Mapping[str, float], **values: Any
     ) -> None:
-        """A step: `samples` of all ranks, its whole time, and its parts in seconds."""
+        """A step that has just ended: `samples` of all ranks, its whole time, and its parts in seconds."""
         self.step_seconds.append(seconds)
         self.step_samples.append(samples)
         self.input_seconds += parts.get("input", 0.0)
         spans = {name: round(value, 7) for name, value in parts.items()}
-        self.record("step", step=step, epoch=epoch, seconds=round(seconds, 7), samples=samples, **values, spans=spans)
+        self.record("step", step=step, epoch=epoch, time=round(time.time(), 6), seconds=round(seconds, 7),
+                    samples=samples, **values, spans=spans)  # fmt: skip
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self._lines.flush()
             self._flushed = time.monotonic()

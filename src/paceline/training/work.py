@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from paceline.emulation.device import EmulatedDevice
 from paceline.errors import CommError, PacelineError
 from paceline.layout import peak_rss_bytes
 from paceline.server.client import Client
@@ -33,6 +34,7 @@ class Work:
     seed: int
     opened: Callable[[Path], Trace]
     stop: Callable[[], bool]
+    device: EmulatedDevice | None = None  # takes the time, where compute is emulated
     trace: Trace | None = None
     coming: dict[int, Future[Batch]] = field(default_factory=dict)
     pushed: dict[int, tuple[Part, Laps, dict[str, Any]]] = field(default_factory=dict)
@@ -147,15 +149,11 @@ class Work:
         if part.kind == TRAIN:
             if client.is_due() or not client.settled():
                 client.release()
-            # Whoever computes it, the same part drops the same activations.
-            torch.manual_seed(hash((self.seed, part.update, part.slot)) & (2**63 - 1))
-            loss, hits = self.flat.forward(batch.images, batch.labels)
-            laps.mark("forward")
-            self.flat.backward(loss, part.total)
-            laps.mark("backward")
-            client.push(part, self.flat.gradient, loss.item(), hits)
+            loss_sum, hits = self._emulate(batch, laps) if self.device else self._compute(part, batch, laps)
+            client.push(part, self.flat.gradient, loss_sum, hits)
             laps.mark("push")
-            self.pushed[lease] = part, laps, {"own": part.stop - part.start, "loss": loss.item() / len(batch.labels)}
+            learned = {} if self.device else {"loss": loss_sum / len(batch.labels)}
+            self.pushed[lease] = part, laps, {"own": part.stop - part.start, **learned}
         else:
             self.flat.model.eval()
             with torch.inference_mode():
@@ -165,6 +163,26 @@ class Work:
             client.report()
         client.computing(None)
         self._laps = Laps(last=laps.last)
+
+    def _compute(self, part: Part, batch: Batch, laps: Laps) -> tuple[float, int]:
+        """The gradient of the part into the flat model; its loss and hits."""
+        # Whoever computes it, the same part drops the same activations.
+        torch.manual_seed(hash((self.seed, part.update, part.slot)) & (2**63 - 1))
+        loss, hits = self.flat.forward(batch.images, batch.labels)
+        laps.mark("forward")
+        self.flat.backward(loss, part.total)
+        laps.mark("backward")
+        return loss.item(), hits
+
+    def _emulate(self, batch: Batch, laps: Laps) -> tuple[float, int]:
+        """Take the device's time; the gradient stays as it is, zeros."""
+        assert self.device is not None
+        self.device.begin(len(batch.labels))
+        self.device.forward()
+        laps.mark("forward")
+        self.device.reach(1.0)
+        laps.mark("backward")
+        return 0.0, 0
 
     def _batch(self, lease: int) -> Batch:
         coming = self.coming.pop(lease)

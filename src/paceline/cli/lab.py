@@ -1,0 +1,167 @@
+"""paceline lab: a cluster on one Linux machine."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+
+from paceline.errors import UsageError
+from paceline.lab import client
+from paceline.lab.measure import show
+from paceline.lab.plan import ABOUT, FAULTS, LAB, Fault, Plan, Table, in_words, read_plan
+
+HELP = "a cluster on this machine: nodes with links of a given speed, counters, and faults"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    presets = "\n".join(f"  {name:<12}{about}" for name, about in ABOUT.items())
+    parser.epilog = f"LAB is a TOML file, or a preset with a number of nodes, such as 1gbit:4\n\npresets:\n{presets}"
+    verbs = parser.add_subparsers(dest="do", metavar="DO", required=True)
+
+    def add(name: str, about: str) -> argparse.ArgumentParser:
+        return verbs.add_parser(name, help=about, description=about, allow_abbrev=False)
+
+    run_it = add("run", "make a lab, run a command in it, remove it: run LAB -- COMMAND")
+    run_it.add_argument("lab", metavar="LAB", help="a lab file, or PRESET[:NODES]")
+    run_it.add_argument("--name", help="the lab's name, where several are up")
+    run_it.add_argument("--each", action="store_true",
+                        help="run the command on every node; {name}, {index}, {nodes} and {head} in its words are "
+                        "replaced")  # fmt: skip
+    up = add("up", "make a lab that stays until `down`")
+    up.add_argument("lab", metavar="LAB", help="a lab file, or PRESET[:NODES]")
+    up.add_argument("--name", help="the lab's name, where several are up")
+    for name, about in (("down", "end a lab and all that runs in it"), ("status", "what is up, and how it is")):
+        add(name, about).add_argument("name", nargs="?", help="the lab; not needed where only one is up")
+    execute = add("exec", "run a command in a node: exec NODE -- COMMAND")
+    execute.add_argument("--name", help="the lab; not needed where only one is up")
+    execute.add_argument("node", metavar="NODE")
+    measure = add("measure", "measure the links of a lab beside what they should be")
+    measure.add_argument("name", nargs="?", help="the lab; not needed where only one is up")
+    measure.add_argument("--seconds", type=float, default=3.0, help="how long to send (default: 3)")
+    for name, about in zip(FAULTS, ABOUT_FAULTS, strict=True):
+        fault = add(name, about)
+        fault.add_argument("--name", help="the lab; not needed where only one is up")
+        fault.add_argument("node", metavar="NODE")
+        if name == "slow":
+            for way, what in (("rate", "in both directions"), ("up", "from the node"), ("down", "to the node")):
+                fault.add_argument(f"--{way}", metavar="RATE", help=f"{what}, such as 10mbit")
+
+
+ABOUT_FAULTS = (
+    "let all frames from and to a node disappear",
+    "undo a cut",
+    "give a node's link another speed",
+    "stop every process of a node (its kernel still answers)",
+    "let a stopped node go on",
+    "end a node for good, all of its processes at once",
+)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.do in FAULTS:
+        return _break_now(args)
+    work: dict[str, Callable[[], int]] = {
+        "run": lambda: _run(args),
+        "up": lambda: _up(args),
+        "down": lambda: _down(args.name),
+        "status": lambda: _status(args.name),
+        "exec": lambda: _exec(args.name, args.node, _words(args.command)),
+        "measure": lambda: show(args.name, args.seconds),
+    }
+    return work[args.do]()
+
+
+def _down(lab: str | None) -> int:
+    client.down(lab)
+    return 0
+
+
+def _break_now(args: argparse.Namespace) -> int:
+    values = {way: value for way in ("rate", "up", "down") if (value := getattr(args, way, None))}
+    table = Table(values, f"lab {args.do}", ("rate", "up", "down"))
+    both = table.rate("rate")
+    client.ask(args.name, args.do, node=args.node, up=table.rate("up") or both, down=table.rate("down") or both)
+    return 0
+
+
+def _words(command: list[str] | None) -> list[str]:
+    if not command:
+        raise UsageError("no command is given: write it behind --, such as -- paceline train")
+    return command
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    plan = read_plan(args.lab)
+    return Plan(**vars(plan) | {"name": args.name}) if args.name else plan
+
+
+def _run(args: argparse.Namespace) -> int:
+    words, plan = _words(args.command), _plan(args)
+    if not args.name:
+        plan = Plan(**vars(plan) | {"name": f"{plan.name}-{os.getpid()}"})
+    keeper = client.start(plan, detached=False)
+    try:
+        on = plan.nodes if args.each else plan.nodes[:1]
+        commands = []
+        for index, node in enumerate(on):
+            said = {"name": node.name, "index": index, "nodes": len(plan.nodes), "head": plan.nodes[0].address}
+            filled = [_fill(word, said) for word in words] if args.each else words
+            commands.append(client.begin(plan.name, node.name, filled))
+        client.wait(commands, [(fault.at, partial(_break, plan.name, fault)) for fault in plan.faults])
+    finally:
+        client.stop(keeper)
+    codes = [client.finish_like(command.exit_code or 0) for command in commands]
+    return next((code for code in codes if code), 0)
+
+
+def _fill(word: str, values: dict[str, object]) -> str:
+    for key, value in values.items():
+        word = word.replace(f"{{{key}}}", str(value))
+    return word
+
+
+def _break(lab: str, fault: Fault) -> None:
+    print(f"paceline lab: {fault.at:g} s: {fault.do} {fault.node}", file=sys.stderr, flush=True)
+    client.ask(lab, fault.do, node=fault.node, up=fault.up, down=fault.down)
+
+
+def _up(args: argparse.Namespace) -> int:
+    plan = _plan(args)
+    client.start(plan, detached=True)
+    _status(plan.name)
+    first = plan.nodes[0].name
+    print(f"\nLook around with: paceline lab exec {first} -- bash; end it with: paceline lab down")
+    return 0
+
+
+def _status(lab: str | None) -> int:
+    if lab is None and LAB not in os.environ and len(found := client.names()) != 1:
+        print("\n".join(found) if found else "no lab is up")
+        return 0
+    answer = client.ask(lab, "status")
+    plan = Plan.from_json(answer["plan"])
+    print(f"lab {plan.name}")
+    print(f"  {'node':<12}{'address':<14}{'up':>12}{'down':>12}  {'rack':<6}state")
+    for node in plan.nodes:
+        rack = str(node.rack + 1) if plan.racks else ""
+        print(f"  {node.name:<12}{node.address:<14}{in_words(node.up):>12}{in_words(node.down):>12}  {rack:<6}"
+              f"{answer['states'][node.name]}")  # fmt: skip
+    for i, rack_links in enumerate(plan.racks):
+        print(f"  rack {i + 1}: {in_words(rack_links.up)} up, {in_words(rack_links.down)} down")
+    return 0
+
+
+def _exec(lab: str | None, node: str, words: list[str]) -> int:
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        from paceline.lab.terminal import run_in_terminal
+
+        return client.finish_like(run_in_terminal(lab, node, words))
+    command = client.begin(lab, node, words)
+    with contextlib.suppress(KeyboardInterrupt):
+        client.wait([command])
+    return client.finish_like(command.exit_code or 0)

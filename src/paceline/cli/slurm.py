@@ -1,0 +1,173 @@
+"""paceline slurm: a training as a batch script, checked before anything is queued."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+from pathlib import Path
+
+from paceline import __version__
+from paceline.cli import train
+from paceline.cli.main import Parser
+from paceline.errors import EXIT_OK, UsageError
+from paceline.records import write_whole
+from paceline.spec import Resolved, World, printable, resolve
+
+HELP = "write the script that sbatch takes: paceline slurm --nodes 2 --ntasks-per-node 4 -- train ..."
+# Slurm's forms of a time: minutes, [hours:]minutes:seconds, days-hours[:minutes[:seconds]].
+TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}")
+# Seconds. Under a shorter time limit a minute is much: Slurm asks at the limit itself, and waits, usually 30 s.
+SHORT = 600
+# The options that are handed on to Slurm as they are, and what Slurm's own are called.
+HANDED_ON = ("job_name", "nodes", "ntasks_per_node", "cpus_per_task", "gpus_per_node", "time", "partition", "account",
+             "output")  # fmt: skip
+# A rank that is killed is found and named by the others, within seconds: Slurm must not end them at once. It ends what
+# is left a minute after the first rank has gone. Servers go on without a worker, for as long as that takes.
+TOGETHER, SERVED = "--kill-on-bad-exit=0 --wait=60", "--kill-on-bad-exit=0 --wait=0"
+
+SCRIPT = """\
+#!/bin/bash
+# {about}
+# Written by paceline {version}: {made_by}
+{sbatch}
+{signal}
+set -euo pipefail
+
+# Paths are meant from here. All nodes have to see this folder, the Python below, the data and the output folder: they
+# are on a shared file system.
+cd {folder}
+
+# The ranks meet on the first node, unless you say where.
+export MASTER_ADDR="${{MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}}"
+{threads}
+srun {options} \\
+    {python} -m paceline \\
+    {command}
+"""
+SIGNAL = """\
+# A minute before the time limit the ranks are asked to stop. They finish a step, save the weights and end the run as
+# interrupted. `scancel` asks the same.
+#SBATCH --signal=TERM@60
+"""
+THREADS = 'export OMP_NUM_THREADS="$SLURM_CPUS_PER_TASK"\n'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "paceline slurm [options] -- train ..."
+    parser.add_argument("--nodes", type=_count, default=1, metavar="N", help="machines (default: 1)")
+    parser.add_argument("--ntasks-per-node", type=_count, default=1, metavar="N",
+                        help="ranks on each, servers included (default: 1)")  # fmt: skip
+    parser.add_argument("--cpus-per-task", type=_count, metavar="N", help="cores of a rank, and its threads")
+    parser.add_argument("--gpus-per-node", metavar="[TYPE:]N", help="GPUs of a machine")
+    parser.add_argument("--time", metavar="LIMIT", help="minutes, hours:minutes:seconds or days-hours")
+    parser.add_argument("--partition", metavar="NAME", help="where to queue")
+    parser.add_argument("--account", metavar="NAME", help="who pays")
+    parser.add_argument("--job-name", metavar="NAME", default="paceline", help="(default: paceline)")
+    parser.add_argument("--output", metavar="FILE", default="slurm-%j.out",
+                        help="what the job says; %%j is its number (default: slurm-%%j.out)")  # fmt: skip
+    parser.add_argument("-o", "--script", metavar="FILE", type=Path, help="write here, not to standard output")
+    parser.add_argument("--force", action="store_true", help="replace FILE if it is there")
+
+
+def run(args: argparse.Namespace) -> int:
+    words: list[str] = args.command or []
+    if not words or words[0] != "train":
+        raise UsageError(
+            f"after -- comes a training: paceline slurm --nodes 2 -- train ...; "
+            f"{f'{words[0]!r} cannot be queued' if words else 'nothing is there'}"
+        )
+    _check_texts(args)
+    resolved = check_training(words[1:], args.nodes * args.ntasks_per_node)
+    text = write_script(args, words, resolved)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{text[error.start : error.end]!r} is not UTF-8 and cannot be written: rename it") from error
+    if args.script is None:
+        print(text, end="")
+        hint = "submit it with: paceline slurm ... | sbatch; or keep it with: -o job.sh, then: sbatch job.sh"
+    else:
+        _save(args.script, text, replace=args.force)
+        hint = f"submit it with: sbatch {shlex.quote(str(args.script))}"
+    print(f"{resolved.introduction()[0]}\n{hint}", file=sys.stderr)
+    return EXIT_OK
+
+
+def check_training(flags: list[str], tasks: int) -> Resolved:
+    """What `paceline train` would make of these flags as one of so many tasks; the same refusals, now."""
+    parser = Parser(prog="paceline slurm -- train", allow_abbrev=False)
+    train.add_arguments(parser)
+    args = parser.parse_args(flags)
+    if args.cluster or args.role is not None or args.index is not None:
+        raise UsageError("--cluster, --role and --index under srun: its ranks find each other; leave them out")
+    # One task alone starts its workers itself, as from a plain shell.
+    world = World(tasks, "srun") if tasks > 1 else None
+    resolved = resolve(*train.layers_of(args), world=world, here=False)
+    train.check_processes(resolved.spec, world)
+    return resolved
+
+
+def write_script(args: argparse.Namespace, words: list[str], resolved: Resolved) -> str:
+    """The text for sbatch. Options that nobody gave are left to Slurm."""
+    given = {name.replace("_", "-"): getattr(args, name) for name in HANDED_ON if getattr(args, name) is not None}
+    options = SERVED if resolved.spec.served else TOGETHER
+    if args.cpus_per_task:
+        options += ' --cpus-per-task="$SLURM_CPUS_PER_TASK"'  # srun does not take it from the job by itself
+    asked = [f"--{name}={value}" for name, value in given.items()]
+    return SCRIPT.format(
+        about=printable(resolved.introduction()[0]),
+        version=__version__,
+        made_by=printable(shlex.join(["paceline", "slurm", *asked, "--", *words])),
+        sbatch="\n".join(f"#SBATCH --{name}={shlex.quote(str(value))}" for name, value in given.items()),
+        folder=shlex.quote(str(Path.cwd())),
+        signal="" if args.time and seconds_of(args.time) < SHORT else SIGNAL,
+        threads=THREADS if args.cpus_per_task else "",
+        options=options,
+        python=shlex.quote(sys.executable),
+        command=shlex.join(words),
+    )
+
+
+def seconds_of(limit: str) -> int:
+    """Of a time limit in one of Slurm's forms.
+
+    >>> [seconds_of(limit) for limit in ("5", "5:30", "1:00:00", "1-12", "1-00:30")]
+    [300, 330, 3600, 129600, 88200]
+    """
+    days, _, clock = limit.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if not days and len(parts) < 3:
+        parts = [0, *parts]
+    hours, minutes, seconds = (*parts, 0, 0)[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _check_texts(args: argparse.Namespace) -> None:
+    """What Slurm would refuse, or would not see as one word."""
+    for name in ("gpus_per_node", "time", "partition", "account", "job_name", "output"):
+        value = getattr(args, name)
+        if value is not None and not (value and value.isprintable()):
+            raise UsageError(f"--{name.replace('_', '-')} is {value!r}: a word that can be written into the script")
+    if args.time is not None and not TIME.fullmatch(args.time):
+        raise UsageError(
+            f"--time is {args.time!r}; it takes minutes, minutes:seconds, hours:minutes:seconds, days-hours, "
+            f"days-hours:minutes or days-hours:minutes:seconds"
+        )
+
+
+def _save(path: Path, text: str, *, replace: bool) -> None:
+    if path.exists() and not replace:
+        raise UsageError(f"{path} is there already: choose another --script, or replace it with --force")
+    try:
+        write_whole(path, text)
+        path.chmod(path.stat().st_mode | 0o111)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)

@@ -1,0 +1,61 @@
+"""When in a step each gradient is ready, from the operations before it: a model's step without memory or computing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
+
+# Ranks that are threads share the hooks on all modules that the counter sets.
+_COUNTING = threading.Lock()
+_IMAGES = 2  # batch-norm refuses to train on one value a channel
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Of one step, in parts of its time: where forward ends, and when the gradient of each parameter is ready.
+
+    `ready` is in the order of the model's trainable parameters, `order` are their numbers in the order of backward;
+    a parameter without a gradient is not in it, and counts as ready at the end.
+    """
+
+    macs: float  # multiply-adds of one image's forward pass
+    forward: float
+    ready: tuple[float, ...]
+    order: tuple[int, ...]
+
+
+def measure(model: nn.Module, shape: tuple[int, ...]) -> Timing:
+    """Run forward and backward on torch's meta device, where tensors have a shape and no values, and count.
+
+    What is counted are the operations of convolutions and matrix products; the rest is taken to cost nothing.
+    """
+    weights = {name: _meta(p) for name, p in model.named_parameters()}
+    trainable = [weights[name] for name, p in model.named_parameters() if p.requires_grad]
+    images = torch.empty(_IMAGES, *shape, device="meta", dtype=trainable[0].dtype)
+    labels = torch.empty(_IMAGES, device="meta", dtype=torch.int64)
+    counter, done = FlopCounterMode(display=False), dict[int, int]()
+
+    def note(number: int) -> Callable[[Tensor], None]:
+        return lambda _: done.__setitem__(number, counter.get_total_flops())
+
+    for number, weight in enumerate(trainable):
+        weight.register_post_accumulate_grad_hook(note(number))
+    with _COUNTING, counter:
+        state = weights | {name: torch.empty_like(b, device="meta") for name, b in model.named_buffers()}
+        output = functional_call(model, state, (images,))
+        forward = counter.get_total_flops()
+        F.cross_entropy(output, labels, reduction="sum").backward()
+    total = counter.get_total_flops()
+    ready = tuple(done.get(number, total) / total if total else 1.0 for number in range(len(trainable)))
+    return Timing(forward / 2 / _IMAGES, forward / total if total else 1 / 3, ready, tuple(done))
+
+
+def _meta(p: nn.Parameter) -> Tensor:
+    return torch.empty_like(p, device="meta").requires_grad_(p.requires_grad)

@@ -1,0 +1,44 @@
+"""What mpiexec, and our own launcher, start instead of ssh to run a command in another node of the lab.
+
+    python -m paceline.lab.agent NODE WORD...          a shell runs the words, as with ssh
+    python -m paceline.lab.agent --words NODE WORD...  they are run as they are
+
+It ends as the command did: with its exit code, or by the same signal.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+
+from paceline.errors import EXIT_USAGE, PacelineError
+from paceline.lab.client import begin, wait
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    as_they_are = words[:1] == ["--words"]
+    while words and words[0].startswith("-"):
+        words.pop(0)  # ssh's options, such as -x
+    if len(words) < 2:
+        print("usage: python -m paceline.lab.agent [--words] NODE WORD...", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+    node, *command = words
+    try:
+        running = begin(None, node, command if as_they_are else ["/bin/sh", "-c", " ".join(command)])
+        wait([running])
+    except PacelineError as error:
+        print(f"paceline lab: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    assert running.exit_code is not None
+    if running.exit_code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it is not this one that crashed
+        signal.signal(-running.exit_code, signal.SIG_DFL) if -running.exit_code != signal.SIGKILL else None
+        os.kill(os.getpid(), -running.exit_code)
+    sys.exit(running.exit_code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""Labs from outside, and from within their nodes: start one, find one, ask it, run commands in its nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError, UsageError
+from paceline.lab import wire
+from paceline.lab.node import PRIVATE
+from paceline.lab.plan import LAB, Plan
+
+START_SECONDS = 60.0
+ANSWER_SECONDS = 30.0
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+             signal.SIGWINCH)  # fmt: skip
+
+
+def check_here() -> None:
+    """Refuse what cannot work on this machine, or from this folder, in one sentence."""
+    if sys.platform != "linux":
+        raise UsageError("a lab is made of Linux namespaces, and this is not Linux: use a Linux machine or a VM")
+    here = os.path.realpath(os.getcwd())
+    if here in PRIVATE:
+        raise UsageError(f"{here} is private to every node of a lab, and what is written there is lost: go to another")
+
+
+def start(plan: Plan, *, detached: bool) -> subprocess.Popen[str]:
+    """Make a lab; returns its keeper when all nodes are up. Unless detached, the lab ends with this process."""
+    check_here()
+    shared = (*plan.shared, *_needed_folders())
+    plan = Plan(**vars(plan) | {"shared": tuple(dict.fromkeys(shared))})
+    command = [sys.executable, "-m", "paceline.lab.keeper", *(["--detached"] if detached else [])]
+    keeper = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL if detached else None,
+        start_new_session=True,
+        text=True,
+    )
+    assert keeper.stdin is not None
+    assert keeper.stdout is not None
+    keeper.stdin.write(plan.to_json() + "\n")
+    keeper.stdin.flush()
+    ready, _, _ = select.select([keeper.stdout], [], [], START_SECONDS)
+    line = keeper.stdout.readline() if ready else ""
+    answer = json.loads(line) if line else {"error": f"it did not come up within {START_SECONDS:g} s"}
+    if "ready" not in answer:
+        stop(keeper)
+        raise (UsageError if answer.get("usage") else PacelineError)(f"lab {plan.name}: {answer['error']}")
+    for flag in answer["flags"]:
+        print(f"paceline: lab {plan.name}: {flag}", file=sys.stderr, flush=True)
+    return keeper
+
+
+def _needed_folders() -> list[str]:
+    """What nodes must see as this process does: the working folder, the program, the data."""
+    program = Path(__file__).resolve().parents[2]
+    found = [os.getcwd(), sys.prefix, sys.base_prefix, str(program), os.environ.get("PACELINE_CACHE", "")]
+    home = os.path.expanduser("~")
+    return [path for path in (*found, home) if path and os.path.isdir(path) and os.path.realpath(path) not in PRIVATE]
+
+
+def stop(keeper: subprocess.Popen[str]) -> None:
+    """End a lab that this process has started, and wait until nothing is left of it."""
+    assert keeper.stdin is not None
+    assert keeper.stdout is not None
+    with contextlib.suppress(BrokenPipeError):
+        keeper.stdin.close()
+    keeper.terminate()
+    keeper.wait()
+    keeper.stdout.close()
+
+
+def names() -> list[str]:
+    """The labs of this user that are up."""
+    prefix = wire.name_of("").replace("\0", "@")
+    lines = Path("/proc/net/unix").read_text().splitlines()[1:] if sys.platform == "linux" else []
+    return sorted({path.removeprefix(prefix) for line in lines if (path := line.split()[-1]).startswith(prefix)})
+
+
+def connect(lab: str | None) -> socket.socket:
+    """To a lab by its name, to the only one there is, or, in a node, to its own."""
+    inside = LAB in os.environ
+    if lab is None and not inside:
+        found = names()
+        if len(found) != 1:
+            what = f"{len(found)} labs are up ({', '.join(found)}): say which" if found else "no lab is up"
+            raise UsageError(f"{what}; `paceline lab up LAB.toml` makes one")
+        lab = found[0]
+    connection = wire.make_socket()
+    connection.settimeout(ANSWER_SECONDS)
+    try:
+        connection.connect(wire.IN_NODE if inside else wire.name_of(lab or ""))
+    except OSError:
+        connection.close()
+        up = ", ".join(names()) or "none"
+        raise UsageError(f"no lab named {lab!r} is up (up: {up}); `paceline lab up LAB.toml` makes one") from None
+    if not wire.is_own(connection):
+        connection.close()
+        raise UsageError(f"the lab {lab!r} is another user's")
+    return connection
+
+
+def ask(lab: str | None, do: str, **values: Any) -> dict[str, Any]:
+    """One question, one answer."""
+    with connect(lab) as connection:
+        wire.say(connection, {"do": do, **values})
+        try:
+            heard = wire.hear(connection)
+        except TimeoutError:
+            raise PacelineError(f"the lab has not answered for {ANSWER_SECONDS:g} s") from None
+    return _checked(heard[0] if heard else {})
+
+
+def _checked(answer: dict[str, Any]) -> dict[str, Any]:
+    if "error" in answer:
+        raise (UsageError if answer.get("usage") else PacelineError)(answer["error"])
+    return answer
+
+
+def down(lab: str | None) -> None:
+    """End a lab; returns when nothing is left of it."""
+    keeper = ask(lab, "status")["keeper"]
+    try:
+        ended = os.pidfd_open(keeper)
+    except ProcessLookupError:
+        return
+    try:
+        ask(lab, "down")
+        if not select.select([ended], [], [], ANSWER_SECONDS)[0]:
+            raise PacelineError(f"the lab has not ended for {ANSWER_SECONDS:g} s; its keeper is process {keeper}")
+    finally:
+        os.close(ended)
+
+
+@dataclass
+class Command:
+    """A command that runs in a node, and how to hear of its end."""
+
+    node: str
+    connection: socket.socket
+    exit_code: int | None = None
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            wire.say(self.connection, {"signal": number})
+
+    def hear(self) -> None:
+        """Take what has come: the exit code, negative for a signal, as subprocess has it."""
+        heard = wire.hear(self.connection)
+        self.exit_code = int(_checked(heard[0])["exit"]) if heard else -signal.SIGKILL
+        self.connection.close()
+
+
+def begin(
+    lab: str | None,
+    node: str,
+    words: list[str],
+    files: tuple[int, int, int] = (0, 1, 2),
+    environment: Mapping[str, str] = os.environ,
+    *,
+    tty: bool = False,
+) -> Command:
+    """Start a command in a node, with this process's folder and environment, and with these open files."""
+    connection = connect(lab)
+    message = {"do": "exec", "node": node, "argv": words, "cwd": os.getcwd(), "env": dict(environment), "tty": tty}
+    wire.say(connection, message, files)
+    connection.settimeout(None)
+    return Command(node, connection)
+
+
+def wait(commands: list[Command], timers: list[tuple[float, Callable[[], None]]] | None = None) -> None:
+    """Until all have ended; signals that this process gets are passed on. A timer's action runs at its time."""
+    todo = sorted(timers or [], key=lambda timer: timer[0])
+    begun = time.monotonic()
+    with passing_on(commands) as wake:
+        while running := [command for command in commands if command.exit_code is None]:
+            left = max(0.0, begun + todo[0][0] - time.monotonic()) if todo else None
+            sources = [wake, *(command.connection.fileno() for command in running)]
+            ready, _, _ = select.select(sources, [], [], left)
+            if wake in ready:
+                for number in os.read(wake, 64):
+                    for command in running:
+                        command.signal(number)
+            for command in running:
+                if command.connection.fileno() in ready:
+                    command.hear()
+            while todo and todo[0][0] <= time.monotonic() - begun:
+                todo.pop(0)[1]()
+
+
+@contextlib.contextmanager
+def passing_on(commands: list[Command]) -> Iterator[int]:
+    """Catches signals while commands run; what is read from the descriptor are their numbers."""
+    wake, write = os.pipe()
+    os.set_blocking(write, False)
+    old_wake = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    old = {number: signal.signal(number, lambda *_: None) for number in PASSED_ON}
+    try:
+        yield wake
+    finally:
+        signal.set_wakeup_fd(old_wake)
+        for number, handler in old.items():
+            signal.signal(number, handler)
+        os.close(wake)
+        os.close(write)
+        for command in commands:
+            command.connection.close()
+
+
+def finish_like(exit_code: int) -> int:
+    """The exit code for a shell: 128 and the signal for a command that was killed."""
+    return 128 - exit_code if exit_code < 0 else exit_code

@@ -1,0 +1,188 @@
+"""The first process of a lab's namespaces: it makes the nodes, serves requests, and with it everything ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError, UsageError
+from paceline.lab import groups, kernel, links, wire
+from paceline.lab.capacity import flags, pair_capacity
+from paceline.lab.node import OWN_SPACES, Init, furnish
+from paceline.lab.plan import Fault, Node, Plan, check_fault
+
+
+class Holder:
+    def __init__(self, plan: Plan, listener: socket.socket, keeper: socket.socket, keeper_pid: int,
+                 made: list[Path]) -> None:  # fmt: skip
+        self.plan, self.keeper, self.keeper_pid, self.groups = plan, keeper, keeper_pid, made
+        self.selector = selectors.DefaultSelector()
+        self.switches = links.Switches(plan)
+        self.pids: dict[str, int] = {}
+        self.channels: dict[str, socket.socket] = {}
+        self.flags: list[str] = []
+        self.rates = {node.name: (node.up, node.down) for node in plan.nodes}
+        self.states = {node.name: "up" for node in plan.nodes}
+        self._watch(listener, self._accept)
+        self._watch(keeper, None)
+
+    def _watch(self, source: socket.socket, callback: Callable[[socket.socket], None] | None) -> None:
+        self.selector.register(source, selectors.EVENT_READ, callback)
+
+    def build(self) -> None:
+        """All nodes, and then the speed of their links."""
+        for number, node in enumerate(self.plan.nodes):
+            self._add(number, node)
+        self.flags = flags(self.plan, self._capacity() if len(self.plan.nodes) > 1 else None)
+        for node in self.plan.nodes:
+            self._set_rates(node.name, node.up, node.down)
+
+    def _set_rates(self, name: str, up: int, down: int) -> None:
+        self.switches.set_down(name, down)
+        links.inside(self.pids[name], lambda: links.set_up(up, self.plan.mtu))
+
+    def _capacity(self) -> float:
+        """Bits per second that this machine moves from one node to another."""
+        first, second = (self.pids[node.name] for node in self.plan.nodes[:2])
+        return pair_capacity(
+            lambda work: links.inside(first, work), lambda work: links.inside(second, work), self.plan.nodes[1].address
+        )
+
+    def _add(self, number: int, node: Node) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            wire.widen(end)
+        between = os.fork()
+        if between == 0:
+            _be_node(self.plan, node, theirs)
+        theirs.close()
+        os.waitpid(between, 0)
+        pid = self._answer(ours, node)["pid"]
+        groups.enter(self.groups, node.name, pid)
+        self.switches.connect(number, node, pid)
+        wire.say(ours, {"do": "join"})
+        self._answer(ours, node)
+        self.pids[node.name], self.channels[node.name] = pid, ours
+        self._watch(ours, lambda _: self._lost(node.name))
+        self._watch(links.inside(pid, lambda: wire.listen(wire.IN_NODE)), self._accept)
+
+    def _answer(self, channel: socket.socket, node: Node) -> dict[str, Any]:
+        heard = wire.hear(channel)
+        if heard is None or "error" in heard[0]:
+            raise PacelineError(f"node {node.name}: {heard[0]['error'] if heard else 'its first process has ended'}")
+        return heard[0]
+
+    def serve(self) -> None:
+        """Until somebody says `down`, or the keeper has gone."""
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans are buried by the kernel
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        while True:
+            for key, _ in self.selector.select():
+                source = key.fileobj
+                assert isinstance(source, socket.socket)
+                if source is self.keeper:
+                    return
+                key.data(source)
+
+    def _lost(self, name: str) -> None:
+        """A node's first process has been killed, and so all of the node."""
+        channel = self.channels.pop(name, None)
+        if channel:
+            self.selector.unregister(channel)
+            channel.close()
+            self.states[name] = "killed"
+
+    def _accept(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        if wire.is_own(connection):
+            wire.widen(connection)
+            self._watch(connection, self._request)
+        else:
+            connection.close()
+
+    def _request(self, connection: socket.socket) -> None:
+        """One request a connection."""
+        self.selector.unregister(connection)
+        heard = wire.hear(connection)
+        files = heard[1] if heard else []
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            try:
+                if heard:
+                    answer = self._answer_to(heard[0], connection, files)
+                    if answer is not None:
+                        wire.say(connection, answer)
+            except Exception as error:  # noqa: BLE001  a request that fails does not end the lab
+                wire.say(connection, {"error": str(error), "usage": isinstance(error, UsageError)})
+        for file in files:
+            os.close(file)
+        connection.close()
+
+    def _answer_to(self, message: dict[str, Any], connection: socket.socket, files: list[int]) -> dict[str, Any] | None:
+        do = message.get("do")
+        if do == "exec":
+            node = self.plan.node(message["node"])
+            wire.say(self._channel(node.name), message | {"flags": self.flags}, (connection.fileno(), *files))
+            return None
+        if do == "status":
+            return {"plan": self.plan.to_json(), "states": self.states, "keeper": self.keeper_pid, "flags": self.flags}
+        if do == "down":
+            wire.say(self.keeper, {"do": "down"})
+            return None
+        fault = check_fault(Fault(0.0, str(do), message["node"], message.get("up"), message.get("down")),
+                            self.plan, "request")  # fmt: skip
+        self._break(fault)
+        return {}
+
+    def _channel(self, name: str) -> socket.socket:
+        if name not in self.channels:
+            raise PacelineError(f"node {name} has been killed; `paceline lab down` and `up` make a new one")
+        return self.channels[name]
+
+    def _break(self, fault: Fault) -> None:
+        name, channel = fault.node, self._channel(fault.node)
+        if fault.do in ("cut", "heal", "slow"):
+            up, down = self.rates[name]
+            self.rates[name] = fault.up or up, fault.down or down
+            self._set_rates(name, *((0, 0) if fault.do == "cut" else self.rates[name]))
+        elif fault.do == "kill":
+            os.kill(self.pids[name], signal.SIGKILL)
+        else:
+            wire.say(channel, {"do": fault.do})
+        self.states[name] = {"cut": "cut off", "slow": "slowed", "stop": "stopped"}.get(fault.do, "up")
+
+
+def _be_node(plan: Plan, node: Node, channel: socket.socket) -> None:
+    """The process between: it makes the namespaces, whose first process is its child, and ends."""
+    try:
+        kernel.unshare(OWN_SPACES)
+        pid = os.fork()
+        if pid:
+            wire.say(channel, {"pid": pid})
+            os._exit(0)
+        _close_all_but(channel)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        furnish(plan, node)
+        wire.hear(channel)
+        links.join(node, plan.mtu)
+        wire.say(channel, {"ready": node.name})
+        Init(plan, node, channel).serve()
+    except Exception as error:  # noqa: BLE001  told to the holder, whatever it is
+        wire.say(channel, {"error": f"{type(error).__name__}: {error}"})
+    finally:
+        os._exit(1)
+
+
+def _close_all_but(channel: socket.socket) -> None:
+    """Other nodes' channels must end with the holder, not live on here."""
+    kept = {0, 1, 2, channel.fileno()}
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with contextlib.suppress(OSError):
+                os.close(int(name))

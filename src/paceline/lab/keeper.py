@@ -1,0 +1,142 @@
+"""Outside of a lab's namespaces: makes them, waits for their end, and removes what the kernel does not.
+
+    python -m paceline.lab.keeper [--detached]
+
+reads a plan from its input and says how it went on its output, one line of JSON each. Unless detached, the lab ends
+when the input does. The keeper and the holder (the first process inside) watch each other: whichever is killed, the
+other one cleans up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from paceline.errors import PacelineError, UsageError
+from paceline.lab import groups, kernel, wire
+from paceline.lab.plan import Plan
+
+SPACES = kernel.NEW_NETWORK | kernel.NEW_MOUNT | kernel.NEW_HOSTNAME | kernel.NEW_IPC | kernel.NEW_PIDS
+WHY_NOT = (
+    "a lab needs Linux namespaces, and this machine refuses them ({error}): run as root, or let users make them "
+    "(sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0, "
+    "user.max_user_namespaces=10000; in a container: start it with --privileged)"
+)
+
+
+def isolate() -> None:
+    """New namespaces: root's own, or below a user namespace in which this user is nobody else."""
+    uid, gid = os.geteuid(), os.getegid()
+    try:
+        if uid == 0:
+            with contextlib.suppress(PermissionError):
+                kernel.unshare(SPACES)
+                return
+        kernel.unshare(kernel.NEW_USER | SPACES)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    except OSError as error:
+        raise UsageError(WHY_NOT.format(error=error.strerror)) from error
+
+
+def _be_holder(plan: Plan, listener: socket.socket, keeper: socket.socket, pid: int, made: list[Path]) -> None:
+    """In the child, which never returns: what it has made ends with it."""
+    try:
+        from paceline.lab.holder import Holder
+
+        kernel.mount("none", "/", flags=kernel.MS_RECURSIVE | kernel.MS_PRIVATE)
+        kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV)
+        holder = Holder(plan, listener, keeper, pid, made)
+        holder.build()
+        wire.say(keeper, {"ready": True, "flags": holder.flags})
+        holder.serve()
+        for node in holder.pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(node, signal.SIGKILL)
+        groups.remove(made)
+    except PermissionError as error:
+        wire.say(keeper, {"error": WHY_NOT.format(error=error.strerror), "usage": True})
+    except Exception as error:  # noqa: BLE001  told to the keeper, whatever it is
+        usage = isinstance(error, UsageError)
+        text = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+        with contextlib.suppress(OSError):
+            wire.say(keeper, {"error": text, "usage": usage})
+    finally:
+        os._exit(0)
+
+
+def keep(plan: Plan, *, detached: bool) -> None:
+    """Make the lab and keep it until its end."""
+    try:
+        listener = wire.listen(wire.name_of(plan.name))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise UsageError(
+            f"a lab named {plan.name!r} is up already: `paceline lab down {plan.name}` ends it, or give this one "
+            f"another name with --name"
+        ) from None
+    made = groups.make(plan)
+    own, pid = os.getpid(), 0
+    try:
+        isolate()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            _be_holder(plan, listener, theirs, own, made)
+        theirs.close()
+        listener.close()
+        heard = wire.hear(ours)
+        _tell(heard[0] if heard else {"error": "its first process has ended"})
+        if heard and "ready" in heard[0]:
+            _wait(ours, None if detached else sys.stdin.fileno())
+    finally:
+        if pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        groups.remove(made)
+
+
+def _tell(message: dict[str, object]) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        print(json.dumps(message), flush=True)
+
+
+def _wait(holder: socket.socket, parent: int | None) -> None:
+    """Until the holder has gone or says `down`, the parent has gone, or a signal asks to end."""
+    wake, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    if parent is not None:
+        # The parent ends the lab when its command has ended; Ctrl-C is for the command.
+        for number in (signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+    sources = [holder.fileno(), wake] + ([parent] if parent is not None else [])
+    select.select(sources, [], [])
+
+
+def main() -> None:
+    detached = "--detached" in sys.argv[1:]
+    plan = Plan.from_json(sys.stdin.readline())
+    try:
+        keep(plan, detached=detached)
+    except PacelineError as error:
+        _tell({"error": str(error), "usage": isinstance(error, UsageError)})
+    except Exception as error:  # noqa: BLE001  told to whoever started this
+        _tell({"error": f"{type(error).__name__}: {error}"})
+
+
+if __name__ == "__main__":
+    main()

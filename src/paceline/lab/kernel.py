@@ -1,0 +1,51 @@
+"""The calls of the Linux kernel that the lab needs and Python's library does not have."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+
+NEW_MOUNT, NEW_HOSTNAME, NEW_IPC = 0x0002_0000, 0x0400_0000, 0x0800_0000
+NEW_USER, NEW_PIDS, NEW_NETWORK = 0x1000_0000, 0x2000_0000, 0x4000_0000
+
+MS_BIND, MS_RECURSIVE, MS_PRIVATE = 0x1000, 0x4000, 0x4_0000
+MS_NOSUID, MS_NODEV = 0x2, 0x4
+
+SIOCETHTOOL = 0x8946
+# Without segmentation offload, an interface counts packets and not bundles of them. Receive offload merges them only
+# after they were counted; a veth needs it on, or several CPUs receive the packets of one flow and mix up their order.
+OFFLOADS = {"tso": (0x1F, 0), "gso": (0x24, 0), "gro": (0x2C, 1)}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(name: str, *arguments: object) -> None:
+    if getattr(_libc, name)(*arguments) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def unshare(flags: int) -> None:
+    """New namespaces for this process (of processes: for its children)."""
+    _call("unshare", flags)
+
+
+def enter(descriptor: int, flags: int = 0) -> None:
+    """Enter the namespace behind a descriptor of /proc/PID/ns."""
+    _call("setns", descriptor, flags)
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    _call("mount", source.encode(), target.encode(), kind.encode() or None, flags, options.encode() or None)
+
+
+def send_single_packets(interface: str) -> None:
+    """Let an interface of this namespace count packets as they would be on a wire."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for command, on in OFFLOADS.values():
+            value = ctypes.create_string_buffer(struct.pack("II", command, on))
+            request = struct.pack("16sP8x", interface.encode(), ctypes.addressof(value))
+            fcntl.ioctl(any_socket, SIOCETHTOOL, request)

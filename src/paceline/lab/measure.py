@@ -1,0 +1,101 @@
+"""The links of a lab as they are, beside what they should be: one pair of nodes, and all pairs at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+
+from paceline.errors import PacelineError
+from paceline.lab import client
+from paceline.lab.plan import Plan, in_words
+
+# Nodes need this long to start their programs.
+LEAD_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Of a node in one direction, in bit/s."""
+
+    node: str
+    way: str
+    asked: float
+    measured: float
+
+
+def fair_rates(plan: Plan, flows: list[tuple[str, str]]) -> list[float]:
+    """What each flow gets where links are shared evenly: all grow alike until a link on their way is full."""
+    room: dict[str, float] = {}
+    paths: list[list[str]] = []
+    for source, target in flows:
+        a, b = plan.node(source), plan.node(target)
+        links = {f"up {a.name}": a.up, f"down {b.name}": b.down}
+        if plan.racks and a.rack != b.rack:
+            links |= {f"rack up {a.rack}": plan.racks[a.rack].up, f"rack down {b.rack}": plan.racks[b.rack].down}
+        room |= links
+        paths.append(list(links))
+    rates = [0.0] * len(flows)
+    growing = set(range(len(flows)))
+    while growing:
+        users = {link: sum(link in paths[flow] for flow in growing) for link in room}
+        step = min(room[link] / count for link, count in users.items() if count)
+        for flow in growing:
+            rates[flow] += step
+        for link, count in users.items():
+            room[link] -= step * count
+        full = {link for link, count in users.items() if count and room[link] <= 1e-6 * step}
+        growing = {flow for flow in growing if not full & set(paths[flow])}
+    return rates
+
+
+def measure(lab: str | None, plan: Plan, flows: list[tuple[str, str]], seconds: float) -> list[Rate]:
+    """Send along the flows at once; what every sending and receiving node's interface carried."""
+    start = time.monotonic() + LEAD_SECONDS + 0.1 * len(plan.nodes)
+    used = [node for node in plan.nodes if any(node.name in flow for flow in flows)]
+    commands, outputs = [], []
+    for node in used:
+        targets = [plan.node(target).address for source, target in flows if source == node.name]
+        words = [sys.executable, "-m", "paceline.lab.traffic", str(start), str(seconds), node.address, *targets]
+        read, write = os.pipe()
+        commands.append(client.begin(lab, node.name, words, (0, write, 2)))
+        outputs.append(open(read))  # noqa: SIM115  closed below
+        os.close(write)
+    client.wait(commands)
+    said = []
+    for output in outputs:
+        with output:
+            said.append(output.read())
+    failed = [command.node for command in commands if command.exit_code]
+    if failed:
+        raise PacelineError(f"measuring failed on {', '.join(failed)}")
+    shares = fair_rates(plan, flows)
+    found = []
+    for node, text in zip(used, said, strict=True):
+        values = json.loads(text)
+        for way, end, key in (("up", 0, "tx_bytes"), ("down", 1, "rx_bytes")):
+            asked = sum(rate for flow, rate in zip(flows, shares, strict=True) if flow[end] == node.name)
+            if asked:
+                found.append(Rate(node.name, way, asked, values[key]))
+    return found
+
+
+def show(lab: str | None, seconds: float) -> int:
+    """Both tables, for people."""
+    plan = Plan.from_json(client.ask(lab, "status")["plan"])
+    names = [node.name for node in plan.nodes]
+    if len(names) < 2:
+        raise PacelineError("a lab of one node has no link to measure")
+    print(f"{'':<24}{'asked':>14}{'measured':>14}")
+    every = [(a, b) for a in names for b in names if a != b]
+    for title, flows in ((f"{names[0]} to {names[1]}", every[:1]), ("all pairs at once", every)):
+        print(title)
+        for rate in measure(lab, plan, flows, seconds):
+            if len(flows) == 1 and rate.way == "down" and rate.node != flows[0][1]:
+                continue
+            off = rate.measured / rate.asked - 1
+            print(f"  {rate.node + ' ' + rate.way:<22}{in_words(round(rate.asked)):>14}"
+                  f"{in_words(round(rate.measured)):>14}{off:>+8.1%}")  # fmt: skip
+    return 0

@@ -1,0 +1,180 @@
+"""A node of the lab, from within: the first process of its namespaces, which starts what is to run there."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import termios
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from paceline.lab import kernel, wire
+from paceline.lab.plan import LAB, Node, Plan
+from paceline.layout import cores
+
+# Every node has its own of these: where programs keep sockets, shared memory and other things of one machine.
+PRIVATE = ("/tmp", "/var/tmp", "/dev/shm", "/run")
+FILES = "/run/lab"
+OWN_SPACES = kernel.NEW_NETWORK | kernel.NEW_MOUNT | kernel.NEW_HOSTNAME | kernel.NEW_IPC | kernel.NEW_PIDS
+
+
+def furnish(plan: Plan, node: Node) -> None:
+    """The node's host name and file system: the machine's, but for what is private to a node."""
+    socket.sethostname(node.name)
+    kernel.mount("none", "/", flags=kernel.MS_RECURSIVE | kernel.MS_PRIVATE)
+    shared = _shared(plan.shared)
+    for folder in PRIVATE:
+        if os.path.isdir(folder) and not os.path.islink(folder):
+            kernel.mount("tmpfs", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=1777")
+    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV)
+    for path, descriptor in shared.items():
+        os.makedirs(path, exist_ok=True)
+        kernel.mount(f"/proc/self/fd/{descriptor}", path, flags=kernel.MS_BIND | kernel.MS_RECURSIVE)
+        os.close(descriptor)
+    os.mkdir(FILES)
+    hosts = [f"{other.address} {other.name}" for other in plan.nodes]
+    hosts += [f"::ffff:{other.address} {other.name}.lab" for other in plan.nodes]  # how c10d asks for their names
+    Path(FILES, "hosts").write_text("\n".join(["127.0.0.1 localhost", "::1 localhost", *hosts, ""]))
+    slots = [f"{other.name} slots={other.processes or 1}" for other in plan.nodes]
+    Path(FILES, "hostfile").write_text("\n".join([*slots, ""]))
+    if os.path.exists("/etc/hosts"):
+        kernel.mount(f"{FILES}/hosts", "/etc/hosts", flags=kernel.MS_BIND)
+
+
+def _shared(paths: tuple[str, ...]) -> dict[str, int]:
+    """Folders that all nodes see, as on a cluster's common file system, and that lie in a private one; held open."""
+    real = sorted({os.path.realpath(path) for path in paths})
+    hidden = [path for path in real if any(path.startswith(f"{folder}/") for folder in PRIVATE)]
+    outermost = [path for path in hidden if not any(path.startswith(f"{other}/") for other in hidden)]
+    return {path: os.open(path, os.O_PATH) for path in outermost}
+
+
+def environment(plan: Plan, node: Node, flags: list[str]) -> dict[str, str]:
+    """What programs in the node find: where they are, and how mpiexec reaches the other nodes."""
+    agent = f"{sys.executable} -m paceline.lab.agent"
+    about = asdict(plan) | {"node": node.name, "flags": flags}
+    fills = "slot" if any(other.processes for other in plan.nodes) else "node"
+    return {
+        LAB: json.dumps(about),
+        "MASTER_ADDR": plan.nodes[0].address,
+        "TMPDIR": "/tmp",
+        "PRTE_MCA_plm_ssh_agent": agent,  # Open MPI 5
+        "OMPI_MCA_plm_rsh_agent": agent,  # and before
+        "PRTE_MCA_prte_default_hostfile": f"{FILES}/hostfile",
+        "OMPI_MCA_orte_default_hostfile": f"{FILES}/hostfile",
+        "PRTE_MCA_rmaps_default_mapping_policy": f"{fills}:oversubscribe",
+        "HYDRA_LAUNCHER": "ssh",  # MPICH
+        "HYDRA_LAUNCHER_EXEC": agent,
+        "HYDRA_HOST_FILE": f"{FILES}/hosts",
+    }
+
+
+class Init:
+    """Starts commands for clients, tells them how these ended, and buries orphans, as the first process must."""
+
+    def __init__(self, plan: Plan, node: Node, holder: socket.socket) -> None:
+        self.plan, self.node, self.holder = plan, node, holder
+        self.clients: dict[int, socket.socket] = {}  # by the process that runs for them
+        self.selector = selectors.DefaultSelector()
+        self._wake, wake = os.pipe()
+        os.set_blocking(wake, False)
+        os.set_blocking(self._wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.selector.register(self._wake, selectors.EVENT_READ)
+        self.selector.register(holder, selectors.EVENT_READ)
+
+    def serve(self) -> None:
+        """Until the holder has gone."""
+        while True:
+            for key, _ in self.selector.select():
+                if key.fileobj is self._wake or key.fd == self._wake:
+                    os.read(self._wake, 4096)
+                    self._bury()
+                elif key.fileobj is self.holder:
+                    heard = wire.hear(self.holder)
+                    if heard is None:
+                        return
+                    self._obey(*heard)
+                else:
+                    self._listen_to(key.data)
+
+    def _obey(self, message: dict[str, Any], files: list[int]) -> None:
+        do = message["do"]
+        if do == "exec":
+            client = socket.socket(fileno=files[0])
+            try:
+                pid = self._start(message, files[1:])
+            except OSError as error:
+                wire.say(client, {"error": f"cannot start a process: {error.strerror}"})
+                client.close()
+            else:
+                self.clients[pid] = client
+                self.selector.register(client, selectors.EVENT_READ, pid)
+            for file in files[1:]:
+                os.close(file)
+        elif do in ("stop", "continue"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGSTOP if do == "stop" else signal.SIGCONT)  # all but this one
+
+    def _listen_to(self, pid: int) -> None:
+        """A client passes signals on; one that has gone takes its command along."""
+        client = self.clients[pid]
+        heard = wire.hear(client)
+        number = signal.SIGKILL if heard is None else int(heard[0].get("signal", 0))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, number)
+        if heard is None:
+            self._forget(pid)
+
+    def _forget(self, pid: int) -> None:
+        client = self.clients.pop(pid)
+        self.selector.unregister(client)
+        client.close()
+
+    def _bury(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid in self.clients:
+                    with contextlib.suppress(OSError):
+                        wire.say(self.clients[pid], {"exit": os.waitstatus_to_exitcode(status)})
+                    self._forget(pid)
+
+    def _start(self, message: dict[str, Any], files: list[int]) -> int:
+        given = {key: value for key, value in message["env"].items() if key != "XDG_RUNTIME_DIR"}
+        given.setdefault("OMP_NUM_THREADS", str(self._threads()))
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            os.setsid()
+            for number, file in enumerate(files):
+                os.dup2(file, number)
+            if message.get("tty"):
+                fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+                signal.signal(number, signal.SIG_DFL)
+            os.chdir(message["cwd"])
+            words = message["argv"]
+            os.execvpe(words[0], words, given | environment(self.plan, self.node, message["flags"]))
+        except OSError as error:
+            what = message["cwd"] if error.filename == message["cwd"] else message["argv"][0]
+            os.write(2, f"paceline lab: {self.node.name}: {what}: {error.strerror}\n".encode())
+        finally:
+            os._exit(127)
+
+    def _threads(self) -> int:
+        """The machine's cores over the processes of all nodes: they compute at the same time."""
+        processes = sum(node.processes or 1 for node in self.plan.nodes)
+        return max(1, cores() // processes)

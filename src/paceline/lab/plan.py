@@ -1,0 +1,309 @@
+"""What a lab is: nodes, links, racks and faults, from a TOML file or a preset; checked before anything starts."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import UsageError, nearest, unknown
+
+# The variable that tells programs in a node about their lab.
+LAB = "PACELINE_LAB"
+MOST_NODES = 64
+# Below, a link could not carry a few frames in a burst; above, the kernel's token bucket cannot count.
+LEAST_RATE, MOST_RATE = 100_000, 30_000_000_000
+NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "1gbit": {"rate": "1gbit"},
+    "10gbit": {"rate": "10gbit", "mtu": 9000},  # jumbo frames, as such networks usually have
+    "home": {"down": "100mbit", "up": "20mbit"},
+    "two-racks": {"nodes": 4, "rate": "1gbit", "racks": 2, "rack_rate": "500mbit"},
+}
+ABOUT = {
+    "1gbit": "every node at 1 Gbit/s, in both directions",
+    "10gbit": "every node at 10 Gbit/s, with jumbo frames",
+    "home": "100 Mbit/s down and 20 Mbit/s up, as at home",
+    "two-racks": "two switches; nodes at 1 Gbit/s, 500 Mbit/s between the racks",
+}
+FAULTS = ("cut", "heal", "slow", "stop", "continue", "kill")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine of the lab; rates in bit/s."""
+
+    name: str
+    address: str
+    up: int
+    down: int
+    rack: int = 0
+    cpu: float | None = None  # cores that it may use
+    memory: int | None = None  # bytes
+    speed: float = 1.0  # of its emulated device
+    processes: int | None = None
+
+
+@dataclass(frozen=True)
+class Rack:
+    """A switch, and its link to the others."""
+
+    up: int
+    down: int
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that happens `at` so many seconds after the command was started."""
+
+    at: float
+    do: str
+    node: str
+    up: int | None = None
+    down: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    name: str
+    nodes: tuple[Node, ...]
+    racks: tuple[Rack, ...] = ()  # none: all nodes are at one switch
+    mtu: int = 1500
+    shared: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+    def node(self, name: str) -> Node:
+        found = next((node for node in self.nodes if node.name == name), None)
+        if found is None:
+            raise unknown("node", name, [node.name for node in self.nodes])
+        return found
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        values = {key: value for key, value in json.loads(text).items() if key in cls.__dataclass_fields__}
+        kinds = {"nodes": Node, "racks": Rack, "faults": Fault}
+        lists = {key: tuple(kind(**item) for item in values.pop(key)) for key, kind in kinds.items()}
+        return cls(**values | lists | {"shared": tuple(values["shared"])})
+
+
+def read_plan(given: str) -> Plan:
+    """The plan of a lab file, or of a preset: `1gbit`, or with a number of nodes, `1gbit:4`."""
+    preset, _, count = given.partition(":")
+    if not given.endswith(".toml") and not Path(given).exists():
+        if preset not in PRESETS:
+            close = nearest(preset, PRESETS)
+            raise UsageError(
+                f"no lab file {given!r}, and no preset of that name{close} (presets: {', '.join(PRESETS)}; "
+                f"PRESET:4 has 4 nodes)"
+            )
+        nodes = {"nodes": int(count) if count.isdecimal() else count} if count else {}
+        return make_plan({"preset": preset, **nodes}, f"lab {given}")
+    try:
+        values = tomllib.loads(Path(given).read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read the lab file {given}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{given}: not valid TOML: {error}") from None
+    return make_plan(values, given)
+
+
+def make_plan(given: Mapping[str, Any], where: str) -> Plan:
+    """The plan that these values mean; `where` they are from, for errors."""
+    top = Table(given, where, ("preset", "name", "nodes", "node", "rate", "up", "down", "racks", "rack_rate", "rack_up",
+                               "rack_down", "mtu", "processes", "share", "fault"))  # fmt: skip
+    if preset := top.text("preset"):
+        if preset not in PRESETS:
+            raise UsageError(f"{where}: {unknown('preset', preset, PRESETS)}")
+        # What the file says wins, whichever way it says it.
+        values = dict(PRESETS[preset])
+        for general, parts in (("rate", ("up", "down")), ("nodes", ("node",))):
+            if general in given:
+                values = {key: value for key, value in values.items() if key not in parts}
+            if any(part in given for part in parts) and general in values:
+                old = values.pop(general)
+                values |= {part: old for part in parts if general == "rate"}
+        top = Table(values | dict(given), where, top.allowed)
+    nodes = _nodes(top, where)
+    racks = top.whole("racks", least=1, most=len(nodes))
+    if racks:
+        up, down = _rates(top, "rack_", None)
+        nodes = [_in_rack(node, i, len(nodes), racks) for i, node in enumerate(nodes)]
+        switches = tuple(Rack(up, down) for _ in range(racks))
+    elif any(f"rack_{way}" in top.values for way in ("rate", "up", "down")):
+        raise UsageError(f"{where}: a rate of racks is given, and no racks; add racks = 2")
+    else:
+        switches = ()
+    name = top.text("name") or "lab"
+    _check_name(name, where)
+    plan = Plan(name, tuple(nodes), switches, top.whole("mtu", least=576, most=65_535) or 1500,
+                tuple(str(Path(path).expanduser().absolute()) for path in top.texts("share")))  # fmt: skip
+    return Plan(**vars(plan) | {"faults": tuple(_faults(top.tables("fault"), plan, where))})
+
+
+class Table:
+    """The values of a TOML table, by what they have to be."""
+
+    def __init__(self, values: Any, where: str, allowed: tuple[str, ...]) -> None:
+        if not isinstance(values, Mapping):
+            raise UsageError(f"{where}: {values!r} is not a table")
+        self.values, self.where, self.allowed = values, where, allowed
+        for key in values:
+            if key not in allowed:
+                raise UsageError(f"{where}: {unknown('key', key, allowed)}")
+
+    def _wrong(self, key: str, takes: str) -> UsageError:
+        return UsageError(f"{self.where}: {key} is {self.values[key]!r}; it takes {takes}")
+
+    def text(self, key: str) -> str | None:
+        value = self.values.get(key)
+        if value is not None and (not isinstance(value, str) or not value):
+            raise self._wrong(key, "a text")
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        value = self.values.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+            raise self._wrong(key, "a list of texts")
+        return value
+
+    def tables(self, key: str) -> list[Any]:
+        value = self.values.get(key, [])
+        if not isinstance(value, list):
+            raise self._wrong(key, f"tables, each under [[{key}]]")
+        return value
+
+    def whole(self, key: str, *, least: int, most: int) -> int | None:
+        value = self.values.get(key)
+        if value is not None and (type(value) is not int or not least <= value <= most):
+            raise self._wrong(key, f"a whole number from {least} to {most}")
+        return value
+
+    def number(self, key: str, *, above: float, most: float) -> float | None:
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if type(value) not in (int, float) or not above < value <= most:
+            raise self._wrong(key, f"a number above {above:g}, up to {most:g}")
+        return float(value)
+
+    def rate(self, key: str) -> int | None:
+        """Bits per second."""
+        value = self.values.get(key)
+        return None if value is None else self._quantity(key, BITS, LEAST_RATE, MOST_RATE, '"100mbit" or "1gbit"')
+
+    def size(self, key: str) -> int | None:
+        """Bytes."""
+        value = self.values.get(key)
+        return None if value is None else self._quantity(key, BYTES, 2**24, 2**50, '"512MB" or "2GB"')
+
+    def _quantity(self, key: str, units: Mapping[str, int], least: int, most: int, example: str) -> int:
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z/]+)\s*", str(self.values[key]))
+        unit = units.get(found[2].lower()) if found else None
+        value = round(float(found[1]) * unit) if found and unit else 0
+        if not least <= value <= most:
+            low, high = (f"{limit / units[next(iter(units))]:g} {next(iter(units))}" for limit in (least, most))
+            raise self._wrong(key, f"a text such as {example}, from {low} to {high}")
+        return value
+
+
+BITS = {unit + end: 1000**power for power, unit in ((2, "mbit"), (1, "kbit"), (3, "gbit")) for end in ("", "/s", "ps")}
+BYTES = {"mb": 10**6, "gb": 10**9, "mib": 2**20, "gib": 2**30, "m": 2**20, "g": 2**30}
+
+
+def _rates(table: Table, prefix: str, default: tuple[int, int] | None) -> tuple[int, int]:
+    """Up and down: each by its name, or both by `rate`."""
+    both = table.rate(f"{prefix}rate")
+    up, down = (table.rate(prefix + way) or both or (default[i] if default else None)
+                for i, way in enumerate(("up", "down")))  # fmt: skip
+    if up is None or down is None:
+        raise UsageError(
+            f'{table.where}: no speed of the links is given: write {prefix}rate = "1gbit", or {prefix}up and '
+            f"{prefix}down" + ("" if prefix else f", or a preset ({', '.join(PRESETS)})")
+        )
+    return up, down
+
+
+def _nodes(top: Table, where: str) -> list[Node]:
+    """Nodes as a number, or one by one."""
+    listed = top.tables("node")
+    count = top.whole("nodes", least=1, most=MOST_NODES)
+    if listed and count:
+        raise UsageError(f"{where}: nodes are given as a number and one by one; leave one of the two out")
+    if len(listed) > MOST_NODES:
+        raise UsageError(f"{where}: {len(listed)} nodes; a lab has up to {MOST_NODES}")
+    processes = top.whole("processes", least=1, most=1024)
+    keys = ("name", "rate", "up", "down", "cpu", "speed", "memory", "processes")
+    nodes: list[Node] = []
+    for i, values in enumerate(listed or [{}] * (count or 2)):
+        table = Table(values, f"{where}: node {i + 1}", keys)
+        general = _general(top, table)
+        up, down = _rates(table, "", general)
+        name = table.text("name") or f"n{i + 1}"
+        _check_name(name, table.where)
+        if any(node.name == name for node in nodes):
+            raise UsageError(f"{table.where}: the name {name} is taken by another node")
+        nodes.append(Node(name, f"10.0.0.{i + 1}", up, down, cpu=table.number("cpu", above=0, most=1024),
+                          memory=table.size("memory"), speed=table.number("speed", above=0, most=1e6) or 1.0,
+                          processes=table.whole("processes", least=1, most=1024) or processes))  # fmt: skip
+    return nodes
+
+
+def _general(top: Table, node: Table) -> tuple[int, int] | None:
+    """The rates that nodes have unless they say another."""
+    said = {"rate", "up", "down"} & set(top.values)
+    return _rates(top, "", None) if said or not {"rate", "up", "down"} & set(node.values) else None
+
+
+def _in_rack(node: Node, index: int, nodes: int, racks: int) -> Node:
+    return Node(**vars(node) | {"rack": index * racks // nodes})
+
+
+def _check_name(name: str, where: str) -> None:
+    if not NAME.fullmatch(name):
+        raise UsageError(f"{where}: the name {name!r} is not a host name; use letters a–z, digits and -, up to 32")
+
+
+def _faults(listed: list[Any], plan: Plan, where: str) -> list[Fault]:
+    found = []
+    for i, values in enumerate(listed):
+        table = Table(values, f"{where}: fault {i + 1}", ("at", "do", "node", "rate", "up", "down"))
+        at = table.number("at", above=-math.ulp(0), most=1e6)
+        do, node = table.text("do"), table.text("node")
+        if at is None or do is None or node is None:
+            raise UsageError(f'{table.where}: it needs at, do and node, such as at = 5.0, do = "cut", node = "n2"')
+        found.append(check_fault(Fault(at, do, node, *_changed(table)), plan, table.where))
+    return sorted(found, key=lambda fault: fault.at)
+
+
+def _changed(table: Table) -> tuple[int | None, int | None]:
+    both = table.rate("rate")
+    return table.rate("up") or both, table.rate("down") or both
+
+
+def check_fault(fault: Fault, plan: Plan, where: str) -> Fault:
+    if fault.do not in FAULTS:
+        raise UsageError(f"{where}: {unknown('fault', fault.do, FAULTS)}")
+    try:
+        plan.node(fault.node)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    if (fault.do == "slow") != bool(fault.up or fault.down):
+        raise UsageError(f"{where}: slow, and only slow, takes a rate, or up or down")
+    return fault
+
+
+def in_words(rate: int) -> str:
+    """A rate for people."""
+    for size, unit in ((10**9, "Gbit/s"), (10**6, "Mbit/s")):
+        if rate >= size:
+            return f"{rate / size:.4g} {unit}"
+    return f"{rate / 1000:.4g} kbit/s"

@@ -1,0 +1,79 @@
+"""How a lab's processes speak: JSON messages with open files beside them, over local sockets of this user."""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import struct
+from typing import Any
+
+# A command's whole environment has to fit; the kernel's default is about 200 kB.
+MESSAGE_BYTES = 1 << 20
+MOST_FILES = 8
+# In every node's own network, where no other lab can be.
+IN_NODE = "\0paceline-lab"
+
+
+def name_of(lab: str) -> str:
+    """A lab's name among the machine's abstract sockets: nothing is left of it when its holder ends."""
+    return f"\0paceline-lab/{os.getuid()}/{lab}"
+
+
+def make_socket() -> socket.socket:
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    widen(found)
+    return found
+
+
+def widen(given: socket.socket) -> None:
+    given.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
+
+
+def listen(name: str) -> socket.socket:
+    listener = make_socket()
+    try:
+        listener.bind(name)
+    except OSError:
+        listener.close()
+        raise
+    listener.listen(64)
+    return listener
+
+
+def say(to: socket.socket, message: dict[str, Any], files: tuple[int, ...] = ()) -> None:
+    socket.send_fds(to, [json.dumps(message).encode()], list(files))
+
+
+def hear(source: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """The next message and its open files; nothing when the other side has gone."""
+    size = array.array("i").itemsize * MOST_FILES
+    try:
+        data, extra, flags, _ = source.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(size), socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:
+        return None
+    files: list[int] = []
+    for level, kind, raw in extra:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            whole = len(raw) - len(raw) % array.array("i").itemsize
+            files += array.array("i", raw[:whole])
+    if not data:
+        return None
+    try:
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            raise ValueError("longer than allowed")
+        message = json.loads(data)
+        if not isinstance(message, dict):
+            raise ValueError("not an object")
+    except ValueError as error:
+        for file in files:
+            os.close(file)
+        return {"do": f"nothing: {error}"}, []
+    return message, files
+
+
+def is_own(connection: socket.socket) -> bool:
+    """Whether the other side is a process of this user, or of root."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", raw)[1] in (os.getuid(), 0)

@@ -1,0 +1,224 @@
+"""What the kernel counts on a node: processors, memory, processes, interfaces. Reading it costs microseconds."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+# The columns of /proc/net/dev that are written down, by the names they get.
+COLUMNS = {"rx_bytes": 0, "rx_packets": 1, "rx_drops": 3, "tx_bytes": 8, "tx_packets": 9, "tx_drops": 11}
+# linux/rtnetlink.h, linux/pkt_sched.h: a request for all queueing disciplines, and what is used of the answer.
+GET_QUEUES = struct.pack("=IHHII20x", 36, 38, 0x301, 0, 0)
+HEADER, QUEUE, ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=B3xiIII"), struct.Struct("=HH")
+FAILED, DONE, STATISTICS, ROOT = 2, 3, 3, 0xFFFF_FFFF
+
+Pids = Callable[[], Iterable[int]]
+Interfaces = dict[str, dict[str, int]]
+
+
+def busy_seconds(stat: bytes) -> float:
+    """/proc/stat: seconds that all cores together have worked; waiting for a disk or a hypervisor is no work."""
+    user, nice, system, _idle, _iowait, irq, softirq = map(int, stat.split(b"\n", 1)[0].split()[1:8])
+    return (user + nice + system + irq + softirq) / TICKS
+
+
+def memory(meminfo: bytes) -> tuple[int, int]:
+    """/proc/meminfo: the machine's bytes, and how many of them could not be given to a new process."""
+    rows = dict(line.split(b":", 1) for line in meminfo.splitlines())
+    total, free = (int(rows[name].split()[0]) * 1024 for name in (b"MemTotal", b"MemAvailable"))
+    return total, total - free
+
+
+def process(stat: bytes) -> tuple[float, int, float]:
+    """/proc/PID/stat: processor seconds of all its threads, bytes in memory, and when it began, in seconds of boot."""
+    fields = stat[stat.rindex(b")") + 2 :].split()  # a program's name may have spaces and parentheses
+    return (int(fields[11]) + int(fields[12])) / TICKS, int(fields[21]) * PAGE, int(fields[19]) / TICKS
+
+
+def interfaces(net_dev: bytes) -> Interfaces:
+    """/proc/net/dev: what each interface has counted since it was made; those that never carried anything left out."""
+    found = {}
+    for line in net_dev.splitlines()[2:]:
+        name, numbers = line.split(b":", 1)
+        fields = numbers.split()
+        if fields[0] != b"0" or fields[8] != b"0":
+            found[name.strip().decode(errors="replace")] = {key: int(fields[i]) for key, i in COLUMNS.items()}
+    return found
+
+
+class ProcFile:
+    """A file of /proc that stays open. Of a process that has ended it says so, even if another has its number now."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDONLY)
+
+    def read(self) -> bytes:
+        text = os.pread(self._file, 1 << 16, 0)
+        while more := os.pread(self._file, 1 << 16, len(text)):  # the kernel hands out long tables page by page
+            text += more
+        return text
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class Processes:
+    """The processor seconds of some processes since this was made, and their memory; one that ends takes none back."""
+
+    def __init__(self, pids: Pids, proc: Path = PROC) -> None:
+        self._pids, self._proc = pids, proc
+        self._known: dict[int, tuple[ProcFile, float]] = {}
+        self._seconds, self._looked = 0.0, _since_boot()
+
+    def read(self) -> tuple[float, int] | None:
+        """Seconds and bytes; nothing while there are no such processes."""
+        looked, self._looked, resident = self._looked, _since_boot(), 0
+        for pid in {*self._pids(), *self._known}:
+            file, before = self._known.pop(pid, (None, None))
+            try:
+                file = file or ProcFile(self._proc / str(pid) / "stat")
+                seconds, memory_bytes, began = process(file.read())
+            except OSError:  # it has ended, or is not ours to see
+                if file:
+                    file.close()
+                continue
+            if before is None:  # what began before we looked last has a past that does not count
+                before = 0.0 if began + 1 / TICKS > looked else seconds
+            self._known[pid] = file, seconds
+            self._seconds += max(0.0, seconds - before)
+            resident += memory_bytes
+        return (self._seconds, resident) if self._known else None
+
+    def close(self) -> None:
+        for file, _ in self._known.values():
+            file.close()
+
+
+def all_processes(proc: Path = PROC) -> Iterable[int]:
+    return [int(name) for name in os.listdir(proc) if name.isdecimal()]
+
+
+def _since_boot() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
+
+
+class Queues:
+    """Packets that the interfaces' queues have dropped.
+
+    A link that the kernel keeps slow or lossy (tc) drops in its queue, and /proc/net/dev knows nothing of that.
+    """
+
+    def __init__(self) -> None:
+        if sys.platform != "linux":
+            raise OSError("there is no netlink")
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC)
+        self._socket.settimeout(1.0)
+
+    def drops(self) -> dict[str, int]:
+        """By interface; those without any left out."""
+        self._socket.send(GET_QUEUES)
+        dropped: dict[int, int] = {}
+        while not queue_drops(self._socket.recv(1 << 16), dropped):
+            continue
+        found = {}
+        for index, count in dropped.items():
+            with suppress(OSError):  # the interface is gone
+                found[socket.if_indextoname(index)] = count
+        return found
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def queue_drops(answer: bytes, dropped: dict[int, int]) -> bool:
+    """Add what a part of the kernel's answer says, by the interfaces' numbers; true if it was the last part."""
+    at = 0
+    while at < len(answer):
+        length, kind, *_ = HEADER.unpack_from(answer, at)
+        if kind in (FAILED, DONE):
+            return True
+        index, count = _queue(answer[at + HEADER.size : at + length])
+        if count:
+            dropped[index] = count
+        at += _aligned(length)
+    return False
+
+
+def _queue(message: bytes) -> tuple[int, int]:
+    """The interface's number, and the drops of its outermost queue, which has those of the queues inside it, too."""
+    _, index, _, parent, _ = QUEUE.unpack_from(message)
+    at = QUEUE.size
+    while parent == ROOT and at < len(message):
+        length, kind = ATTRIBUTE.unpack_from(message, at)
+        if kind == STATISTICS:  # struct tc_stats: bytes (64 bits), packets, drops …
+            return index, struct.unpack_from("=QII", message, at + ATTRIBUTE.size)[2]
+        at += _aligned(length)
+    return index, 0
+
+
+def _aligned(length: int) -> int:
+    return (length + 3) & ~3
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Seconds are processors', and only their differences mean something; None where a thing cannot be known."""
+
+    seconds: float | None
+    memory_bytes: int | None
+    run_seconds: float | None
+    run_memory_bytes: int | None
+    interfaces: Interfaces
+
+
+class Counters:
+    """All counters of this node.
+
+    Processors and memory are the machine's, or with `own_processes` those of all processes that can be seen from
+    here: a node of the lab has namespaces of its own on a machine that it shares.
+    """
+
+    def __init__(self, run: Pids, *, own_processes: bool = False, proc: Path = PROC) -> None:
+        self._stat, self._meminfo, self._net = (_opened(proc / name) for name in ("stat", "meminfo", "net/dev"))
+        self._own = Processes(lambda: all_processes(proc), proc) if own_processes else None
+        self._run = None if own_processes else Processes(run, proc)
+        self._queues: Queues | None = None
+        with suppress(OSError):
+            self._queues = Queues()
+        if not (self._stat or self._meminfo or self._net):
+            self.close()
+            raise OSError(f"nothing can be read in {proc}")
+        self.memory_bytes = memory(self._meminfo.read())[0] if self._meminfo else None
+
+    def read(self) -> Reading:
+        if self._own:
+            seconds, used = self._own.read() or (None, None)
+        else:
+            seconds = busy_seconds(self._stat.read()) if self._stat else None
+            used = memory(self._meminfo.read())[1] if self._meminfo else None
+        run_seconds, run_used = (self._run and self._run.read()) or (None, None)
+        carried = interfaces(self._net.read()) if self._net else {}
+        for name, dropped in self._queues.drops().items() if self._queues else ():
+            if name in carried:
+                carried[name]["tx_drops"] += dropped
+        return Reading(seconds, used, run_seconds, run_used, carried)
+
+    def close(self) -> None:
+        for each in (self._stat, self._meminfo, self._net, self._own, self._run, self._queues):
+            if each:
+                each.close()
+
+
+def _opened(path: Path) -> ProcFile | None:
+    with suppress(OSError):
+        return ProcFile(path)
+    return None

@@ -1,0 +1,75 @@
+"""Where the ranks go when a run is started in a node of the lab: onto the lab's nodes, in order."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.errors import UsageError
+from paceline.lab.plan import Node, Plan
+from paceline.launch import env as names
+from paceline.layout import share
+from paceline.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Places:
+    """The node of every rank, and where the ranks meet."""
+
+    nodes: tuple[Node, ...]  # by rank
+    here: str
+    servers: int
+    port: int
+    secret: str
+
+    def command(self, rank: int, words: list[str]) -> list[str]:
+        """The words that run a command on the rank's node."""
+        name = self.nodes[rank].name
+        return words if name == self.here else [sys.executable, "-m", "paceline.lab.agent", "--words", name, *words]
+
+    def variables(self, rank: int) -> dict[str, str]:
+        """What tells the rank who it is among those of its node, and where to meet the others."""
+        neighbours = [other for other, node in enumerate(self.nodes) if node is self.nodes[rank]]
+        found = {
+            names.LOCAL: f"{neighbours.index(rank)}/{len(neighbours)}",
+            names.STORE: f"tcp://{self.nodes[0].address}:{self.port}",
+        }
+        if self.servers:
+            places = [f"tcp://{self.nodes[i].address}:{self.port + i}" for i in range(self.servers)]
+            found |= {names.SERVERS: " ".join(places), names.SECRET: self.secret}
+        return found
+
+    def hosts(self) -> str:
+        """For mpiexec: every node with its number of ranks."""
+        counts: dict[str, int] = {}
+        for node in self.nodes:
+            counts[node.name] = counts.get(node.name, 0) + 1
+        return ",".join(f"{name}:{count}" for name, count in counts.items())
+
+
+def find_places(spec: RunSpec, env: Mapping[str, str] | None = None) -> Places | None:
+    """Places on the nodes of the lab that this process is in; none outside of one, and where ranks stay together."""
+    lab = names.find_lab() if env is None else names.find_lab(env)
+    if lab is None or spec.ranks == 1 or spec.transport == "threads":
+        return None
+    plan, here = lab
+    # Each lab has its own network: a port is taken only where several runs are in one.
+    port = random.SystemRandom().randrange(20_000, 30_000)
+    return Places(tuple(place(plan, spec.ranks)), here, spec.servers or 0, port, secrets.token_hex(32))
+
+
+def place(plan: Plan, ranks: int) -> list[Node]:
+    """As many ranks on a node as the lab's file says; where it says nothing, divided evenly."""
+    if not any(node.processes for node in plan.nodes):
+        used = plan.nodes[: min(ranks, len(plan.nodes))]
+        return [node for i, node in enumerate(used) for _ in share(ranks, len(used), i)]
+    room = [node for node in plan.nodes for _ in range(node.processes or 1)]
+    if ranks > len(room):
+        raise UsageError(
+            f"{ranks} ranks do not fit into the lab {plan.name}: its {len(plan.nodes)} nodes take {len(room)}: "
+            f"raise its processes, or use fewer --workers"
+        )
+    return room[:ranks]

@@ -1,0 +1,147 @@
+"""What a node does while a run is on: a thread of its first rank samples it into node_NAME.jsonl."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from paceline.launch.counters import PROC, Counters, Reading
+from paceline.layout import cores
+from paceline.records import SCHEMA, LineWriter
+
+PERIOD = 0.5
+# The kernel counts processor time in hundredths of a second: over less than this, a difference says nothing.
+SHORTEST = 0.1
+# How long the end of a rank waits for the last sample, where the file system hangs.
+LAST_SAMPLE_SECONDS = 5.0
+
+
+class NodeUsage:
+    """Samples this node at a fixed period from enter to exit; whatever happens to it, the run goes on.
+
+    `complain` is told, once, why there are no samples, or no more. `own_processes`: see Counters.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        complain: Callable[[str], object],
+        *,
+        own_processes: bool = False,
+        name: str | None = None,
+        period: float = PERIOD,
+        proc: Path = PROC,
+    ) -> None:
+        self.name = name or socket.gethostname()
+        self.path = folder / file_name(self.name)
+        self._folder, self._complain, self._period, self._proc = folder, complain, period, proc
+        self._own_processes = own_processes
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="paceline-usage", daemon=True)
+
+    def __enter__(self) -> NodeUsage:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(LAST_SAMPLE_SECONDS)
+
+    def _run(self) -> None:
+        ranks = RanksHere(self._folder / "env.json")
+        try:
+            with (
+                closing(Counters(ranks, own_processes=self._own_processes, proc=self._proc)) as counters,
+                closing(LineWriter(self.path)) as lines,
+            ):
+                self._sample(counters, lines)
+        except (OSError, ValueError, LookupError) as error:
+            self._complain(f"No samples of this node from now on: {error}")
+
+    def _sample(self, counters: Counters, lines: LineWriter) -> None:
+        count = cores() if self._own_processes else os.cpu_count()
+        lines.write("node", schema=SCHEMA, name=self.name, cores=count, memory_bytes=counters.memory_bytes,
+                    period=self._period, clock="unix", own_processes=self._own_processes)  # fmt: skip
+        samples = Samples(counters)
+        for _ in beats(self._period, self._stop.wait):
+            lines.write("sample", **samples.take())
+            lines.flush()
+        lines.write("sample", **samples.take())
+        lines.write("end", time=round(time.time(), 6), samples=samples.taken, cpu_seconds=time.thread_time())
+
+
+class Samples:
+    """Turns counters into samples: what is a rate is so since the sample before."""
+
+    def __init__(self, counters: Counters, clock: Callable[[], float] = time.monotonic) -> None:
+        self._counters, self._clock = counters, clock
+        self._last: tuple[float, Reading] | None = None
+        self.taken = 0
+
+    def take(self) -> dict[str, Any]:
+        now, when = self._clock(), time.time()
+        reading, before = self._counters.read(), self._last
+        self._last, self.taken = (now, reading), self.taken + 1
+        elapsed = now - before[0] if before else 0.0
+        sample: dict[str, Any] = {
+            "time": round(when, 6),
+            "cpu": _rate(reading.seconds, before and before[1].seconds, elapsed),
+            "memory_bytes": reading.memory_bytes,
+        }
+        if reading.run_seconds is not None:
+            sample["run_cpu"] = _rate(reading.run_seconds, before and before[1].run_seconds, elapsed)
+            sample["run_memory_bytes"] = reading.run_memory_bytes
+        return sample | {"interfaces": reading.interfaces}
+
+
+def _rate(seconds: float | None, before: float | None, elapsed: float) -> float | None:
+    if seconds is None or before is None or elapsed < SHORTEST:
+        return None
+    return round(max(0.0, seconds - before) / elapsed, 3)
+
+
+def beats(period: float, wait: Callable[[float], bool], clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+    """At once, then at every multiple of the period until `wait` says to stop; what was slept through is left out."""
+    due = clock()
+    while True:
+        yield
+        due += period * max(1, math.ceil((clock() - due) / period))
+        if wait(max(0.0, due - clock())):
+            return
+
+
+class RanksHere:
+    """The processes of the ranks on this host, as env.json has them now; it changes when one is started again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._host = path, socket.gethostname()
+        self._changed = 0
+        self._pids: set[int] = set()
+
+    def __call__(self) -> Iterable[int]:
+        try:
+            changed = self._path.stat().st_mtime_ns
+        except OSError:
+            return ()
+        if changed != self._changed:
+            rows = json.loads(self._path.read_text("utf-8"))["ranks"]
+            self._changed, self._pids = changed, {row["pid"] for row in rows if row["host"] == self._host}
+        return self._pids
+
+
+def file_name(node: str) -> str:
+    """Of a node's samples.
+
+    >>> file_name("gpu-7.example.org"), file_name("../ä b")
+    ('node_gpu-7.example.org.jsonl', 'node_..___b.jsonl')
+    """
+    return f"node_{re.sub(r'[^A-Za-z0-9._-]', '_', node)}.jsonl"

@@ -1,0 +1,89 @@
+"""The strategies with emulated compute: they wait where the others compute, and send what the others send."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+
+from paceline.collectives.choose import TABLE as AVERAGINGS
+from paceline.comm.base import Comm
+from paceline.emulation.device import EmulatedDevice
+from paceline.strategies.base import Batch, Laps, StepResult, Strategy
+from paceline.strategies.buckets import GradientBuckets
+from paceline.strategies.overlap import OverlapChoice
+from paceline.strategies.synchronous import RIDERS, Options, Synchronous
+
+
+class EmulatedSequential(Strategy):
+    """One device; its published speed includes the update, so that no time is left to take."""
+
+    def __init__(self, comm: Comm, model: nn.Module, optimizer: torch.optim.Optimizer, device: EmulatedDevice) -> None:
+        super().__init__(comm, model, optimizer)
+        self.device = device
+
+    def step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:
+        self.device.begin(len(batch.labels))
+        self.device.forward()
+        laps.mark("forward")
+        self.device.reach(1.0)
+        laps.mark("backward")
+        return StepResult(0.0, 0.0, batch.global_count, stop)
+
+
+class EmulatedSynchronous(Synchronous):
+    """Sends the same buckets in the same order, each when its last gradient would be ready.
+
+    The gradients are zeros: of all numbers the one that stays what it is when it is summed over ranks in every step.
+    Weights are not broadcast, since nobody looks at them, and not updated, since the device's time includes that.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        options: Options,
+        device: EmulatedDevice,
+    ) -> None:
+        super().__init__(comm, model, optimizer, options)
+        self.device = device
+
+    def setup(self) -> None:
+        o = self.options
+        self.overlap = OverlapChoice(o.overlap, self.comm)
+        self.buckets = GradientBuckets(
+            self.model.parameters(), self.comm, AVERAGINGS[o.averaging], int(o.bucket_mb * 2**20), RIDERS
+        )
+        for slot in self.buckets.slots:
+            slot.view.zero_()  # new memory costs nothing until it is written to
+            slot.parameter.grad = slot.view
+        self.ready = bucket_times(self.buckets, self.device.timing.ready)
+
+    def step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:
+        device, riders = self.device, self.buckets.riders
+        device.begin(len(batch.labels))
+        riders.copy_(torch.tensor([0.0, 0.0, stop]))
+        device.forward()
+        laps.mark("forward")
+        start = time.perf_counter()
+        self.buckets.replay(lambda number: device.reach(self.ready[number]), overlap=self.overlap.now())
+        device.reach(1.0)
+        laps.mark("backward")
+        self.buckets.finish()
+        self.overlap.took(time.perf_counter() - start)
+        stops = riders[-1].item()
+        laps.mark("wait")
+        return StepResult(0.0, 0.0, batch.global_count, stops > 0)
+
+
+def bucket_times(buckets: GradientBuckets, ready: tuple[float, ...]) -> list[float]:
+    """When each bucket can go, in parts of a step: its last gradient is ready, and the buckets before it have gone."""
+    times, latest = [], 0.0
+    for bucket in buckets.buckets:
+        # Slots are the parameters from the last one to the first.
+        own = [part for slot, part in zip(buckets.slots, reversed(ready), strict=True) if slot.bucket is bucket]
+        latest = max([latest, *own])
+        times.append(latest)
+    return times

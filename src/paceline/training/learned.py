@@ -1,0 +1,32 @@
+"""How well a model does on what it is trained with, for records and for people; nothing, where compute is emulated."""
+
+from __future__ import annotations
+
+from paceline.spec import RunSpec
+
+
+class Learned:
+    """Sums over the samples of an epoch so far."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._emulated = spec.emulated
+        self._loss, self._correct, self.count = 0.0, 0.0, 0
+
+    def add(self, loss: float, correct: float, count: int) -> None:
+        self._loss, self._correct, self.count = self._loss + loss, self._correct + correct, self.count + count
+
+    def means(self) -> dict[str, float]:
+        """The mean loss, and the accuracy."""
+        return {} if self._emulated else {"loss": self._loss / self.count, "accuracy": self._correct / self.count}
+
+    def bar(self) -> dict[str, str]:
+        """What a progress bar shows."""
+        means = self.means()
+        return {"loss": f"{means['loss']:.4f}", "acc": f"{means['accuracy']:.2%}"} if means else {}
+
+    def line(self) -> str:
+        """What is said at the end of an epoch."""
+        means = self.means()
+        if not means:
+            return "Emulated compute: nothing was trained"
+        return f"Training acc over epoch: {means['accuracy']:.4f}, training loss: {means['loss']:.4f}"

@@ -1,0 +1,151 @@
+"""Runs with emulated compute move what real ones move, take the time, and claim nothing."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from parity_cases import train_here, values_for
+from served import train_served
+from worlds import ThreadWorld
+
+from paceline.comm.base import Comm
+from paceline.comm.metered import MeteredComm
+from paceline.emulation.device import EmulatedDevice
+from paceline.emulation.timing import measure
+from paceline.launch.folder import begin_summary
+from paceline.models.build import build
+from paceline.records import COMPLETED, Summary, read_lines, read_summary
+from paceline.spec import resolve
+from paceline.strategies.base import Batch, Laps
+from paceline.strategies.make import make_strategy
+from paceline.strategies.synchronous import Options
+from paceline.training import setup
+from paceline.training.console import Console
+from paceline.training.loop import Job, train
+from paceline.training.trace import Trace
+
+EMULATED = {"compute": "emulated:0.002"}
+
+
+def run_threads(folder: Path, values: dict[str, Any]) -> Summary:
+    ThreadWorld(values["workers"]).run(train_here, folder=str(folder), values=values)
+    summary = read_summary(folder)
+    assert summary is not None
+    return summary
+
+
+def steps_of(folder: Path, rank: int) -> list[tuple[int, int, int]]:
+    """Which steps there were, of how many samples in all and on this rank."""
+    lines = read_lines(folder / f"rank_{rank}.jsonl")
+    return [(line["step"], line["samples"], line["own"]) for line in lines if line["kind"] == "step"]
+
+
+def check_claims_nothing(summary: Summary, folder: Path) -> None:
+    assert summary.status == COMPLETED
+    assert summary.compute == "emulated:0.002"
+    assert summary.compute_seconds == 0.002
+    assert summary.epoch_seconds
+    assert summary.train_loss == summary.train_accuracy == summary.validation_loss == summary.validation_accuracy == []
+    assert summary.test_loss is summary.test_accuracy is summary.best_epoch is None
+    assert not (folder / "model.safetensors").exists()
+    for path in folder.glob("rank_*.jsonl"):
+        assert "loss" not in path.read_text()
+        assert "accuracy" not in path.read_text()
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+@pytest.mark.parametrize("strategy", ["allreduce", "ring", "reduce-bcast", "gather"])
+def test_ranks_that_average_move_the_bytes_of_a_real_run(tmp_path: Path, strategy: str, overlap: str) -> None:
+    values = values_for("mlp-float32", 2, strategy=strategy, test=False) | {"overlap": overlap, "bucket_mb": 0.01}
+    real = run_threads(tmp_path / "real", values)
+    emulated = run_threads(tmp_path / "emulated", values | EMULATED)
+    for name in ("steps", "epochs", "parameters", "bytes_sent", "bytes_received", "messages_sent", "wire", "overlap"):
+        assert getattr(emulated, name) == getattr(real, name), name
+    assert all(emulated.bytes_sent)
+    for rank in range(2):
+        assert steps_of(tmp_path / "emulated", rank) == steps_of(tmp_path / "real", rank)
+    check_claims_nothing(emulated, tmp_path / "emulated")
+
+
+@pytest.mark.parametrize("strategy", ["ps-sync", "ps-async", "ps-bounded"])
+def test_servers_and_their_workers_move_the_bytes_of_a_real_run(tmp_path: Path, strategy: str) -> None:
+    values = values_for("mlp-float32", 2, strategy=strategy, servers=2, test=False, steps=6) | {"log_every": 0}
+    found = {}
+    for name, more in (("real", {}), ("emulated", EMULATED)):
+        (tmp_path / name).mkdir()
+        found[name], _ = train_served(values | more, tmp_path / name)
+    real, emulated = found["real"], found["emulated"]
+    assert emulated.steps == real.steps == 6
+    # Asynchronous workers share the updates as they come to it; servers see the same bytes.
+    for name in ("bytes_sent", "bytes_received", "messages_sent"):
+        ranks = slice(None) if strategy != "ps-async" else slice(0, 2)
+        assert getattr(emulated, name)[ranks] == getattr(real, name)[ranks], name
+    assert sum(emulated.gradients) == sum(real.gradients)
+    check_claims_nothing(emulated, tmp_path / "emulated")
+    lines = [line for rank in (2, 3) for line in read_lines(tmp_path / "emulated" / f"rank_{rank}.jsonl")]
+    spans = [(line["spans"], line["own"]) for line in lines if line["kind"] == "step"]
+    assert len(spans) == sum(emulated.gradients)
+    assert all(part["forward"] + part["backward"] >= 0.002 / 12 * own for part, own in spans)
+
+
+def train_alone(folder: Path, values: dict[str, Any], speed: float = 1.0) -> tuple[Summary, str]:
+    """One rank; the summary, and what the console showed."""
+    from paceline.comm.single import SingleComm
+
+    spec = resolve(("test", {"strategy": "sequential", **values})).spec
+    summary, shown, trace = begin_summary(spec), io.StringIO(), Trace(folder / "rank_0.jsonl", 0)
+    place = setup.choose_place(spec, 0, speed=speed)
+    train(Job(spec, MeteredComm(SingleComm()), place, folder, Console(shown), trace, lambda: False, summary))
+    trace.close()
+    return summary, shown.getvalue()
+
+
+def test_a_step_takes_the_time_of_its_own_samples_on_its_own_node(tmp_path: Path) -> None:
+    values = {"model": "mlp", "data": "synthetic:1x8x8,train=25,test=5", "batch_size": 10, "epochs": 1}
+    summary, shown = train_alone(tmp_path, values | {"compute": "emulated:0.02"}, speed=0.5)
+    steps = [line for line in read_lines(tmp_path / "rank_0.jsonl") if line["kind"] == "step"]
+    assert [step["own"] for step in steps] == [10, 10, 5]
+    for step in steps:
+        assert step["seconds"] >= step["own"] / 10 * 0.02 / 0.5
+        assert set(step["spans"]) == {"input", "forward", "backward"}
+    assert "Emulated compute: 0.02 s for each batch of 10; nothing is trained or saved" in shown
+    assert "acc" not in shown
+    assert summary.compute_seconds == 0.02
+
+
+def test_a_data_set_is_neither_read_nor_resized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("the data set was opened")
+
+    monkeypatch.setattr(setup, "load", never)
+    monkeypatch.setattr(setup, "prepare", never)
+    values = {"model": "shallow-cnn", "data": "cifar10", "image_size": 64, "batch_size": 500, "steps": 2}
+    summary, _ = train_alone(tmp_path, values | {"compute": "emulated:k80"})
+    assert summary.steps == 2
+    assert summary.status == COMPLETED
+
+
+def step_three_times(comm: Comm) -> list[Any]:
+    """The largest gradient afterwards, what the weights have changed by, and who heard of rank 1's wish to stop."""
+    model = build("mlp", (1, 8, 8), 10)
+    before = [p.clone() for p in model.parameters()]
+    device = EmulatedDevice(0.0, measure(model, (1, 8, 8)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    strategy: Any = make_strategy("ring", comm, model, optimizer, Options(bucket_mb=0.001, overlap="on"), device)
+    strategy.setup()
+    count = 0 if comm.rank else 4  # a rank can have no samples
+    batch = Batch(torch.empty(count, 0), torch.zeros(count, dtype=torch.int64), 4)
+    stops = [strategy.step(batch, 0.1, comm.rank == 1 and step == 2, Laps()).stop for step in range(3)]
+    largest = max(slot.view.abs().max().item() for slot in strategy.buckets.slots)
+    assert all(p.grad is not None for p in model.parameters())
+    changed = max((p - b).abs().max().item() for p, b in zip(model.parameters(), before, strict=True))
+    strategy.close()
+    return [largest, changed, stops]
+
+
+def test_gradients_stay_zero_weights_stay_and_a_wish_to_stop_gets_round() -> None:
+    assert ThreadWorld(3).run(step_three_times) == [[0.0, 0.0, [False, False, True]]] * 3

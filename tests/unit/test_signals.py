@@ -1,0 +1,48 @@
+"""What a rank makes of a second signal."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+RANK = """
+import sys
+from paceline.launch.signals import StopSignals
+stop = StopSignals(lambda number: print(number, flush=True))
+print("ready", flush=True)
+for line in sys.stdin:
+    print(stop.requested(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "goes_on"),
+    [
+        (signal.SIGTERM, signal.SIGTERM, True),
+        (signal.SIGTERM, signal.SIGINT, False),
+        (signal.SIGINT, signal.SIGINT, False),
+        (signal.SIGINT, signal.SIGTERM, False),
+    ],
+)
+def test_only_a_scheduler_may_repeat_itself(first: signal.Signals, second: signal.Signals, goes_on: bool) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", RANK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as rank:
+        assert rank.stdin is not None
+        assert rank.stdout is not None
+        assert rank.stdout.readline() == "ready\n"
+        rank.send_signal(first)
+        assert rank.stdout.readline() == f"{first.value}\n"
+        rank.send_signal(second)
+        if goes_on:
+            time.sleep(0.3)  # in which it could end
+            rank.stdin.write("\n")
+            rank.stdin.flush()
+            assert rank.stdout.readline() == "True\n"
+            rank.kill()
+        else:
+            assert rank.wait(20) == 130
