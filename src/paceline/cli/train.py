@@ -10,6 +10,7 @@ import typing
 from dataclasses import MISSING, asdict, fields
 from typing import Any
 
+from paceline.cli import nodes
 from paceline.comm import table as transports
 from paceline.errors import UsageError
 from paceline.launch.cluster import Cluster, read_cluster, split_address
@@ -116,7 +117,10 @@ def run(args: argparse.Namespace) -> int:
         from paceline.launch.worker import finish, run_seat
 
         return finish(run_seat(resolved, seat, as_json=args.json, cluster=cluster))
-    _, ending = launch(resolved, sys.stderr if args.json else sys.stdout)
+    show = sys.stderr if args.json else sys.stdout
+    folder, ending = launch(resolved, show)
+    if rows := nodes.table(folder):
+        print("\n".join(["", *rows]), file=show)
     if ending.message:
         print(f"paceline: {ending.message}", file=sys.stderr)
     if args.json and ending.summary:
