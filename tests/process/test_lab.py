@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from live_lab import PACELINE, check_nothing_left, live_lab, traces
 from live_run import until
 
 from paceline.errors import PacelineError, UsageError
-from paceline.lab import client
+from paceline.lab import client, wire
 from paceline.lab.measure import measure
 from paceline.lab.plan import make_plan, read_plan
 
@@ -106,6 +107,84 @@ def test_signals_reach_the_command_and_then_the_lab_ends(number: int, tmp_path: 
         assert process.communicate(timeout=30)[0] == "caught\n"
     assert process.returncode == 5
     check_nothing_left(before)
+
+
+def test_a_standard_file_that_is_closed_is_an_empty_one_for_the_command(tmp_path: Path) -> None:
+    """And not whatever got its number: the lab's own socket, from which a command would read forever."""
+    words = f"{PACELINE} lab run home:1 -- sh -c 'echo hi; cat; echo end' <&-"
+    done = subprocess.run(["sh", "-c", words], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hi\nend\n", "")
+
+
+def test_requests_of_any_length_races_and_odd_sockets_do_not_harm_a_lab(tmp_path: Path) -> None:
+    with live_lab() as lab:
+        large = {f"LARGE{i}": "x" * 100_000 for i in range(12)}
+        read, write = os.pipe()
+        command = client.begin(lab.plan.name, "n1", ["sh", "-c", "echo ${#LARGE11}"], (0, write, 2), os.environ | large)
+        client.wait([command])
+        assert os.read(read, 99) == b"100000\n"
+        os.close(read)
+        os.close(write)
+        # A command that ends in the moment in which its client says something, or goes.
+        for _ in range(30):
+            command = client.begin(lab.plan.name, "n1", ["true"])
+            command.signal(signal.SIGUSR1)
+            command.signal(signal.SIGUSR1)
+            command.connection.close()
+        assert lab.run("n1", "true")[0] == 0
+        odd = [b"\0\xff odd", wire.name_of("odd name\n").encode()]
+        sockets = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in odd]
+        for one, name in zip(sockets, odd, strict=True):
+            one.bind(name)
+            one.listen()
+        assert lab.plan.name in client.names()
+        assert not any(name.startswith("odd") for name in client.names())
+        for one in sockets:
+            one.close()
+
+
+def test_a_lab_in_a_node_of_a_lab_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with live_lab() as lab:
+        code, said = lab.run(
+            "n1", PACELINE, "lab", "run", "home:3", "--", PACELINE, "lab", "exec", "n3", "--", "hostname"
+        )
+        assert (code, said) == (0, "n3\n")
+        code, said = lab.run("n1", PACELINE, "lab", "down")
+        assert code == 2
+        assert "cannot be ended from one of its nodes" in said
+
+
+@pytest.mark.parametrize("victim", ["parent", "keeper", "holder"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_of_a_lab_that_is_ended_while_it_is_made(victim: str, number: int, tmp_path: Path) -> None:
+    before = traces()
+    limited = "[[node]]\ncpu = 0.5\n" if os.getuid() == 0 else "[[node]]\n"
+    (tmp_path / "many.toml").write_text('rate = "1gbit"\n' + limited * 30)
+    words = [PACELINE, "lab", "up", "many.toml", "--name", f"test-made-{os.getpid()}"]
+    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        until("some nodes are there", lambda: len(line := _line(process.pid)) > 2 and len(_children(line[2])) > 3, 30)
+        line = _line(process.pid)
+        os.kill(line[["parent", "keeper", "holder"].index(victim)], number)
+        if (victim, number) == ("holder", signal.SIGTERM):
+            os.kill(line[0], number)  # a holder has nothing to do with it
+        process.communicate(timeout=60)
+    check_nothing_left(before)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _line(pid: int) -> list[int]:
+    """A process, its first child, the first child of that, and so on."""
+    found = [pid]
+    while len(found) < 3 and (children := _children(found[-1])):
+        found.append(children[0])
+    return found
 
 
 def test_nothing_is_left_of_many_labs_however_they_end() -> None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
 from collections.abc import Callable
 from functools import partial
 
-from paceline.errors import UsageError
+from paceline.errors import PacelineError, UsageError
 from paceline.lab import client
 from paceline.lab.measure import show
-from paceline.lab.plan import ABOUT, FAULTS, LAB, Fault, Plan, Table, in_words, read_plan
+from paceline.lab.plan import ABOUT, FAULTS, LAB, Fault, Plan, Table, check_name, in_words, read_plan
 
+MOST_SECONDS = 3600.0
 HELP = "a cluster on this machine: nodes with links of a given speed, counters, and faults"
 
 
@@ -39,14 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add(name, about).add_argument("name", nargs="?", help="the lab; not needed where only one is up")
     execute = add("exec", "run a command in a node: exec NODE -- COMMAND")
     execute.add_argument("--name", help="the lab; not needed where only one is up")
-    execute.add_argument("node", metavar="NODE")
+    execute.add_argument("node", metavar="NODE", help="its name, such as n1")
     measure = add("measure", "measure the links of a lab beside what they should be")
     measure.add_argument("name", nargs="?", help="the lab; not needed where only one is up")
     measure.add_argument("--seconds", type=float, default=3.0, help="how long to send (default: 3)")
     for name, about in zip(FAULTS, ABOUT_FAULTS, strict=True):
         fault = add(name, about)
         fault.add_argument("--name", help="the lab; not needed where only one is up")
-        fault.add_argument("node", metavar="NODE")
+        fault.add_argument("node", metavar="NODE", help="its name, such as n1")
         if name == "slow":
             for way, what in (("rate", "in both directions"), ("up", "from the node"), ("down", "to the node")):
                 fault.add_argument(f"--{way}", metavar="RATE", help=f"{what}, such as 10mbit")
@@ -56,13 +56,16 @@ ABOUT_FAULTS = (
     "let all frames from and to a node disappear",
     "undo a cut",
     "give a node's link another speed",
-    "stop every process of a node (its kernel still answers)",
+    "stop every process that runs in a node (its kernel still answers)",
     "let a stopped node go on",
     "end a node for good, all of its processes at once",
 )
 
 
 def run(args: argparse.Namespace) -> int:
+    _open_missing()
+    if args.command is not None and args.do not in ("run", "exec"):
+        raise UsageError(f"lab {args.do} takes no command; lab run LAB -- COMMAND and lab exec NODE -- COMMAND do")
     if args.do in FAULTS:
         return _break_now(args)
     work: dict[str, Callable[[], int]] = {
@@ -71,13 +74,21 @@ def run(args: argparse.Namespace) -> int:
         "down": lambda: _down(args.name),
         "status": lambda: _status(args.name),
         "exec": lambda: _exec(args.name, args.node, _words(args.command)),
-        "measure": lambda: show(args.name, args.seconds),
+        "measure": lambda: show(args.name, _seconds(args.seconds)),
     }
     return work[args.do]()
 
 
+def _open_missing() -> None:
+    """A standard file that is closed becomes an empty one, before another gets its number and a command reads it."""
+    while (file := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(file, True)
+    os.close(file)
+
+
 def _down(lab: str | None) -> int:
     client.down(lab)
+    print("the lab is down")
     return 0
 
 
@@ -86,7 +97,14 @@ def _break_now(args: argparse.Namespace) -> int:
     table = Table(values, f"lab {args.do}", ("rate", "up", "down"))
     both = table.rate("rate")
     client.ask(args.name, args.do, node=args.node, up=table.rate("up") or both, down=table.rate("down") or both)
+    print(f"{args.node}: {args.do}")
     return 0
+
+
+def _seconds(given: float) -> float:
+    if not 0 < given <= MOST_SECONDS:
+        raise UsageError(f"--seconds is {given:g}; it takes a number above 0, up to {MOST_SECONDS:g}")
+    return given
 
 
 def _words(command: list[str] | None) -> list[str]:
@@ -97,13 +115,16 @@ def _words(command: list[str] | None) -> list[str]:
 
 def _plan(args: argparse.Namespace) -> Plan:
     plan = read_plan(args.lab)
-    return Plan(**vars(plan) | {"name": args.name}) if args.name else plan
+    if args.name is None:
+        return plan
+    check_name(args.name, "--name")
+    return Plan(**vars(plan) | {"name": args.name})
 
 
 def _run(args: argparse.Namespace) -> int:
     words, plan = _words(args.command), _plan(args)
     if not args.name:
-        plan = Plan(**vars(plan) | {"name": f"{plan.name}-{os.getpid()}"})
+        plan = Plan(**vars(plan) | {"name": f"{client.FOR_A_COMMAND}{os.getpid()}"})
     keeper = client.start(plan, detached=False)
     try:
         on = plan.nodes if args.each else plan.nodes[:1]
@@ -114,7 +135,10 @@ def _run(args: argparse.Namespace) -> int:
             commands.append(client.begin(plan.name, node.name, filled))
         client.wait(commands, [(fault.at, partial(_break, plan.name, fault)) for fault in plan.faults])
     finally:
+        ended = keeper.poll() is not None
         client.stop(keeper)
+    if ended:
+        print(f"paceline lab: the lab {plan.name} was ended before its command was", file=sys.stderr)
     codes = [client.finish_like(command.exit_code or 0) for command in commands]
     return next((code for code in codes if code), 0)
 
@@ -127,7 +151,10 @@ def _fill(word: str, values: dict[str, object]) -> str:
 
 def _break(lab: str, fault: Fault) -> None:
     print(f"paceline lab: {fault.at:g} s: {fault.do} {fault.node}", file=sys.stderr, flush=True)
-    client.ask(lab, fault.do, node=fault.node, up=fault.up, down=fault.down)
+    try:
+        client.ask(lab, fault.do, node=fault.node, up=fault.up, down=fault.down)
+    except PacelineError as error:  # as of a node that has been killed: no reason to end the command
+        print(f"paceline lab: {error}", file=sys.stderr, flush=True)
 
 
 def _up(args: argparse.Namespace) -> int:
@@ -157,11 +184,10 @@ def _status(lab: str | None) -> int:
 
 
 def _exec(lab: str | None, node: str, words: list[str]) -> int:
-    if sys.stdin.isatty() and sys.stdout.isatty():
+    if os.isatty(0) and os.isatty(1):
         from paceline.lab.terminal import run_in_terminal
 
         return client.finish_like(run_in_terminal(lab, node, words))
     command = client.begin(lab, node, words)
-    with contextlib.suppress(KeyboardInterrupt):
-        client.wait([command])
+    client.wait([command])
     return client.finish_like(command.exit_code or 0)

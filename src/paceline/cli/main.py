@@ -51,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, extra = parser.parse_known_args(arguments)
     if chosen in WITH_COMMAND:
         args.command = given
+    if extra and chosen in WITH_COMMAND and given is None:
+        parsers[args.verb].error(f"unrecognized arguments: {' '.join(extra)} (another command is written behind --)")
     if extra:
         parsers[args.verb].error(f"unrecognized arguments: {' '.join(extra)}")
     try:

@@ -105,6 +105,8 @@ def _folder(given: str) -> Path:
     path = Path(given)
     if "\0" not in given and path.is_dir():
         return path
+    if given[:1].isdigit():
+        raise UsageError(f"--compute {PREFIX}{given}: seconds are a number without a unit, such as {PREFIX}0.5")
     if "/" in given:
         raise UsageError(f"--compute {PREFIX}{given}: there is no such run folder")
     raise UsageError(f"--compute: {unknown('device', given, TABLE)}; allowed is {_allowed()}")

@@ -16,16 +16,22 @@ import sys
 from paceline.errors import EXIT_USAGE, PacelineError
 from paceline.lab.client import begin, wait
 
+# Those of ssh's options that are followed by a value.
+WITH_VALUE = {f"-{letter}" for letter in "BDEFIJLOPQRSWbceilmopw"}
+
 
 def main() -> None:
     words = sys.argv[1:]
     as_they_are = words[:1] == ["--words"]
     while words and words[0].startswith("-"):
-        words.pop(0)  # ssh's options, such as -x
+        option = words.pop(0)  # ssh's options, such as -x
+        if option in WITH_VALUE:
+            words = words[1:]
     if len(words) < 2:
         print("usage: python -m paceline.lab.agent [--words] NODE WORD...", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     node, *command = words
+    node = node.rpartition("@")[2]
     try:
         running = begin(None, node, command if as_they_are else ["/bin/sh", "-c", " ".join(command)])
         wait([running])

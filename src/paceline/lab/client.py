@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -23,22 +24,37 @@ from paceline.lab.plan import LAB, Plan
 
 START_SECONDS = 60.0
 ANSWER_SECONDS = 30.0
+# How the names of labs begin that `lab run` makes: they end with its command, and only by name before that.
+FOR_A_COMMAND = "run-"
+LAB_NAME = re.compile(r"[a-z][a-z0-9-]*")
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
              signal.SIGWINCH)  # fmt: skip
 
 
-def check_here() -> None:
+def check_here(plan: Plan) -> None:
     """Refuse what cannot work on this machine, or from this folder, in one sentence."""
     if sys.platform != "linux":
         raise UsageError("a lab is made of Linux namespaces, and this is not Linux: use a Linux machine or a VM")
-    here = os.path.realpath(os.getcwd())
+    here = os.path.realpath(working_folder())
     if here in PRIVATE:
         raise UsageError(f"{here} is private to every node of a lab, and what is written there is lost: go to another")
+    for path in plan.shared:
+        if not os.path.isdir(path):
+            raise UsageError(f"share: {path!r} is not a folder of this machine")
+        if os.path.realpath(path) in PRIVATE:
+            raise UsageError(f"share: {path} is private to every node of a lab; share a folder in it")
+
+
+def working_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the working folder has been removed: go to another") from None
 
 
 def start(plan: Plan, *, detached: bool) -> subprocess.Popen[str]:
     """Make a lab; returns its keeper when all nodes are up. Unless detached, the lab ends with this process."""
-    check_here()
+    check_here(plan)
     shared = (*plan.shared, *_needed_folders())
     plan = Plan(**vars(plan) | {"shared": tuple(dict.fromkeys(shared))})
     command = [sys.executable, "-m", "paceline.lab.keeper", *(["--detached"] if detached else [])]
@@ -52,11 +68,17 @@ def start(plan: Plan, *, detached: bool) -> subprocess.Popen[str]:
     )
     assert keeper.stdin is not None
     assert keeper.stdout is not None
-    keeper.stdin.write(plan.to_json() + "\n")
-    keeper.stdin.flush()
-    ready, _, _ = select.select([keeper.stdout], [], [], START_SECONDS)
-    line = keeper.stdout.readline() if ready else ""
-    answer = json.loads(line) if line else {"error": f"it did not come up within {START_SECONDS:g} s"}
+    try:
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and below is seen that it has
+            keeper.stdin.write(plan.to_json() + "\n")
+            keeper.stdin.flush()
+        ready, _, _ = select.select([keeper.stdout], [], [], START_SECONDS)
+        line = keeper.stdout.readline() if ready else ""
+    except BaseException:  # Ctrl-C: a lab that is not there yet is not to come
+        stop(keeper)
+        raise
+    why = "its keeper has ended" if ready else f"it did not come up within {START_SECONDS:g} s"
+    answer = json.loads(line) if line else {"error": why}
     if "ready" not in answer:
         stop(keeper)
         raise (UsageError if answer.get("usage") else PacelineError)(f"lab {plan.name}: {answer['error']}")
@@ -68,7 +90,7 @@ def start(plan: Plan, *, detached: bool) -> subprocess.Popen[str]:
 def _needed_folders() -> list[str]:
     """What nodes must see as this process does: the working folder, the program, the data."""
     program = Path(__file__).resolve().parents[2]
-    found = [os.getcwd(), sys.prefix, sys.base_prefix, str(program), os.environ.get("PACELINE_CACHE", "")]
+    found = [working_folder(), sys.prefix, sys.base_prefix, str(program), os.environ.get("PACELINE_CACHE", "")]
     home = os.path.expanduser("~")
     return [path for path in (*found, home) if path and os.path.isdir(path) and os.path.realpath(path) not in PRIVATE]
 
@@ -80,26 +102,44 @@ def stop(keeper: subprocess.Popen[str]) -> None:
     with contextlib.suppress(BrokenPipeError):
         keeper.stdin.close()
     keeper.terminate()
-    keeper.wait()
+    try:
+        keeper.wait(ANSWER_SECONDS)
+    except subprocess.TimeoutExpired:
+        keeper.kill()  # the holder notices, and ends
+        keeper.wait()
     keeper.stdout.close()
 
 
 def names() -> list[str]:
     """The labs of this user that are up."""
     prefix = wire.name_of("").replace("\0", "@")
-    lines = Path("/proc/net/unix").read_text().splitlines()[1:] if sys.platform == "linux" else []
-    return sorted({path.removeprefix(prefix) for line in lines if (path := line.split()[-1]).startswith(prefix)})
+    # Anybody may have sockets, of any name.
+    text = Path("/proc/net/unix").read_bytes().decode(errors="replace") if sys.platform == "linux" else ""
+    found = {
+        path.removeprefix(prefix) for line in text.split("\n")[1:] if (path := line.split(" ")[-1]).startswith(prefix)
+    }
+    return sorted(name for name in found if LAB_NAME.fullmatch(name) and _is_ours(name))
+
+
+def _is_ours(name: str) -> bool:
+    with wire.make_socket() as connection:
+        connection.setblocking(False)
+        with contextlib.suppress(BlockingIOError):  # it is busy
+            try:
+                connection.connect(wire.name_of(name))
+            except BlockingIOError:
+                raise
+            except OSError:
+                return False
+            return wire.is_own(connection)
+        return True
 
 
 def connect(lab: str | None) -> socket.socket:
     """To a lab by its name, to the only one there is, or, in a node, to its own."""
-    inside = LAB in os.environ
+    inside = is_around(lab)
     if lab is None and not inside:
-        found = names()
-        if len(found) != 1:
-            what = f"{len(found)} labs are up ({', '.join(found)}): say which" if found else "no lab is up"
-            raise UsageError(f"{what}; `paceline lab up LAB.toml` makes one")
-        lab = found[0]
+        lab = only(names())
     connection = wire.make_socket()
     connection.settimeout(ANSWER_SECONDS)
     try:
@@ -107,22 +147,45 @@ def connect(lab: str | None) -> socket.socket:
     except OSError:
         connection.close()
         up = ", ".join(names()) or "none"
-        raise UsageError(f"no lab named {lab!r} is up (up: {up}); `paceline lab up LAB.toml` makes one") from None
+        raise UsageError(f"no lab named {lab!r} is up (up: {up}); `paceline lab up 1gbit:3` makes one") from None
     if not wire.is_own(connection):
         connection.close()
         raise UsageError(f"the lab {lab!r} is another user's")
     return connection
 
 
+def only(found: list[str]) -> str:
+    """The lab that is meant where none is named: of several, the one that is not there for a command only."""
+    kept = [name for name in found if not name.startswith(FOR_A_COMMAND)] or found
+    if len(kept) != 1:
+        what = f"{len(kept)} labs are up ({', '.join(kept)}): say which" if kept else "no lab is up"
+        raise UsageError(f"{what}; `paceline lab up 1gbit:3` makes one")
+    return kept[0]
+
+
+def is_around(lab: str | None) -> bool:
+    """Whether this process is in a node of that lab. (In a node, there may be other labs, made there.)"""
+    if LAB not in os.environ:
+        return False
+    return lab is None or (lab == json.loads(os.environ[LAB])["name"] and lab not in names())
+
+
 def ask(lab: str | None, do: str, **values: Any) -> dict[str, Any]:
     """One question, one answer."""
     with connect(lab) as connection:
-        wire.say(connection, {"do": do, **values})
+        _request(connection, {"do": do, **values})
         try:
             heard = wire.hear(connection)
         except TimeoutError:
             raise PacelineError(f"the lab has not answered for {ANSWER_SECONDS:g} s") from None
     return _checked(heard[0] if heard else {})
+
+
+def _request(connection: socket.socket, message: dict[str, Any], files: tuple[int, ...] = ()) -> None:
+    try:
+        wire.say(connection, message, files)
+    except (BrokenPipeError, ConnectionResetError):
+        raise PacelineError("the lab has ended") from None
 
 
 def _checked(answer: dict[str, Any]) -> dict[str, Any]:
@@ -133,6 +196,9 @@ def _checked(answer: dict[str, Any]) -> dict[str, Any]:
 
 def down(lab: str | None) -> None:
     """End a lab; returns when nothing is left of it."""
+    if is_around(lab):
+        raise UsageError("a lab cannot be ended from one of its nodes: leave the node, and do it there")
+    lab = lab or only([name for name in names() if not name.startswith(FOR_A_COMMAND)])
     keeper = ask(lab, "status")["keeper"]
     try:
         ended = os.pidfd_open(keeper)
@@ -175,9 +241,9 @@ def begin(
     tty: bool = False,
 ) -> Command:
     """Start a command in a node, with this process's folder and environment, and with these open files."""
-    connection = connect(lab)
-    message = {"do": "exec", "node": node, "argv": words, "cwd": os.getcwd(), "env": dict(environment), "tty": tty}
-    wire.say(connection, message, files)
+    folder, connection = working_folder(), connect(lab)
+    message = {"do": "exec", "node": node, "argv": words, "cwd": folder, "env": dict(environment), "tty": tty}
+    _request(connection, message, files)
     connection.settimeout(None)
     return Command(node, connection)
 
@@ -208,7 +274,9 @@ def passing_on(commands: list[Command]) -> Iterator[int]:
     wake, write = os.pipe()
     os.set_blocking(write, False)
     old_wake = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    old = {number: signal.signal(number, lambda *_: None) for number in PASSED_ON}
+    # As stopping() has it, nohup's wish not to hear of hang-ups is respected.
+    deaf = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
+    old = {number: signal.signal(number, lambda *_: None) for number in PASSED_ON if number not in deaf}
     try:
         yield wake
     finally:

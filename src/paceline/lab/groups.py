@@ -54,7 +54,7 @@ def make(plan: Plan) -> list[Path]:
     roots = {name: found for name in ("cpu", "memory") if (found := _root(name))}
     for place, _ in roots.values():
         _sweep(place)
-    mine = f"{PREFIX}{os.getpid()}-{_started(os.getpid())}"
+    mine = f"{PREFIX}{_numbers()}-{os.getpid()}-{_started(os.getpid())}"
     made: list[Path] = []
     try:
         for controller, (place, version) in roots.items():
@@ -112,10 +112,15 @@ def remove(made: list[Path]) -> None:
 
 def _sweep(place: Path) -> None:
     """The groups of a lab whose processes were all killed at once had nobody to remove them."""
-    for group in place.glob(f"{PREFIX}*"):
-        pid, _, started = group.name.removeprefix(PREFIX).partition("-")
+    for group in place.glob(f"{PREFIX}{_numbers()}-*"):
+        pid, _, started = group.name.removeprefix(f"{PREFIX}{_numbers()}-").partition("-")
         if _started(int(pid) if pid.isdecimal() else 0) != started:
             remove([*(path for path in group.iterdir() if path.is_dir()), group])
+
+
+def _numbers() -> int:
+    """Whose process numbers these are: in a container, or in a node of another lab, they are others."""
+    return os.stat("/proc/self/ns/pid").st_ino
 
 
 def _started(pid: int) -> str | None:

@@ -8,6 +8,7 @@ import selectors
 import signal
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from paceline.lab import groups, kernel, links, wire
 from paceline.lab.capacity import flags, pair_capacity
 from paceline.lab.node import OWN_SPACES, Init, furnish
 from paceline.lab.plan import Fault, Node, Plan, check_fault
+
+# A node's first process answers at once; one that was stopped must not stop the lab.
+NODE_SECONDS = 20.0
 
 
 class Holder:
@@ -29,6 +33,7 @@ class Holder:
         self.flags: list[str] = []
         self.rates = {node.name: (node.up, node.down) for node in plan.nodes}
         self.states = {node.name: "up" for node in plan.nodes}
+        self.cut: set[str] = set()
         self._watch(listener, self._accept)
         self._watch(keeper, None)
 
@@ -36,44 +41,54 @@ class Holder:
         self.selector.register(source, selectors.EVENT_READ, callback)
 
     def build(self) -> None:
-        """All nodes, and then the speed of their links."""
-        for number, node in enumerate(self.plan.nodes):
-            self._add(number, node)
-        self.flags = flags(self.plan, self._capacity() if len(self.plan.nodes) > 1 else None)
+        """All nodes, and then their links, which have carried nothing yet: the machine's speed is measured before."""
         for node in self.plan.nodes:
+            self._add(node)
+        self.flags = flags(self.plan, self._capacity() if len(self.plan.nodes) > 1 else None)
+        for number, node in enumerate(self.plan.nodes):
+            self._connect(number, node)
             self._set_rates(node.name, node.up, node.down)
+
+    def _connect(self, number: int, node: Node) -> None:
+        self.switches.connect(number, node, self.pids[node.name])
+        links.inside(self.pids[node.name], lambda: links.join(node, self.plan.mtu))
 
     def _set_rates(self, name: str, up: int, down: int) -> None:
         self.switches.set_down(name, down)
         links.inside(self.pids[name], lambda: links.set_up(up, self.plan.mtu))
 
     def _capacity(self) -> float:
-        """Bits per second that this machine moves from one node to another."""
-        first, second = (self.pids[node.name] for node in self.plan.nodes[:2])
-        return pair_capacity(
-            lambda work: links.inside(first, work), lambda work: links.inside(second, work), self.plan.nodes[1].address
+        """Bits per second that this machine moves from one node to another, over links that are then removed."""
+        pair = self.plan.nodes[:2]
+        for number, node in enumerate(pair):
+            self._connect(number, node)
+        first, second = (self.pids[node.name] for node in pair)
+        found = pair_capacity(
+            lambda work: links.inside(first, work), lambda work: links.inside(second, work), pair[1].address
         )
+        for node in pair:
+            self.switches.disconnect(node)
+        return found
 
-    def _add(self, number: int, node: Node) -> None:
+    def _add(self, node: Node) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (ours, theirs):
-            wire.widen(end)
+        ours.settimeout(NODE_SECONDS)
         between = os.fork()
         if between == 0:
             _be_node(self.plan, node, theirs)
         theirs.close()
         os.waitpid(between, 0)
-        pid = self._answer(ours, node)["pid"]
+        pid = (self._answer(ours, node) | self._answer(ours, node))["pid"]  # and that it is furnished, in any order
         groups.enter(self.groups, node.name, pid)
-        self.switches.connect(number, node, pid)
-        wire.say(ours, {"do": "join"})
-        self._answer(ours, node)
         self.pids[node.name], self.channels[node.name] = pid, ours
         self._watch(ours, lambda _: self._lost(node.name))
         self._watch(links.inside(pid, lambda: wire.listen(wire.IN_NODE)), self._accept)
 
     def _answer(self, channel: socket.socket, node: Node) -> dict[str, Any]:
-        heard = wire.hear(channel)
+        try:
+            heard = wire.hear(channel)
+        except TimeoutError:
+            raise PacelineError(f"node {node.name} has not answered for {NODE_SECONDS:g} s") from None
         if heard is None or "error" in heard[0]:
             raise PacelineError(f"node {node.name}: {heard[0]['error'] if heard else 'its first process has ended'}")
         return heard[0]
@@ -102,7 +117,6 @@ class Holder:
     def _accept(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
         if wire.is_own(connection):
-            wire.widen(connection)
             self._watch(connection, self._request)
         else:
             connection.close()
@@ -131,18 +145,22 @@ class Holder:
             wire.say(self._channel(node.name), message | {"flags": self.flags}, (connection.fileno(), *files))
             return None
         if do == "status":
-            return {"plan": self.plan.to_json(), "states": self.states, "keeper": self.keeper_pid, "flags": self.flags}
+            now = tuple(
+                replace(node, up=up, down=down) for node in self.plan.nodes for up, down in [self.rates[node.name]]
+            )
+            plan = replace(self.plan, nodes=now)
+            return {"plan": plan.to_json(), "states": self.states, "keeper": self.keeper_pid, "flags": self.flags}
         if do == "down":
             wire.say(self.keeper, {"do": "down"})
             return None
-        fault = check_fault(Fault(0.0, str(do), message["node"], message.get("up"), message.get("down")),
-                            self.plan, "request")  # fmt: skip
+        fault = check_fault(Fault(0.0, str(do), str(message.get("node")), message.get("up"), message.get("down")),
+                            self.plan, f"lab {do}")  # fmt: skip
         self._break(fault)
         return {}
 
     def _channel(self, name: str) -> socket.socket:
         if name not in self.channels:
-            raise PacelineError(f"node {name} has been killed; `paceline lab down` and `up` make a new one")
+            raise UsageError(f"node {name} has been killed; `paceline lab down` and `up` make a new one")
         return self.channels[name]
 
     def _break(self, fault: Fault) -> None:
@@ -150,12 +168,13 @@ class Holder:
         if fault.do in ("cut", "heal", "slow"):
             up, down = self.rates[name]
             self.rates[name] = fault.up or up, fault.down or down
-            self._set_rates(name, *((0, 0) if fault.do == "cut" else self.rates[name]))
+            self.cut = self.cut - {name} if fault.do == "heal" else self.cut | ({name} if fault.do == "cut" else set())
+            self._set_rates(name, *((0, 0) if name in self.cut else self.rates[name]))
         elif fault.do == "kill":
             os.kill(self.pids[name], signal.SIGKILL)
         else:
             wire.say(channel, {"do": fault.do})
-        self.states[name] = {"cut": "cut off", "slow": "slowed", "stop": "stopped"}.get(fault.do, "up")
+        self.states[name] = {"stop": "stopped"}.get(fault.do, "cut off" if name in self.cut else "up")
 
 
 def _be_node(plan: Plan, node: Node, channel: socket.socket) -> None:
@@ -169,9 +188,7 @@ def _be_node(plan: Plan, node: Node, channel: socket.socket) -> None:
         _close_all_but(channel)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         furnish(plan, node)
-        wire.hear(channel)
-        links.join(node, plan.mtu)
-        wire.say(channel, {"ready": node.name})
+        wire.say(channel, {"furnished": node.name})
         Init(plan, node, channel).serve()
     except Exception as error:  # noqa: BLE001  told to the holder, whatever it is
         wire.say(channel, {"error": f"{type(error).__name__}: {error}"})

@@ -39,6 +39,9 @@ def isolate() -> None:
             with contextlib.suppress(PermissionError):
                 kernel.unshare(SPACES)
                 return
+        if uid == int(Path("/proc/sys/kernel/overflowuid").read_text()):
+            # In a user namespace all other users look like this one, and the lab would obey them.
+            raise UsageError("a lab of the user that stands for nobody could be entered by everybody: be another user")
         kernel.unshare(kernel.NEW_USER | SPACES)
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
@@ -52,16 +55,13 @@ def _be_holder(plan: Plan, listener: socket.socket, keeper: socket.socket, pid: 
     try:
         from paceline.lab.holder import Holder
 
+        signal.set_wakeup_fd(-1)
         kernel.mount("none", "/", flags=kernel.MS_RECURSIVE | kernel.MS_PRIVATE)
         kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV)
         holder = Holder(plan, listener, keeper, pid, made)
         holder.build()
         wire.say(keeper, {"ready": True, "flags": holder.flags})
         holder.serve()
-        for node in holder.pids.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(node, signal.SIGKILL)
-        groups.remove(made)
     except PermissionError as error:
         wire.say(keeper, {"error": WHY_NOT.format(error=error.strerror), "usage": True})
     except Exception as error:  # noqa: BLE001  told to the keeper, whatever it is
@@ -70,6 +70,10 @@ def _be_holder(plan: Plan, listener: socket.socket, keeper: socket.socket, pid: 
         with contextlib.suppress(OSError):
             wire.say(keeper, {"error": text, "usage": usage})
     finally:
+        if made and os.getpid() == 1:  # of its own namespace: the groups can be removed when nobody is in them
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+            groups.remove(made)
         os._exit(0)
 
 
@@ -84,6 +88,7 @@ def keep(plan: Plan, *, detached: bool) -> None:
             f"a lab named {plan.name!r} is up already: `paceline lab down {plan.name}` ends it, or give this one "
             f"another name with --name"
         ) from None
+    wake = _catch_signals(detached=detached)
     made = groups.make(plan)
     own, pid = os.getpid(), 0
     try:
@@ -95,10 +100,13 @@ def keep(plan: Plan, *, detached: bool) -> None:
             _be_holder(plan, listener, theirs, own, made)
         theirs.close()
         listener.close()
+        if ours not in select.select([ours, sys.stdin, wake], [], [])[0]:
+            return  # whoever wanted the lab has gone before it was there
         heard = wire.hear(ours)
-        _tell(heard[0] if heard else {"error": "its first process has ended"})
-        if heard and "ready" in heard[0]:
-            _wait(ours, None if detached else sys.stdin.fileno())
+        told = _tell(heard[0] if heard else {"error": "its first process has ended"})
+        if told and heard and "ready" in heard[0]:
+            # Until the holder has gone or says `down`, the parent has gone, or a signal asks to end.
+            select.select([ours, wake, *([] if detached else [sys.stdin])], [], [])
     finally:
         if pid:
             with contextlib.suppress(ProcessLookupError):
@@ -107,29 +115,33 @@ def keep(plan: Plan, *, detached: bool) -> None:
         groups.remove(made)
 
 
-def _tell(message: dict[str, object]) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        print(json.dumps(message), flush=True)
+def _tell(message: dict[str, object]) -> bool:
+    """Whether somebody was there to be told."""
+    try:
+        os.write(1, f"{json.dumps(message)}\n".encode())
+    except BrokenPipeError:
+        return False
+    return True
 
 
-def _wait(holder: socket.socket, parent: int | None) -> None:
-    """Until the holder has gone or says `down`, the parent has gone, or a signal asks to end."""
+def _catch_signals(*, detached: bool) -> int:
+    """A descriptor that can be read when a signal has asked to end; nothing is ever left half removed."""
     wake, write = os.pipe()
     os.set_blocking(write, False)
-    signal.set_wakeup_fd(write)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-    if parent is not None:
         # The parent ends the lab when its command has ended; Ctrl-C is for the command.
-        for number in (signal.SIGHUP, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-    sources = [holder.fileno(), wake] + ([parent] if parent is not None else [])
-    select.select(sources, [], [])
+        deaf = not detached and number != signal.SIGTERM
+        signal.signal(number, signal.SIG_IGN if deaf else lambda *_: None)
+    return wake
 
 
 def main() -> None:
     detached = "--detached" in sys.argv[1:]
-    plan = Plan.from_json(sys.stdin.readline())
+    given = sys.stdin.readline()
+    if not given:
+        return  # whoever wanted the lab has gone
+    plan = Plan.from_json(given)
     try:
         keep(plan, detached=detached)
     except PacelineError as error:

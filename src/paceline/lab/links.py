@@ -113,6 +113,10 @@ class Switches:
         self._pair(name, {"ifname": INSIDE, "net_ns_pid": pid})
         self._ports[node.name] = self._plug(name, self._bridges[node.rack], 0)
 
+    def disconnect(self, node: Node) -> None:
+        """Without the cable, there is no eth0 in the node either."""
+        self._ip.link("del", index=self._ports.pop(node.name))
+
     def set_down(self, node: str, rate: int) -> None:
         """A node's speed from the switch."""
         shape(self._ip, self._ports[node], rate, self.plan.mtu)

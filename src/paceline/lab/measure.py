@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, UsageError
 from paceline.lab import client
 from paceline.lab.plan import Plan, in_words
 
@@ -84,10 +84,11 @@ def measure(lab: str | None, plan: Plan, flows: list[tuple[str, str]], seconds: 
 
 def show(lab: str | None, seconds: float) -> int:
     """Both tables, for people."""
-    plan = Plan.from_json(client.ask(lab, "status")["plan"])
-    names = [node.name for node in plan.nodes]
+    answer = client.ask(lab, "status")
+    plan = Plan.from_json(answer["plan"])
+    names = [node.name for node in plan.nodes if answer["states"][node.name] == "up"]
     if len(names) < 2:
-        raise PacelineError("a lab of one node has no link to measure")
+        raise UsageError("a link is between two nodes that are up, and this lab has not that many")
     print(f"{'':<24}{'asked':>14}{'measured':>14}")
     every = [(a, b) for a in names for b in names if a != b]
     for title, flows in ((f"{names[0]} to {names[1]}", every[:1]), ("all pairs at once", every)):

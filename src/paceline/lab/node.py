@@ -30,10 +30,11 @@ def furnish(plan: Plan, node: Node) -> None:
     socket.sethostname(node.name)
     kernel.mount("none", "/", flags=kernel.MS_RECURSIVE | kernel.MS_PRIVATE)
     shared = _shared(plan.shared)
-    for folder in PRIVATE:
-        if os.path.isdir(folder) and not os.path.islink(folder):
+    for folder in {os.path.realpath(folder): None for folder in PRIVATE}:
+        if os.path.isdir(folder):
             kernel.mount("tmpfs", folder, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=1777")
     kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV)
+    _show_own_interfaces()
     for path, descriptor in shared.items():
         os.makedirs(path, exist_ok=True)
         kernel.mount(f"/proc/self/fd/{descriptor}", path, flags=kernel.MS_BIND | kernel.MS_RECURSIVE)
@@ -44,14 +45,27 @@ def furnish(plan: Plan, node: Node) -> None:
     Path(FILES, "hosts").write_text("\n".join(["127.0.0.1 localhost", "::1 localhost", *hosts, ""]))
     slots = [f"{other.name} slots={other.processes or 1}" for other in plan.nodes]
     Path(FILES, "hostfile").write_text("\n".join([*slots, ""]))
+    machines = [f"{other.name}:{other.processes or 1}" for other in plan.nodes]
+    Path(FILES, "machines").write_text("\n".join([*machines, ""]))
     if os.path.exists("/etc/hosts"):
         kernel.mount(f"{FILES}/hosts", "/etc/hosts", flags=kernel.MS_BIND)
+
+
+def _show_own_interfaces() -> None:
+    """/sys/class/net is that of whoever has mounted it. Where a node may not mount its own, it keeps the machine's."""
+    groups = os.open("/sys/fs/cgroup", os.O_PATH) if os.path.ismount("/sys/fs/cgroup") else None
+    with contextlib.suppress(OSError):
+        kernel.mount("sysfs", "/sys", "sysfs", kernel.MS_NOSUID | kernel.MS_NODEV)
+        if groups is not None:
+            kernel.mount(f"/proc/self/fd/{groups}", "/sys/fs/cgroup", flags=kernel.MS_BIND | kernel.MS_RECURSIVE)
+    if groups is not None:
+        os.close(groups)
 
 
 def _shared(paths: tuple[str, ...]) -> dict[str, int]:
     """Folders that all nodes see, as on a cluster's common file system, and that lie in a private one; held open."""
     real = sorted({os.path.realpath(path) for path in paths})
-    hidden = [path for path in real if any(path.startswith(f"{folder}/") for folder in PRIVATE)]
+    hidden = [path for path in real if any(path.startswith(f"{os.path.realpath(folder)}/") for folder in PRIVATE)]
     outermost = [path for path in hidden if not any(path.startswith(f"{other}/") for other in hidden)]
     return {path: os.open(path, os.O_PATH) for path in outermost}
 
@@ -60,6 +74,8 @@ def environment(plan: Plan, node: Node, flags: list[str]) -> dict[str, str]:
     """What programs in the node find: where they are, and how mpiexec reaches the other nodes."""
     agent = f"{sys.executable} -m paceline.lab.agent"
     about = asdict(plan) | {"node": node.name, "flags": flags}
+    # Who makes a lab as root wants to be root in it; Open MPI asks twice.
+    root = [f"{prefix}_ALLOW_RUN_AS_ROOT{end}" for prefix in ("OMPI", "PRTE") for end in ("", "_CONFIRM")]
     fills = "slot" if any(other.processes for other in plan.nodes) else "node"
     return {
         LAB: json.dumps(about),
@@ -72,7 +88,8 @@ def environment(plan: Plan, node: Node, flags: list[str]) -> dict[str, str]:
         "PRTE_MCA_rmaps_default_mapping_policy": f"{fills}:oversubscribe",
         "HYDRA_LAUNCHER": "ssh",  # MPICH
         "HYDRA_LAUNCHER_EXEC": agent,
-        "HYDRA_HOST_FILE": f"{FILES}/hosts",
+        "HYDRA_HOST_FILE": f"{FILES}/machines",
+        **(dict.fromkeys(root, "1") if os.getuid() == 0 else {}),
     }
 
 
@@ -112,8 +129,9 @@ class Init:
             client = socket.socket(fileno=files[0])
             try:
                 pid = self._start(message, files[1:])
-            except OSError as error:
-                wire.say(client, {"error": f"cannot start a process: {error.strerror}"})
+            except (OSError, KeyError) as error:
+                with contextlib.suppress(OSError):
+                    wire.say(client, {"error": f"cannot start a process: {error}"})
                 client.close()
             else:
                 self.clients[pid] = client
@@ -126,11 +144,17 @@ class Init:
 
     def _listen_to(self, pid: int) -> None:
         """A client passes signals on; one that has gone takes its command along."""
-        client = self.clients[pid]
+        client = self.clients.get(pid)
+        if client is None:
+            return  # its command has been buried since the selector looked
         heard = wire.hear(client)
-        number = signal.SIGKILL if heard is None else int(heard[0].get("signal", 0))
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, number)
+        number = signal.SIGKILL if heard is None else heard[0].get("signal")
+        if number in signal.valid_signals():
+            with contextlib.suppress(ProcessLookupError):
+                try:
+                    os.killpg(pid, number)
+                except ProcessLookupError:  # it was started just now, and is not a group yet
+                    os.kill(pid, number)
         if heard is None:
             self._forget(pid)
 
@@ -153,8 +177,11 @@ class Init:
     def _start(self, message: dict[str, Any], files: list[int]) -> int:
         given = {key: value for key, value in message["env"].items() if key != "XDG_RUNTIME_DIR"}
         given.setdefault("OMP_NUM_THREADS", str(self._threads()))
+        # Until it has its own handlers, a signal for it waits.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         pid = os.fork()
         if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             return pid
         try:
             os.setsid()
@@ -165,6 +192,7 @@ class Init:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
             os.chdir(message["cwd"])
             words = message["argv"]
             os.execvpe(words[0], words, given | environment(self.plan, self.node, message["flags"]))

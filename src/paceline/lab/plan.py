@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -32,6 +32,8 @@ ABOUT = {
     "home": "100 Mbit/s down and 20 Mbit/s up, as at home",
     "two-racks": "two switches; nodes at 1 Gbit/s, 500 Mbit/s between the racks",
 }
+# They are in the environment of every command, where one variable has room for 128 kB.
+MOST_FAULTS = 500
 FAULTS = ("cut", "heal", "slow", "stop", "continue", "kill")
 
 
@@ -98,14 +100,14 @@ class Plan:
 def read_plan(given: str) -> Plan:
     """The plan of a lab file, or of a preset: `1gbit`, or with a number of nodes, `1gbit:4`."""
     preset, _, count = given.partition(":")
-    if not given.endswith(".toml") and not Path(given).exists():
+    if not given.endswith(".toml") and not os.path.exists(given):
         if preset not in PRESETS:
             close = nearest(preset, PRESETS)
             raise UsageError(
                 f"no lab file {given!r}, and no preset of that name{close} (presets: {', '.join(PRESETS)}; "
                 f"PRESET:4 has 4 nodes)"
             )
-        nodes = {"nodes": int(count) if count.isdecimal() else count} if count else {}
+        nodes = {"nodes": int(count) if count.isdecimal() and len(count) < 10 else count} if ":" in given else {}
         return make_plan({"preset": preset, **nodes}, f"lab {given}")
     try:
         values = tomllib.loads(Path(given).read_text("utf-8"))
@@ -133,7 +135,9 @@ def make_plan(given: Mapping[str, Any], where: str) -> Plan:
                 values |= {part: old for part in parts if general == "rate"}
         top = Table(values | dict(given), where, top.allowed)
     nodes = _nodes(top, where)
-    racks = top.whole("racks", least=1, most=len(nodes))
+    racks = top.whole("racks", least=1, most=MOST_NODES)
+    if racks and racks > len(nodes):
+        raise UsageError(f"{where}: {racks} racks need at least {racks} nodes; this lab has {len(nodes)}")
     if racks:
         up, down = _rates(top, "rack_", None)
         nodes = [_in_rack(node, i, len(nodes), racks) for i, node in enumerate(nodes)]
@@ -143,9 +147,9 @@ def make_plan(given: Mapping[str, Any], where: str) -> Plan:
     else:
         switches = ()
     name = top.text("name") or "lab"
-    _check_name(name, where)
+    check_name(name, where)
     plan = Plan(name, tuple(nodes), switches, top.whole("mtu", least=576, most=65_535) or 1500,
-                tuple(str(Path(path).expanduser().absolute()) for path in top.texts("share")))  # fmt: skip
+                tuple(os.path.abspath(os.path.expanduser(path)) for path in top.texts("share")))  # fmt: skip
     return Plan(**vars(plan) | {"faults": tuple(_faults(top.tables("fault"), plan, where))})
 
 
@@ -187,12 +191,14 @@ class Table:
             raise self._wrong(key, f"a whole number from {least} to {most}")
         return value
 
-    def number(self, key: str, *, above: float, most: float) -> float | None:
+    def number(self, key: str, *, above: float | None, most: float) -> float | None:
+        """Above something, or, where that is None, from 0 on."""
         value = self.values.get(key)
         if value is None:
             return None
-        if type(value) not in (int, float) or not above < value <= most:
-            raise self._wrong(key, f"a number above {above:g}, up to {most:g}")
+        enough = type(value) in (int, float) and (value >= 0 if above is None else value > above)
+        if not enough or not value <= most:
+            raise self._wrong(key, f"a number {'from 0' if above is None else f'above {above:g}'} to {most:g}")
         return float(value)
 
     def rate(self, key: str) -> int | None:
@@ -203,16 +209,17 @@ class Table:
     def size(self, key: str) -> int | None:
         """Bytes."""
         value = self.values.get(key)
-        return None if value is None else self._quantity(key, BYTES, 2**24, 2**50, '"512MB" or "2GB"')
+        return None if value is None else self._quantity(key, BYTES, 16 * 10**6, 10**12, '"512MB" or "2GB"')
 
     def _quantity(self, key: str, units: Mapping[str, int], least: int, most: int, example: str) -> int:
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z/]+)\s*", str(self.values[key]))
         unit = units.get(found[2].lower()) if found else None
-        value = round(float(found[1]) * unit) if found and unit else 0
+        value = float(found[1]) * unit if found and unit else 0.0
         if not least <= value <= most:
-            low, high = (f"{limit / units[next(iter(units))]:g} {next(iter(units))}" for limit in (least, most))
+            unit_name = next(iter(units))
+            low, high = (f"{limit / units[unit_name]:,.10g} {unit_name}" for limit in (least, most))
             raise self._wrong(key, f"a text such as {example}, from {low} to {high}")
-        return value
+        return round(value)
 
 
 BITS = {unit + end: 1000**power for power, unit in ((2, "mbit"), (1, "kbit"), (3, "gbit")) for end in ("", "/s", "ps")}
@@ -248,7 +255,7 @@ def _nodes(top: Table, where: str) -> list[Node]:
         general = _general(top, table)
         up, down = _rates(table, "", general)
         name = table.text("name") or f"n{i + 1}"
-        _check_name(name, table.where)
+        check_name(name, table.where)
         if any(node.name == name for node in nodes):
             raise UsageError(f"{table.where}: the name {name} is taken by another node")
         nodes.append(Node(name, f"10.0.0.{i + 1}", up, down, cpu=table.number("cpu", above=0, most=1024),
@@ -267,16 +274,18 @@ def _in_rack(node: Node, index: int, nodes: int, racks: int) -> Node:
     return Node(**vars(node) | {"rack": index * racks // nodes})
 
 
-def _check_name(name: str, where: str) -> None:
-    if not NAME.fullmatch(name):
+def check_name(name: str, where: str) -> None:
+    if not NAME.fullmatch(name) or name == "localhost":
         raise UsageError(f"{where}: the name {name!r} is not a host name; use letters a–z, digits and -, up to 32")
 
 
 def _faults(listed: list[Any], plan: Plan, where: str) -> list[Fault]:
+    if len(listed) > MOST_FAULTS:
+        raise UsageError(f"{where}: {len(listed)} faults; a lab has up to {MOST_FAULTS}")
     found = []
     for i, values in enumerate(listed):
         table = Table(values, f"{where}: fault {i + 1}", ("at", "do", "node", "rate", "up", "down"))
-        at = table.number("at", above=-math.ulp(0), most=1e6)
+        at = table.number("at", above=None, most=1e6)
         do, node = table.text("do"), table.text("node")
         if at is None or do is None or node is None:
             raise UsageError(f'{table.where}: it needs at, do and node, such as at = 5.0, do = "cut", node = "n2"')

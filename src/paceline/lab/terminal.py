@@ -26,6 +26,8 @@ def run_in_terminal(lab: str | None, node: str, words: list[str]) -> int:
 
     resize()
     old = signal.signal(signal.SIGWINCH, resize)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # not before the terminal is as it was
     tty.setraw(0)
     try:
         _pass_on(ours, command)
@@ -33,7 +35,7 @@ def run_in_terminal(lab: str | None, node: str, words: list[str]) -> int:
         termios.tcsetattr(0, termios.TCSADRAIN, before)
         signal.signal(signal.SIGWINCH, old)
         os.close(ours)
-    return command.exit_code or 0
+    return -signal.SIGHUP if command.exit_code is None else command.exit_code
 
 
 def _pass_on(terminal: int, command: client.Command) -> None:

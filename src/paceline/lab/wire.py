@@ -9,8 +9,11 @@ import socket
 import struct
 from typing import Any
 
-# A command's whole environment has to fit; the kernel's default is about 200 kB.
-MESSAGE_BYTES = 1 << 20
+# How much a socket takes at once is the machine's choice, often 200 kB, and an environment may be larger: what is
+# longer than this travels as a file in memory, of which only the descriptor is sent.
+MESSAGE_BYTES = 1 << 16
+MOST_BYTES = 1 << 26
+IN_A_FILE = b"@"
 MOST_FILES = 8
 # In every node's own network, where no other lab can be.
 IN_NODE = "\0paceline-lab"
@@ -22,13 +25,7 @@ def name_of(lab: str) -> str:
 
 
 def make_socket() -> socket.socket:
-    found = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    widen(found)
-    return found
-
-
-def widen(given: socket.socket) -> None:
-    given.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MESSAGE_BYTES)
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def listen(name: str) -> socket.socket:
@@ -43,7 +40,14 @@ def listen(name: str) -> socket.socket:
 
 
 def say(to: socket.socket, message: dict[str, Any], files: tuple[int, ...] = ()) -> None:
-    socket.send_fds(to, [json.dumps(message).encode()], list(files))
+    data = json.dumps(message).encode()
+    if len(data) <= MESSAGE_BYTES:
+        socket.send_fds(to, [data], list(files))
+        return
+    with open(os.memfd_create("message"), "w+b") as whole:
+        whole.write(data)
+        whole.flush()
+        socket.send_fds(to, [IN_A_FILE], [whole.fileno(), *files])
 
 
 def hear(source: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -63,14 +67,25 @@ def hear(source: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     try:
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             raise ValueError("longer than allowed")
-        message = json.loads(data)
+        message = json.loads(_whole(files) if data == IN_A_FILE else data)
         if not isinstance(message, dict):
             raise ValueError("not an object")
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         for file in files:
             os.close(file)
         return {"do": f"nothing: {error}"}, []
     return message, files
+
+
+def _whole(files: list[int]) -> bytes:
+    """A long message, which the first of the files is."""
+    if not files:
+        raise ValueError("its file is missing")
+    with open(files.pop(0), "rb") as whole:
+        if os.fstat(whole.fileno()).st_size > MOST_BYTES:
+            raise ValueError("longer than allowed")
+        whole.seek(0)
+        return whole.read()
 
 
 def is_own(connection: socket.socket) -> bool:

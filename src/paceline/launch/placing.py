@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.errors import UsageError
-from paceline.lab.plan import Node, Plan
+from paceline.lab.plan import Node, Plan, in_words
 from paceline.launch import env as names
 from paceline.layout import share
 from paceline.spec import RunSpec
@@ -43,11 +43,18 @@ class Places:
         return found
 
     def hosts(self) -> str:
-        """For mpiexec: every node with its number of ranks."""
+        """Every node with its number of ranks, as mpiexec takes it."""
         counts: dict[str, int] = {}
         for node in self.nodes:
             counts[node.name] = counts.get(node.name, 0) + 1
         return ",".join(f"{name}:{count}" for name, count in counts.items())
+
+    def about(self) -> str:
+        """For people: where ranks are, and how fast the first node's link is."""
+        first = self.nodes[0]
+        same = all((node.up, node.down) == (first.up, first.down) for node in self.nodes)
+        speed = f"{in_words(first.up)} up, {in_words(first.down)} down" if same else "links of several speeds"
+        return f"{self.hosts()} ({speed})"
 
 
 def find_places(spec: RunSpec, env: Mapping[str, str] | None = None) -> Places | None:

@@ -33,6 +33,8 @@ def launch(resolved: Resolved, show: TextIO | None = None) -> tuple[Path, Ending
         open_run(folder, resolved)
         if show:
             print("\n".join(resolved.introduction()), file=show, flush=True)
+            if places:
+                print(f"Starting {spec.ranks} ranks in the lab: {places.about()}", file=show, flush=True)
         crew = start(spec, folder, _descriptor(show), places)
         return folder, supervise(crew, folder, signals, spec)
 

@@ -78,7 +78,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"preset": "1gbit", "node": [{"memory": "2"}]}, "memory is '2'; it takes a text such as \"512MB\""),
     ({"preset": "1gbit", "node": [3]}, "3 is not a table"),
     ({"rate": "fast"}, "rate is 'fast'; it takes a text such as \"100mbit\""),
-    ({"rate": "1 bit"}, "from 0.1 mbit to 30000 mbit"),
+    ({"rate": "1 bit"}, "from 0.1 mbit to 30,000 mbit"),
     ({"rate": "400gbit"}, "rate is '400gbit'"),
     ({"rate": 100}, "rate is 100"),
     ({"up": "1gbit"}, "no speed of the links is given"),
@@ -147,3 +147,12 @@ def test_rates_in_words() -> None:
     assert [in_words(rate) for rate in (64_000, 20_000_000, 999_600_000, GIGABIT)] == [
         "64 kbit/s", "20 Mbit/s", "999.6 Mbit/s", "1 Gbit/s"
     ]  # fmt: skip
+
+
+def test_what_no_lab_can_be_is_refused_however_large() -> None:
+    for values in ({"rate": "9" * 400 + "mbit"}, {"rate": "1gbit", "node": [{"name": "localhost"}]},
+                   {"rate": "1gbit", "fault": [{"at": 1.0, "do": "cut", "node": "n1"}] * 501}):  # fmt: skip
+        with pytest.raises(UsageError):
+            plan_of(**values)
+    with pytest.raises(UsageError):
+        read_plan("1gbit:" + "9" * 5000)
