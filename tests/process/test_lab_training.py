@@ -8,6 +8,7 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from worlds import ThreadWorld
 
 from paceline.collectives.choose import TABLE as AVERAGINGS
 from paceline.lab import client
-from paceline.records import Summary, read_lines, read_nodes, read_summary
+from paceline.records import Summary, Traffic, read_lines, read_nodes, read_summary
 from paceline.server.shard import Layout
 from paceline.server.shard import cost as served_cost
 
@@ -81,7 +82,7 @@ def test_the_weights_are_those_of_one_machine(way: str, alone: dict[str, torch.T
     assert about["lab"]["nodes"][0]["name"] == "n1"
     # Nothing went past the links: every node has sent at least its gradients, as the kernel counts.
     for node in read_nodes(run).values():
-        first, last = (sample.interfaces["eth0"] for sample in (node.samples[0], node.samples[-1]))
+        first, last = (sample.interfaces.get("eth0", NOTHING) for sample in (node.samples[0], node.samples[-1]))
         assert last.tx_bytes - first.tx_bytes > (STEPS - 1) * PARAMETERS * 8
         loopback = node.samples[-1].interfaces.get("lo")
         assert loopback is None or loopback.tx_bytes < PARAMETERS * 8
@@ -93,31 +94,38 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveLab]:
         yield found
 
 
-def _sent(lab: LiveLab, folder: Path, strategy: str, steps: int) -> dict[str, int]:
-    """Bytes that each node has sent in a run of so many steps, as the kernel counts."""
-    name = f"{strategy}-{steps}"
+def run_priced(lab: LiveLab, folder: Path, strategy: str, steps: int) -> list[Traffic]:
+    """What each node has carried in an emulated run of so many steps, as the kernel counts; by rank."""
     code, said = lab.run("n1", PACELINE, "train", "--strategy", strategy, "--workers", "3", "--compute",
                          "emulated:0.01", "--steps", str(steps), "--log-every", "0", "--output-dir", str(folder),
-                         "--name", name)  # fmt: skip
+                         "--name", "run")  # fmt: skip
     assert code == 0, said
-    summary = read_summary(folder / name)
-    assert summary is not None
+    summary = check_summary(folder / "run")
     assert summary.compute.startswith("emulated")
     assert summary.test_accuracy is None
-    return {node.name: node.samples[-1].interfaces["eth0"].tx_bytes - node.samples[0].interfaces["eth0"].tx_bytes
-            for node in read_nodes(folder / name).values()}  # fmt: skip
+    carried = []
+    for node in read_nodes(folder / "run").values():
+        first, last = (sample.interfaces.get("eth0", NOTHING) for sample in (node.samples[0], node.samples[-1]))
+        carried.append(Traffic(*(b - a for a, b in zip(astuple(first), astuple(last), strict=True))))
+    return carried
+
+
+NOTHING = Traffic(0, 0, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("strategy", ["ring", "ps-sync"])
 def test_the_kernel_counts_the_bytes_that_were_priced(strategy: str, lab: LiveLab, tmp_path: Path) -> None:
-    """The difference of two runs is that of their steps: what comes before and after is the same in both."""
-    few, many = (_sent(lab, tmp_path, strategy, steps) for steps in (5, 35))
+    """Emulated ranks of a ring send nothing but gradients; of a server, what it receives is nothing else."""
+    steps = 40
+    carried = run_priced(lab, tmp_path, strategy, steps)
     if strategy == "ring":
-        priced = AVERAGINGS["ring"].cost(3, PARAMETERS).bytes_sent
+        priced = AVERAGINGS["ring"].cost(3, PARAMETERS)
     else:
-        priced = served_cost(3, Layout(PARAMETERS, PARAMETERS, 1, 4)).bytes_sent
-    for rank, node in enumerate(few):
-        assert (many[node] - few[node]) / 30 / priced[rank] == pytest.approx(1.0, abs=0.05), node
+        priced = served_cost(3, Layout(PARAMETERS, PARAMETERS, 1, 4))
+        assert carried[0].rx_bytes / steps / priced.bytes_received[0] == pytest.approx(1.0, abs=0.05)
+    for rank in range(len(carried) - 3, len(carried)):
+        assert carried[rank].tx_bytes / steps / priced.bytes_sent[rank] == pytest.approx(1.0, abs=0.05), rank
+    assert carried[-1].tx_bytes / carried[-1].tx_packets < 1500, "packets are packets, not bundles"
 
 
 @contextlib.contextmanager

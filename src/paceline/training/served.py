@@ -275,5 +275,7 @@ def work(job: ServedJob, opened: Callable[[Path], Trace]) -> bool:
     client = Client(job.rank, job.meeting.run, job.life, layout_of(spec, flat), flat.weights, job.meeting.endpoints,
                     job.meeting.secret, spec.timeout, spec.staleness, spec.worker_timeout / BEATS)  # fmt: skip
     with closing(client):
-        task = Work(client, flat, make_batch, spec.seed, opened, job.stop, emulation.device if emulation else None)
+        task = Work(
+            client, flat, make_batch, spec.seed, opened, job.stop, device=emulation.device if emulation else None
+        )
         return task.run(_creed(spec, flat, source.info), about)

@@ -34,10 +34,10 @@ class Work:
     seed: int
     opened: Callable[[Path], Trace]
     stop: Callable[[], bool]
-    device: EmulatedDevice | None = None  # takes the time, where compute is emulated
     trace: Trace | None = None
     coming: dict[int, Future[Batch]] = field(default_factory=dict)
     pushed: dict[int, tuple[Part, Laps, dict[str, Any]]] = field(default_factory=dict)
+    device: EmulatedDevice | None = None  # takes the time, where compute is emulated
     evaluating: tuple[str, int] | None = None
     wait_seconds: float = 0.0
 
