@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from paceline.errors import PacelineError, UsageError
@@ -118,13 +119,13 @@ def _plan(args: argparse.Namespace) -> Plan:
     if args.name is None:
         return plan
     check_name(args.name, "--name")
-    return Plan(**vars(plan) | {"name": args.name})
+    return replace(plan, name=args.name)
 
 
 def _run(args: argparse.Namespace) -> int:
     words, plan = _words(args.command), _plan(args)
     if not args.name:
-        plan = Plan(**vars(plan) | {"name": f"{client.FOR_A_COMMAND}{os.getpid()}"})
+        plan = replace(plan, name=f"{client.FOR_A_COMMAND}{os.getpid()}")
     keeper = client.start(plan, detached=False)
     try:
         on = plan.nodes if args.each else plan.nodes[:1]

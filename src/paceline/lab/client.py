@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def start(plan: Plan, *, detached: bool) -> subprocess.Popen[str]:
     """Make a lab; returns its keeper when all nodes are up. Unless detached, the lab ends with this process."""
     check_here(plan)
     shared = (*plan.shared, *_needed_folders())
-    plan = Plan(**vars(plan) | {"shared": tuple(dict.fromkeys(shared))})
+    plan = replace(plan, shared=tuple(dict.fromkeys(shared)))
     command = [sys.executable, "-m", "paceline.lab.keeper", *(["--detached"] if detached else [])]
     keeper = subprocess.Popen(
         command,

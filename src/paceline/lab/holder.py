@@ -15,7 +15,7 @@ from typing import Any
 from paceline.errors import PacelineError, UsageError
 from paceline.lab import groups, kernel, links, wire
 from paceline.lab.capacity import flags, pair_capacity
-from paceline.lab.node import OWN_SPACES, Init, furnish
+from paceline.lab.node import Init, furnish
 from paceline.lab.plan import Fault, Node, Plan, check_fault
 
 # A node's first process answers at once; one that was stopped must not stop the lab.
@@ -180,7 +180,7 @@ class Holder:
 def _be_node(plan: Plan, node: Node, channel: socket.socket) -> None:
     """The process between: it makes the namespaces, whose first process is its child, and ends."""
     try:
-        kernel.unshare(OWN_SPACES)
+        kernel.unshare(kernel.OWN_SPACES)
         pid = os.fork()
         if pid:
             wire.say(channel, {"pid": pid})

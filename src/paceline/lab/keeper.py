@@ -23,7 +23,6 @@ from paceline.errors import PacelineError, UsageError
 from paceline.lab import groups, kernel, wire
 from paceline.lab.plan import Plan
 
-SPACES = kernel.NEW_NETWORK | kernel.NEW_MOUNT | kernel.NEW_HOSTNAME | kernel.NEW_IPC | kernel.NEW_PIDS
 WHY_NOT = (
     "a lab needs Linux namespaces, and this machine refuses them ({error}): run as root, or let users make them "
     "(sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0, "
@@ -37,12 +36,12 @@ def isolate() -> None:
     try:
         if uid == 0:
             with contextlib.suppress(PermissionError):
-                kernel.unshare(SPACES)
+                kernel.unshare(kernel.OWN_SPACES)
                 return
         if uid == int(Path("/proc/sys/kernel/overflowuid").read_text()):
             # In a user namespace all other users look like this one, and the lab would obey them.
             raise UsageError("a lab of the user that stands for nobody could be entered by everybody: be another user")
-        kernel.unshare(kernel.NEW_USER | SPACES)
+        kernel.unshare(kernel.NEW_USER | kernel.OWN_SPACES)
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
         Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")

@@ -22,7 +22,6 @@ from paceline.layout import cores
 # Every node has its own of these: where programs keep sockets, shared memory and other things of one machine.
 PRIVATE = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 FILES = "/run/lab"
-OWN_SPACES = kernel.NEW_NETWORK | kernel.NEW_MOUNT | kernel.NEW_HOSTNAME | kernel.NEW_IPC | kernel.NEW_PIDS
 
 
 def furnish(plan: Plan, node: Node) -> None:

@@ -7,7 +7,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +150,7 @@ def make_plan(given: Mapping[str, Any], where: str) -> Plan:
     check_name(name, where)
     plan = Plan(name, tuple(nodes), switches, top.whole("mtu", least=576, most=65_535) or 1500,
                 tuple(os.path.abspath(os.path.expanduser(path)) for path in top.texts("share")))  # fmt: skip
-    return Plan(**vars(plan) | {"faults": tuple(_faults(top.tables("fault"), plan, where))})
+    return replace(plan, faults=tuple(_faults(top.tables("fault"), plan, where)))
 
 
 class Table:
@@ -271,7 +271,7 @@ def _general(top: Table, node: Table) -> tuple[int, int] | None:
 
 
 def _in_rack(node: Node, index: int, nodes: int, racks: int) -> Node:
-    return Node(**vars(node) | {"rack": index * racks // nodes})
+    return replace(node, rack=index * racks // nodes)
 
 
 def check_name(name: str, where: str) -> None:

@@ -134,6 +134,15 @@ class Server:
     def _snapshots(self, folder: Path | None) -> Snapshots | None:
         return Snapshots(folder / "snapshots", self.job.rank) if folder and self.job.spec.snapshot_every else None
 
+    def _introduce(self, console: Console, summary: Summary) -> None:
+        summary.parameters = sum(p.numel() for p in self.flat.model.parameters())
+        summary.threads = torch.get_num_threads()
+        if self.fresh:
+            console.line(f"New weights, not from {self.job.spec.weights}: {', '.join(self.fresh)}")
+        if self.emulation:
+            summary.compute_seconds = self.emulation.batch_seconds
+            console.line(self.emulation.about)
+
     def lead(
         self,
         folder: Path,
@@ -147,13 +156,7 @@ class Server:
         job, spec, info = self.job, self.job.spec, self.info
         start = time.perf_counter()
         chronicle = Chronicle(spec, self.plan, console, trace, summary, ranks_up)
-        summary.parameters = sum(p.numel() for p in self.flat.model.parameters())
-        summary.threads = torch.get_num_threads()
-        if self.fresh:
-            console.line(f"New weights, not from {spec.weights}: {', '.join(self.fresh)}")
-        if self.emulation:
-            summary.compute_seconds = self.emulation.batch_seconds
-            console.line(self.emulation.about)
+        self._introduce(console, summary)
         leader = Leader(
             job.meeting.run,
             job.life,
