@@ -1,0 +1,71 @@
+"""Where the time of a step went, rank by rank: input, compute, waiting for the slowest, communication, optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from statistics import fmean
+
+from paceline.analysis.runs import Run, Step
+
+COMPUTE = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Mean seconds of a step; together they are the step."""
+
+    input: float = 0.0
+    compute: float = 0.0
+    slowest: float = 0.0  # waiting for a rank that computes longer
+    communication: float = 0.0
+    optimizer: float = 0.0
+    other: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.input + self.compute + self.slowest + self.communication + self.optimizer + self.other
+
+
+def by_rank(run: Run) -> dict[int, Parts]:
+    """Of every worker, warm-up left out. A server's own ranks have no parts: they answer."""
+    workers = {rank: steps for rank, steps in run.steps.items() if rank >= run.summary.servers and steps}
+    if not workers:
+        return {}
+    by_number = {rank: {step.step: step for step in steps} for rank, steps in workers.items()}
+    common = sorted(set.intersection(*(set(steps) for steps in by_number.values())))
+    # Asynchronous workers make different updates: then nobody waits for the slowest.
+    together = len(common) > len(run.steps[0]) / 2
+    if not together:
+        return {
+            rank: _mean([_parts(step, 0.0) for step in steps[run.warm_up :] or steps])
+            for rank, steps in workers.items()
+        }
+    kept = common[run.warm_up :] or common
+    found: dict[int, list[Parts]] = {rank: [] for rank in workers}
+    for number in kept:
+        ready = {rank: _ready(steps[number]) for rank, steps in by_number.items()}
+        last = max(ready.values())
+        for rank, steps in by_number.items():
+            found[rank].append(_parts(steps[number], last - ready[rank]))
+    return {rank: _mean(parts) for rank, parts in found.items()}
+
+
+def _ready(step: Step) -> float:
+    """When a rank had computed its gradient and began to wait."""
+    return step.time - step.spans.get("optimizer", 0.0) - step.spans.get("wait", 0.0)
+
+
+def _parts(step: Step, until_slowest: float) -> Parts:
+    spans = step.spans
+    compute = sum(spans.get(name, 0.0) for name in COMPUTE)
+    waited = spans.get("wait", 0.0)
+    slowest = min(waited, max(0.0, until_slowest))
+    communication = waited - slowest + spans.get("push", 0.0)
+    known = spans.get("input", 0.0) + compute + waited + spans.get("push", 0.0) + spans.get("optimizer", 0.0)
+    return Parts(spans.get("input", 0.0), compute, slowest, communication, spans.get("optimizer", 0.0),
+                 max(0.0, step.seconds - known))  # fmt: skip
+
+
+def _mean(parts: Sequence[Parts]) -> Parts:
+    return Parts(**{part.name: fmean(getattr(each, part.name) for each in parts) for part in fields(Parts)})

@@ -1,0 +1,71 @@
+"""Two settings side by side: what differs between them, and whether one is really faster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.analysis.checks import Doubt, check_run
+from paceline.analysis.scaling import NOT_THE_SETTING, Group
+from paceline.analysis.statistics import Interval, interval, medians
+
+# Of the environment, what can make a difference in speed.
+MACHINE = ("processor", "cores", "gpus", "platform", "torch", "python")
+# Runs of one setting differ by this much on machines that are shared; of single runs, less proves nothing.
+BETWEEN_RUNS = 0.1
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A value that is not the same in both; `where` it is: spec or environment."""
+
+    where: str
+    name: str
+    first: Any
+    second: Any
+
+
+@dataclass(frozen=True)
+class Comparison:
+    differences: tuple[Difference, ...]
+    faster: Interval  # the second's images/s over the first's
+    verdict: str
+    doubts: tuple[Doubt, ...]
+
+
+def compare(first: Group, second: Group) -> Comparison:
+    one, two = first.first, second.first
+    names = sorted({*one.spec, *two.spec} - set(NOT_THE_SETTING))
+    found = [Difference("spec", name, one.spec.get(name), two.spec.get(name)) for name in names]
+    found += [Difference("environment", name, one.environment.get(name), two.environment.get(name)) for name in MACHINE]
+    found.append(Difference("environment", "lab", *(describe_lab(run.environment.get("lab")) for run in (one, two))))
+    top = medians([run.seconds_per_image for run in first.runs], seed=1)
+    bottom = medians([run.seconds_per_image for run in second.runs], seed=2)
+    faster = interval(second.images_per_second().value / first.images_per_second().value, top / bottom)
+    doubts = [doubt for group in (first, second) for run in group.runs for doubt in check_run(run)]
+    different = tuple(each for each in found if each.first != each.second)
+    return Comparison(different, faster, verdict(faster, min(len(first.runs), len(second.runs))), tuple(doubts))
+
+
+def describe_lab(lab: dict[str, Any] | None) -> str | None:
+    """Its nodes and links in a few words; what it was called makes no difference."""
+    if not lab:
+        return None
+    links = sorted({(node["up"] // 10**6, node["down"] // 10**6) for node in lab["nodes"]})
+    speeds = ", ".join(f"{up} up and {down} down" for up, down in links)
+    return f"{len(lab['nodes'])} nodes, Mbit/s: {speeds}"
+
+
+def verdict(faster: Interval, runs: int) -> str:
+    """Whether the difference is real, in a sentence."""
+    how = f"{faster.value:.3g} times as fast ({faster.low:.3g} to {faster.high:.3g})"
+    if not faster.excludes(1.0):
+        return f"no difference in speed that can be told from chance: the second is {how}"
+    if runs == 1 and abs(faster.value - 1) < BETWEEN_RUNS:
+        return (
+            f"the second is {how}, within these two runs; but runs of one setting differ by as much: it is not shown "
+            f"to be real; repeat both"
+        )
+    which = "faster" if faster.value > 1 else "slower"
+    sure = "" if runs > 2 else "; it rests on few runs: 3 of each would say more"
+    return f"the second is really {which}: {how}{sure}"

@@ -1,0 +1,55 @@
+"""paceline compare: what differs between two runs, and whether the difference in speed is real."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from paceline.analysis.compare import compare
+from paceline.analysis.runs import LeftOut, find_folders, read_run
+from paceline.analysis.scaling import Group, group
+from paceline.errors import UsageError
+
+HELP = "what differs between two runs, and whether the difference in speed is real"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    for which in ("first", "second"):
+        parser.add_argument(which, metavar="RUN", type=Path, help="a run folder, or a folder of repeats of one run")
+
+
+def run(args: argparse.Namespace) -> int:
+    first, second = _repeats(args.first), _repeats(args.second)
+    found = compare(first, second)
+    for folder, one in ((args.first, first), (args.second, second)):
+        speed, runs = one.images_per_second(), "1 run" if len(one.runs) == 1 else f"{len(one.runs)} runs"
+        print(f"{folder}: {speed.value:,.0f} images/s ({speed.low:,.0f} to {speed.high:,.0f}), {runs}")
+    for where in ("spec", "environment"):
+        rows = [each for each in found.differences if each.where == where]
+        print(f"\n{where}: {'the same' if not rows else ''}")
+        for each in rows:
+            print(f"  {each.name:<16}{_short(each.first)} -> {_short(each.second)}")
+    print(f"\n{found.verdict[0].upper()}{found.verdict[1:]}.")
+    for doubt in found.doubts:
+        print(f"But: {doubt.about}: {doubt.text}.")
+    return 0
+
+
+def _short(value: object) -> str:
+    text = "not set" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _repeats(path: Path) -> Group:
+    """The completed runs of a folder, which have to be of one setting."""
+    if not path.is_dir():
+        raise UsageError(f"{path} is not a folder: give a run folder, such as runs/NAME")
+    read = [read_run(folder) for folder in find_folders([path])]
+    runs = [each for each in read if not isinstance(each, LeftOut)]
+    if not runs:
+        why = "; ".join(f"{each.folder}: {each.why}" for each in read if isinstance(each, LeftOut))
+        raise UsageError(f"{path} has no completed run ({why})")
+    groups = group(runs)
+    if len(groups) > 1:
+        raise UsageError(f"{path} has runs of {len(groups)} settings: name one of them")
+    return groups[0]

@@ -1,0 +1,53 @@
+"""Whether a difference is real."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from made_up import steady, write_run
+from test_runs import check_read
+
+from paceline.analysis.compare import compare
+from paceline.analysis.scaling import Group, group
+from paceline.cli.main import main
+
+
+def repeats(folder: Path, means: tuple[float, ...], **options: object) -> Group:
+    runs = [check_read(write_run(folder / str(i), steady(mean, seed=i), seed=i, **options))  # type: ignore[arg-type]
+            for i, mean in enumerate(means)]  # fmt: skip
+    [one] = group(runs)
+    return one
+
+
+def test_twice_as_fast_is_real_and_what_differs_is_named(tmp_path: Path) -> None:
+    found = compare(
+        repeats(tmp_path / "a", (0.2, 0.21, 0.2)), repeats(tmp_path / "b", (0.1, 0.1, 0.11), spec={"lr": 0.5})
+    )
+    assert found.faster.value == pytest.approx(2.0, rel=0.1)
+    assert found.verdict.startswith("the second is really faster")
+    assert [(each.name, each.first, each.second) for each in found.differences] == [("lr", 0.01, 0.5)]
+
+
+def test_repeats_that_differ_more_than_the_two_do_show_nothing(tmp_path: Path) -> None:
+    found = compare(repeats(tmp_path / "a", (0.08, 0.1, 0.12)), repeats(tmp_path / "b", (0.085, 0.105, 0.125)))
+    assert found.verdict.startswith("no difference in speed")
+
+
+def test_five_percent_between_single_runs_is_not_shown(tmp_path: Path) -> None:
+    found = compare(repeats(tmp_path / "a", (0.1,)), repeats(tmp_path / "b", (0.095,)))
+    assert "not shown to be real" in found.verdict
+
+
+def test_the_verb_prints_it_and_refuses_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "a", steady(0.2))
+    write_run(tmp_path / "b", steady(0.1, seed=1), workers=2, cores=1)
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    said = capsys.readouterr().out
+    assert "workers         1 -> 2" in said
+    assert "really faster" in said
+    assert "share 1 cores" in said
+    (tmp_path / "none").mkdir()
+    for wrong in ("none", "nowhere", "."):
+        assert main(["compare", str(tmp_path / "a"), str(tmp_path / wrong)]) == 2
+    assert "has runs of 2 settings" in capsys.readouterr().err

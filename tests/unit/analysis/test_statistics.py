@@ -1,0 +1,98 @@
+"""Statistics on series with known answers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.analysis.statistics import (
+    amdahl,
+    drift,
+    gustafson,
+    median,
+    ratio,
+    two_humps,
+    warm_up,
+)
+
+
+def noisy(mean: float, count: int, seed: int = 0, spread: float = 0.05) -> np.ndarray:
+    return mean * np.random.default_rng(seed).lognormal(0, spread, count)
+
+
+def test_the_slow_first_steps_are_warm_up_and_a_late_slow_one_is_not() -> None:
+    steps = np.concatenate([noisy(0.5, 12), noisy(0.1, 200)])
+    assert 11 <= warm_up(list(steps)) <= 14
+    steps[150] = 2.0
+    assert 11 <= warm_up(list(steps)) <= 14
+
+
+def test_a_steady_series_has_next_to_no_warm_up() -> None:
+    assert np.mean([warm_up(list(noisy(0.1, 200, seed))) for seed in range(20)]) < 20
+    assert warm_up([0.1] * 50) == 0
+    assert warm_up([5.0, 0.1]) == 0
+
+
+def test_warm_up_is_never_more_than_half() -> None:
+    assert warm_up(list(np.linspace(2, 1, 100))) <= 50
+
+
+def test_the_interval_of_a_median_holds_it_about_as_often_as_it_says() -> None:
+    truth, inside = 0.1, 0
+    for seed in range(60):
+        inside += not median([noisy(truth, 100, seed, 0.2)]).excludes(truth)
+    assert inside >= 50
+
+
+def test_more_runs_that_differ_widen_the_interval() -> None:
+    alike = median([noisy(0.1, 100, seed) for seed in range(4)])
+    apart = median([noisy(mean, 100, seed) for seed, mean in enumerate((0.08, 0.1, 0.12, 0.14))])
+    assert apart.high - apart.low > 3 * (alike.high - alike.low)
+
+
+def test_a_ratio_is_real_only_if_its_interval_says_so() -> None:
+    a, b = [noisy(0.1, 200, 1)], [noisy(0.2, 200, 2)]
+    half = ratio(a, b)
+    assert half.value == pytest.approx(0.5, rel=0.03)
+    assert half.excludes(1.0)
+    assert not ratio(a, [noisy(0.1, 200, 3)]).excludes(1.0)
+
+
+def test_drift_is_found_and_noise_is_not() -> None:
+    rising = noisy(0.1, 300) * np.linspace(1, 1.5, 300)
+    assert drift(rising) == pytest.approx(0.31, abs=0.05)
+    assert sum(drift(noisy(0.1, 300, seed)) != 0 for seed in range(20)) <= 4
+    assert drift(noisy(0.1, 10)) == 0
+
+
+def test_two_humps_are_found_and_one_is_not() -> None:
+    mixed = np.random.default_rng(0).permutation(np.concatenate([noisy(0.1, 140), noisy(0.2, 60, 1)]))
+    humps = two_humps(mixed)
+    assert humps is not None
+    assert (humps.fast, humps.slow, humps.part_slow) == pytest.approx((0.1, 0.2, 0.3), rel=0.05)
+    for seed in range(20):
+        assert two_humps(noisy(0.1, 200, seed, 0.3)) is None
+        assert two_humps(np.random.default_rng(seed).uniform(0.1, 0.2, 200)) is None
+    few_late = np.concatenate([noisy(0.1, 195), noisy(0.5, 5)])
+    assert two_humps(few_late) is None
+
+
+@given(st.floats(0, 1))
+def test_amdahl_finds_the_serial_part(serial: float) -> None:
+    workers = [1, 2, 4, 8]
+    times = [3.0 * (serial + (1 - serial) / n) for n in workers]
+    assert amdahl(workers, times) == pytest.approx(serial, abs=1e-9)
+
+
+@given(st.floats(0, 1))
+def test_gustafson_finds_the_serial_part(serial: float) -> None:
+    workers = [1, 2, 3, 6]
+    assert gustafson(workers, [n - serial * (n - 1) for n in workers]) == pytest.approx(serial, abs=1e-9)
+
+
+def test_a_law_needs_a_baseline_and_a_second_point() -> None:
+    assert amdahl([2, 4], [1.0, 0.5]) is None
+    assert amdahl([1], [1.0]) is None
+    assert gustafson([1], [1.0]) is None
