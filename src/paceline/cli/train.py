@@ -14,7 +14,7 @@ from paceline.cli import nodes
 from paceline.comm import table as transports
 from paceline.errors import UsageError
 from paceline.launch.cluster import Cluster, read_cluster, split_address
-from paceline.launch.env import Seat, find_seat
+from paceline.launch.env import Seat, find_seat, in_lab
 from paceline.launch.run import launch
 from paceline.spec import RunSpec, World, read_config, resolve
 from paceline.strategies import table as strategies
@@ -82,7 +82,8 @@ def _cluster_seat(args: argparse.Namespace, found: Seat | None) -> tuple[Cluster
     addresses = (*cluster.ps, *cluster.worker)
     hosts = [split_address(address)[0] for address in addresses]
     neighbours = [other for other, host in enumerate(hosts) if host == hosts[rank]]
-    return cluster, Seat(rank, len(addresses), neighbours.index(rank), len(neighbours), f"cluster file {args.cluster}")
+    seat = Seat(rank, len(addresses), neighbours.index(rank), len(neighbours), f"cluster file {args.cluster}")
+    return cluster, in_lab(seat)
 
 
 def layers_of(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:

@@ -15,7 +15,7 @@ import torch
 from paceline.comm.threads import thread_world
 from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from paceline.launch.cluster import Cluster
-from paceline.launch.env import Seat, find_seat
+from paceline.launch.env import Seat, find_seat, in_lab
 from paceline.launch.memory import keep_freed_memory
 from paceline.launch.rank import Rank
 from paceline.launch.signals import StopSignals
@@ -62,7 +62,7 @@ def make_rank(resolved: Resolved, seat: Seat, folder: Path | None, stream: TextI
 def _run_threads(resolved: Resolved, folder: Path | None, stream: TextIO) -> int:
     size = resolved.spec.workers or 1
     comms = thread_world(size, resolved.spec.timeout)
-    ranks = [Rank(resolved, Seat(r, size, r, size, "paceline"), folder, stream) for r in range(size)]
+    ranks = [Rank(resolved, in_lab(Seat(r, size, r, size, "paceline")), folder, stream) for r in range(size)]
     stop = StopSignals(ranks[0].on_signal)
     codes = [EXIT_FAILED] * size
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.cli.train import _cluster_seat
 from paceline.errors import UsageError
 from paceline.lab.plan import make_plan
 from paceline.launch.env import find_seat
@@ -74,3 +77,12 @@ def test_the_node_s_speed_is_the_seat_s() -> None:
     seat = find_seat(env | variables("slow", node=[{"name": "fast"}, {"name": "slow", "speed": 0.05}]))
     assert seat is not None
     assert seat.speed == 0.05
+
+
+def test_a_rank_of_a_cluster_file_knows_its_node_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cluster.toml").write_text('ps = ["10.0.0.1:5000"]\nworker = ["10.0.0.2:5000"]\n')
+    for name, value in variables("slow", node=[{"name": "fast"}, {"name": "slow", "speed": 0.5}]).items():
+        monkeypatch.setenv(name, value)
+    given = argparse.Namespace(cluster=str(tmp_path / "cluster.toml"), role="worker", index=0)
+    _, seat = _cluster_seat(given, None)
+    assert (seat.in_lab, seat.speed) == (True, 0.5)
