@@ -27,7 +27,8 @@ class Summary:
     the processor's seconds that training took.
 
     Where `compute` is not `real` but emulated:…, nothing was trained: there are no losses and accuracies, and times are
-    those of ranks that waited `compute_seconds` for each batch instead of computing.
+    those of ranks that waited `compute_seconds` for each batch instead of computing, and sent gradients that are
+    `shrink` times smaller than those of the model's `parameters`.
     """
 
     status: str
@@ -43,6 +44,7 @@ class Summary:
     schema: int = SCHEMA
     compute: str = "real"
     compute_seconds: float | None = None
+    shrink: int = 1
     servers: int = 0
     error: str | None = None
     failed_rank: int | None = None
@@ -93,6 +95,48 @@ def read_summary(folder: Path) -> Summary | None:
 
 def write_summary(folder: Path, summary: Summary) -> None:
     write_whole(folder / "summary.json", json.dumps(asdict(summary), indent=1) + "\n")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """bench.json in the folder of an experiment: what it is, in words, which runs it has, and what they were made on.
+
+    A row of `paper` has what it is to be set beside (`match`: workers, nodes, …) and the paper's numbers, by the names
+    that ours have. `draw` are charts; `failed` says why, by the names of runs; `left_out` are grids that this machine
+    cannot run. `here` is what runs must have in common to be compared.
+    """
+
+    name: str
+    title: str
+    about: str
+    source: str
+    limits: tuple[str, ...]
+    quick: bool
+    repeats: int
+    draw: tuple[str, ...]
+    paper: tuple[dict[str, Any], ...]
+    runs: tuple[str, ...]
+    failed: dict[str, str]
+    left_out: tuple[str, ...]
+    here: dict[str, Any]
+    schema: int = SCHEMA
+
+
+BENCH = "bench.json"
+
+
+def read_bench(folder: Path) -> Bench | None:
+    """The experiment of a folder, or None where there is none that can be read."""
+    try:
+        values = json.loads((folder / BENCH).read_text("utf-8"))
+        lists = {name: tuple(values[name]) for name in ("limits", "draw", "paper", "runs", "left_out")}
+        return Bench(**values | lists) if values["schema"] == SCHEMA else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def write_bench(folder: Path, bench: Bench) -> None:
+    write_whole(folder / BENCH, json.dumps(asdict(bench), indent=1) + "\n")
 
 
 def write_whole(path: Path, text: str) -> None:

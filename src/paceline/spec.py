@@ -83,6 +83,8 @@ class RunSpec:
     compute: str = option("real", "how gradients are made: real, or none are computed and a batch takes as long as "
                           "emulated:SECONDS, emulated:DEVICE (of `paceline models --devices`) or emulated:RUN_FOLDER "
                           "say")  # fmt: skip
+    shrink: int = option(1, "of emulated compute: gradients and weights are this many times smaller than the model's; "
+                         "for links that are as many times slower", least=1, most=10_000)  # fmt: skip
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
     dtype: str = option("float32", "of weights and gradients", choices=("float32", "float64"))
     threads: int | None = option(None, "threads per worker; cores divided by workers unless given", least=1)
@@ -163,7 +165,8 @@ class Resolved:
         if spec.global_batch == spec.batch_size and not alone:
             batch = f"with batches of {spec.batch_size}, each an update"
         how = "" if spec.ranks == 1 else f", {spec.transport}"
-        mark = f"Emulated compute ({spec.compute.removeprefix(emulation.PREFIX)}): " if spec.emulated else ""
+        smaller = f", gradients {spec.shrink} times smaller" if spec.shrink > 1 else ""
+        mark = f"Emulated compute ({spec.compute.removeprefix(emulation.PREFIX)}{smaller}): " if spec.emulated else ""
         return [f"{mark}{spec.model} on {spec.data}: {spec.strategy}, {who} {batch}{how}", *lines]
 
     def lines(self) -> list[str]:

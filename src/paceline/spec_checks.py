@@ -64,6 +64,10 @@ def check_device(spec: RunSpec, *, here: bool) -> None:
 def check_emulated(spec: RunSpec) -> None:
     """Where nothing is computed there is nothing to look at, and the network must carry gradients alone."""
     if not spec.emulated:
+        if spec.shrink > 1:
+            raise UsageError(
+                f"--shrink {spec.shrink} is for --compute emulated:…; a model that is trained has its size"
+            )
         return
     mark = f"--compute {spec.compute}"
     if spec.validation:

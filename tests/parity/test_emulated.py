@@ -129,6 +129,22 @@ def test_a_data_set_is_neither_read_nor_resized(tmp_path: Path, monkeypatch: pyt
     assert summary.status == COMPLETED
 
 
+def test_shrunken_gradients_take_as_many_messages_and_fewer_bytes(tmp_path: Path) -> None:
+    ring = values_for("mlp-float32", 2, strategy="ring", test=False) | EMULATED | {"bucket_mb": 0.01}
+    served = values_for("mlp-float32", 2, strategy="ps-sync", servers=2, test=False, steps=6) | EMULATED
+    found = []
+    for shrink in (1, 8):
+        folder = tmp_path / f"served-{shrink}"
+        folder.mkdir()
+        averaged = run_threads(tmp_path / f"ring-{shrink}", ring | {"shrink": shrink})
+        found.append((averaged, train_served(served | {"log_every": 0, "shrink": shrink}, folder)[0]))
+    for whole, small in zip(*found, strict=True):
+        assert whole.parameters == small.parameters
+        assert (whole.shrink, small.shrink) == (1, 8)
+        assert 0.1 < sum(small.bytes_sent) / sum(whole.bytes_sent) < 0.2
+    assert found[0][0].messages_sent == found[1][0].messages_sent
+
+
 def step_three_times(comm: Comm) -> list[Any]:
     """The largest gradient afterwards, what the weights have changed by, and who heard of rank 1's wish to stop."""
     model = build("mlp", (1, 8, 8), 10)

@@ -18,6 +18,7 @@ from paceline.collectives.choose import TABLE as AVERAGINGS
 from paceline.comm.single import SingleComm
 from paceline.data.table import TABLE as DATASETS
 from paceline.emulation.device import EmulatedDevice
+from paceline.emulation.standin import StandIn
 from paceline.emulation.table import TABLE, Estimate, estimate, read
 from paceline.emulation.timing import Timing, measure
 from paceline.errors import UsageError
@@ -84,6 +85,20 @@ def test_what_makes_no_sense_without_computing_is_refused(values: dict[str, Any]
     flag = next(iter(values)).replace("_", "-")
     with pytest.raises(UsageError, match=f"--{flag}.* with --compute emulated:0.5"):
         asked(**values)
+
+
+def test_only_what_is_not_trained_can_be_smaller() -> None:
+    with pytest.raises(UsageError, match="--shrink 8 is for --compute emulated"):
+        resolve(("test", {"shrink": 8}))
+    said = resolve(("test", {"shrink": 8, "compute": "emulated:0.1"})).introduction()[0]
+    assert said.startswith("Emulated compute (0.1, gradients 8 times smaller): mnist-cnn")
+
+
+def test_a_stand_in_has_a_part_of_every_tensor() -> None:
+    model = build("resnet18", (1, 28, 28), 10)
+    small = StandIn(model, 100)
+    assert [p.numel() for p in small.parameters()] == [-(-p.numel() // 100) for p in model.parameters()]
+    assert [b.dtype for b in small.buffers()] == [b.dtype for b in model.buffers()]
 
 
 def test_a_refused_run_ends_with_exit_code_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -309,8 +324,7 @@ def test_buckets_are_sent_in_order_while_backward_is_under_way() -> None:
     model = build("mnist-cnn", (1, 28, 28), 10)
     timing = measure(model, (1, 28, 28))
     buckets, events = recorded(model)
-    strategy = EmulatedSynchronous(SingleComm(), model, torch.optim.SGD(model.parameters()), Options(),
-                                   Silent(timing, events))  # fmt: skip
+    strategy = EmulatedSynchronous(SingleComm(), model, Options(), Silent(timing, events))
     strategy.setup()
     strategy.buckets, strategy.ready = buckets, bucket_times(buckets, timing.ready)
     strategy.overlap.chosen = True

@@ -121,7 +121,7 @@ def read_plan(given: str) -> Plan:
 def make_plan(given: Mapping[str, Any], where: str) -> Plan:
     """The plan that these values mean; `where` they are from, for errors."""
     top = Table(given, where, ("preset", "name", "nodes", "node", "rate", "up", "down", "racks", "rack_rate", "rack_up",
-                               "rack_down", "mtu", "processes", "share", "fault"))  # fmt: skip
+                               "rack_down", "mtu", "processes", "speed", "share", "fault"))  # fmt: skip
     if preset := top.text("preset"):
         if preset not in PRESETS:
             raise UsageError(f"{where}: {unknown('preset', preset, PRESETS)}")
@@ -247,7 +247,7 @@ def _nodes(top: Table, where: str) -> list[Node]:
         raise UsageError(f"{where}: nodes are given as a number and one by one; leave one of the two out")
     if len(listed) > MOST_NODES:
         raise UsageError(f"{where}: {len(listed)} nodes; a lab has up to {MOST_NODES}")
-    processes = top.whole("processes", least=1, most=1024)
+    processes, speed = top.whole("processes", least=1, most=1024), top.number("speed", above=0, most=1e6)
     keys = ("name", "rate", "up", "down", "cpu", "speed", "memory", "processes")
     nodes: list[Node] = []
     for i, values in enumerate(listed or [{}] * (count or 2)):
@@ -259,7 +259,7 @@ def _nodes(top: Table, where: str) -> list[Node]:
         if any(node.name == name for node in nodes):
             raise UsageError(f"{table.where}: the name {name} is taken by another node")
         nodes.append(Node(name, f"10.0.0.{i + 1}", up, down, cpu=table.number("cpu", above=0, most=1024),
-                          memory=table.size("memory"), speed=table.number("speed", above=0, most=1e6) or 1.0,
+                          memory=table.size("memory"), speed=table.number("speed", above=0, most=1e6) or speed or 1.0,
                           processes=table.whole("processes", least=1, most=1024) or processes))  # fmt: skip
     return nodes
 

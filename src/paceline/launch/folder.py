@@ -55,4 +55,5 @@ def begin_summary(spec: RunSpec) -> Summary:
         epochs=spec.epochs,
         seed=spec.seed,
         compute=spec.compute,
+        shrink=spec.shrink,
     )

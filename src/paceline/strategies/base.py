@@ -63,8 +63,13 @@ def loss_and_hits(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[Ten
 class Strategy(ABC):
     """Trains `model` with the ranks of `comm`. The loop calls setup, then step and evaluate, then close."""
 
-    def __init__(self, comm: Comm, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.comm, self.model, self.optimizer = comm, model, optimizer
+    def __init__(self, comm: Comm, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        self.comm, self.model, self._optimizer = comm, model, optimizer
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        assert self._optimizer is not None, "emulated compute updates nothing"
+        return self._optimizer
 
     def setup(self) -> None:
         """Make all ranks start from the same weights."""

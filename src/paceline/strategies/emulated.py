@@ -19,8 +19,8 @@ from paceline.strategies.synchronous import RIDERS, Options, Synchronous
 class EmulatedSequential(Strategy):
     """One device; its published speed includes the update, so that no time is left to take."""
 
-    def __init__(self, comm: Comm, model: nn.Module, optimizer: torch.optim.Optimizer, device: EmulatedDevice) -> None:
-        super().__init__(comm, model, optimizer)
+    def __init__(self, comm: Comm, model: nn.Module, device: EmulatedDevice) -> None:
+        super().__init__(comm, model, None)
         self.device = device
 
     def step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:
@@ -43,11 +43,10 @@ class EmulatedSynchronous(Synchronous):
         self,
         comm: Comm,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
         options: Options,
         device: EmulatedDevice,
     ) -> None:
-        super().__init__(comm, model, optimizer, options)
+        super().__init__(comm, model, None, options)
         self.device = device
 
     def setup(self) -> None:

@@ -18,15 +18,15 @@ def make_strategy(
     name: str,
     comm: Comm,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None,
     options: Options,
     device: EmulatedDevice | None = None,
 ) -> Strategy:
     """`options.averaging` follows from the name. With a device, its time is taken instead of computing."""
     averaging = TABLE[name].averaging
     if averaging is None:
-        return EmulatedSequential(comm, model, optimizer, device) if device else Sequential(comm, model, optimizer)
+        return EmulatedSequential(comm, model, device) if device else Sequential(comm, model, optimizer)
     options = Options(**{**vars(options), "averaging": averaging})
     if device:
-        return EmulatedSynchronous(comm, model, optimizer, options, device)
+        return EmulatedSynchronous(comm, model, options, device)
     return Synchronous(comm, model, optimizer, options)

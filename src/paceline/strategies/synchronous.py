@@ -30,7 +30,7 @@ RIDERS = 3
 class Synchronous(Strategy):
     """Loss, hits and the wish to stop ride behind the gradients, so that a step sends nothing else."""
 
-    def __init__(self, comm: Comm, model: nn.Module, optimizer: torch.optim.Optimizer, options: Options) -> None:
+    def __init__(self, comm: Comm, model: nn.Module, optimizer: torch.optim.Optimizer | None, options: Options) -> None:
         super().__init__(comm, model, optimizer)
         self.options, self._steps = options, 0
 

@@ -61,6 +61,7 @@ def train(job: Job) -> None:
     if emulation:
         summary.compute_seconds = emulation.batch_seconds
         job.console.line(emulation.about)
+        model = emulation.model
     strategy = prepare_strategy(job.spec, job.comm, model, emulation.device if emulation else None)
     try:
         interrupted = _run_epochs(job, strategy, source, summary)

@@ -26,7 +26,7 @@ from paceline.server.lead import Leader
 from paceline.server.ledger import TRAIN, Part, Plan
 from paceline.server.roles import Meeting, Rules, mismatch
 from paceline.server.serve import lead, serve
-from paceline.server.shard import Layout, Shard
+from paceline.server.shard import CHUNK_BYTES, Layout, Shard
 from paceline.server.snapshot import Snapshots
 from paceline.server.sockets import Listener
 from paceline.server.wire import take
@@ -89,7 +89,8 @@ class Server:
         self.info = datasets.describe(spec.data) or load(spec.data, folder).info
         model, self.fresh = make_model(spec, self.info, job.place)
         self.emulation = make_emulation(spec, self.info, model, job.place)
-        self.flat = FlatModel(model)
+        self.parameters = sum(p.numel() for p in model.parameters())
+        self.flat = FlatModel(self.emulation.model if self.emulation else model)
         self.layout = layout_of(spec, self.flat)
         self.plan = plan_of(spec, self.info)
 
@@ -135,7 +136,7 @@ class Server:
         return Snapshots(folder / "snapshots", self.job.rank) if folder and self.job.spec.snapshot_every else None
 
     def _introduce(self, console: Console, summary: Summary) -> None:
-        summary.parameters = sum(p.numel() for p in self.flat.model.parameters())
+        summary.parameters = self.parameters
         summary.threads = torch.get_num_threads()
         if self.fresh:
             console.line(f"New weights, not from {self.job.spec.weights}: {', '.join(self.fresh)}")
@@ -215,7 +216,8 @@ def _rules(spec: RunSpec, info: DataInfo) -> Rules:
 
 def layout_of(spec: RunSpec, flat: FlatModel) -> Layout:
     assert spec.servers is not None
-    return Layout(flat.length, flat.trainable, spec.servers, flat.weights.element_size())
+    chunk = CHUNK_BYTES // spec.shrink
+    return Layout(flat.length, flat.trainable, spec.servers, flat.weights.element_size(), chunk)
 
 
 def _count(leader: Leader, spec: RunSpec, summary: Summary) -> None:
@@ -264,7 +266,7 @@ def work(job: ServedJob, opened: Callable[[Path], Trace]) -> bool:
     assert isinstance(source, OwnInput | CountedInput)
     model, _ = make_model(spec, source.info, job.place)
     emulation = make_emulation(spec, source.info, model, job.place)
-    flat = FlatModel(model)
+    flat = FlatModel(emulation.model if emulation else model)
     if emulation:
         flat.gradient.zero_()  # new memory costs nothing until it is written to
     samples = len(source.numbers["train"])

@@ -22,6 +22,7 @@ from paceline.data.prepare import prepare
 from paceline.data.table import DataInfo
 from paceline.emulation import table as emulation
 from paceline.emulation.device import EmulatedDevice
+from paceline.emulation.standin import StandIn
 from paceline.emulation.timing import measure
 from paceline.errors import AgreedError, UsageError
 from paceline.models import table as models
@@ -126,7 +127,15 @@ def _digest(data: Dataset) -> str:
 
 
 def make_model(spec: RunSpec, data: DataInfo, place: Place) -> tuple[nn.Module, list[str]]:
-    """The model with its first weights, the same on every rank, and the names of weights that a file did not have."""
+    """The model with its first weights, the same on every rank, and the names of weights that a file did not have.
+
+    One of ours whose compute is emulated has sizes alone, no weights.
+    """
+    if spec.emulated and models.describe(spec.model):
+        with torch.device("meta"):
+            return build(spec.model, spec.image_shape(data), data.classes, spec.dropout, spec.hidden).to(
+                place.dtype
+            ), []
     with _RANDOM:
         torch.manual_seed(spec.seed)
         model = build(spec.model, spec.image_shape(data), data.classes, spec.dropout, spec.hidden)
@@ -149,9 +158,10 @@ def make_optimizer(spec: RunSpec, parameters: Iterable[Tensor]) -> torch.optim.O
 
 @dataclass(frozen=True)
 class Emulation:
-    """What takes a rank's time instead of computing, what a whole batch takes at the usual speed, and a line on it."""
+    """What takes a rank's time instead of computing, and the model's place; a whole batch's time, and a line on it."""
 
     device: EmulatedDevice
+    model: StandIn
     batch_seconds: float
     about: str
 
@@ -179,20 +189,25 @@ def make_emulation(spec: RunSpec, data: DataInfo, model: nn.Module, place: Place
     else:
         assert asked.seconds is not None, "a run folder has become seconds when the spec was resolved"
         seconds, how = asked.seconds, ""
-    about = f"Emulated compute: {seconds:.4g} s for each batch of {spec.batch_size}{how}; nothing is trained or saved"
-    return Emulation(EmulatedDevice(seconds / spec.batch_size / place.speed, timing), seconds, about)
+    smaller = f"; gradients are {spec.shrink} times smaller than the model's" if spec.shrink > 1 else ""
+    time = f"{seconds:.4g} s for each batch of {spec.batch_size}{how}"
+    about = f"Emulated compute: {time}; nothing is trained or saved{smaller}"
+    device = EmulatedDevice(seconds / spec.batch_size / place.speed, timing)
+    return Emulation(device, StandIn(model, spec.shrink), seconds, about)
 
 
 def prepare_strategy(spec: RunSpec, comm: Comm, model: nn.Module, device: EmulatedDevice | None = None) -> Strategy:
     """The strategy, set up: all ranks hold the same weights, and each draws its own dropout from here on."""
     assert spec.strategy is not None
     options = Options(
-        bucket_mb=spec.bucket_mb,
+        bucket_mb=spec.bucket_mb / spec.shrink,
         overlap=spec.overlap,
         sync_batchnorm=spec.sync_batchnorm,
         check_replicas=spec.check_replicas,
     )
-    strategy = make_strategy(spec.strategy, comm, model, make_optimizer(spec, model.parameters()), options, device)
+    # Where nothing is updated none is made: torch's optimizers import its compiler, which takes a second of every rank.
+    optimizer = None if device else make_optimizer(spec, model.parameters())
+    strategy = make_strategy(spec.strategy, comm, model, optimizer, options, device)
     strategy.setup()
     with _RANDOM:
         torch.manual_seed(spec.seed + 1_000_003 * (comm.rank + 1))

@@ -1,0 +1,21 @@
+"""What stands in for a model that is not computed: tensors of its sizes, so that its bytes travel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class StandIn(nn.Module):
+    """A flat tensor of zeros for each parameter and buffer of a model, `shrink` times smaller than it."""
+
+    def __init__(self, model: nn.Module, shrink: int) -> None:
+        super().__init__()
+
+        def smaller(tensor: Tensor) -> Tensor:
+            return torch.zeros(-(-tensor.numel() // shrink), dtype=tensor.dtype)
+
+        for name, p in model.named_parameters():
+            self.register_parameter(name.replace(".", "/"), nn.Parameter(smaller(p), requires_grad=p.requires_grad))
+        for name, b in model.named_buffers():
+            self.register_buffer(name.replace(".", "/"), smaller(b))
