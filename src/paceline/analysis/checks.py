@@ -52,9 +52,9 @@ def check_run(run: Run) -> Iterator[Doubt]:
         )
         yield Doubt("oversubscribed", name, text)
     if run.emulated:
-        yield Doubt(
-            "emulated", name, f"its compute is emulated ({summary.compute}): times are of communication and waiting"
-        )
+        smaller = f", gradients {summary.shrink} times smaller" if summary.shrink > 1 else ""
+        text = f"its compute is emulated ({summary.compute}{smaller}): times are of communication and waiting"
+        yield Doubt("emulated", name, text)
     for flag in (run.environment.get("lab") or {}).get("flags", []):
         yield Doubt("lab", name, f"its lab could not reach its speed: {flag}")
 

@@ -18,7 +18,10 @@ from paceline.records import COMPLETED, Node, Summary, read_lines, read_nodes, r
 
 @dataclass(frozen=True)
 class Step:
-    """One update as a rank saw it: when it ended, how long it took, how many samples all ranks had, its parts."""
+    """One update as a rank saw it: when it ended, how long it took, how many samples all ranks had, its parts.
+
+    A server's workers make gradients, not updates: their samples are their own. Emulated compute has no loss.
+    """
 
     step: int
     epoch: int
@@ -26,6 +29,7 @@ class Step:
     seconds: float
     samples: int
     spans: dict[str, float]
+    loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -100,9 +104,13 @@ def _steps(path: Path) -> list[Step]:
     """In the order of their numbers; of one that was made again, after a server came back, the last counts."""
     found = {r["step"]: r for r in read_lines(path) if r["kind"] == "step"}
     return [
-        Step(number, r["epoch"], float(r["time"]), float(r["seconds"]), int(r["samples"]), dict(r["spans"]))
+        Step(number, r["epoch"], float(r["time"]), float(r["seconds"]), int(r["samples"]), dict(r["spans"]), _loss(r))
         for number, r in sorted(found.items())
     ]
+
+
+def _loss(record: dict[str, Any]) -> float | None:
+    return None if record.get("loss") is None else float(record["loss"])
 
 
 def find_folders(paths: Iterable[Path]) -> list[Path]:

@@ -14,8 +14,17 @@ from paceline.analysis.statistics import Interval, amdahl, gustafson, interval, 
 # What makes two runs repeats of each other is all of the spec but these.
 NOT_THE_SETTING = ("seed", "name", "output_dir", "timeout", "log_every", "check_replicas")
 # What may differ between a run and the run of one worker that it is compared with.
-BY_DIVISION = ("strategy", "workers", "servers", "batch_size", "transport", "overlap", "bucket_mb", "staleness",
-               "staleness_lr", "worker_timeout", "snapshot_every", "restarts", "encrypt", "threads")  # fmt: skip
+BY_DIVISION = ("strategy", "workers", "servers", "batch_size", "transport", "overlap", "bucket_mb", "read",
+               "staleness", "staleness_lr", "worker_timeout", "snapshot_every", "restarts", "encrypt",
+               "threads")  # fmt: skip
+# How long a run is makes no difference to its speed.
+LENGTH = ("steps", "epochs", "test")
+# What `label` says in its own way, or does not say.
+NAMED = (*BY_DIVISION, "model", "data", "compute", "lab", "normalize", "steps", "test")
+# What tells settings apart only where these are the same.
+OF_STRATEGY = ("servers", "transport", "read", "threads", "links")
+ONLY_WITHIN: dict[str, tuple[str, ...]] = dict.fromkeys(OF_STRATEGY, ("strategy",))
+ONLY_WITHIN["nodes"] = ("strategy", "workers", "servers", "model", "compute")
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,40 @@ class Group:
         return interval(float(np.median(values)), 1 / medians([run.seconds_per_image for run in self.runs]))
 
 
+def nodes_of(run: Run) -> int:
+    """How many machines, of the lab or real."""
+    return max(1, len({row["host"] for row in run.environment.get("ranks", [])}))
+
+
+def label(one: Group, among: Sequence[Group]) -> str:
+    """A short name of a setting: its strategy and workers, and what else tells it from these."""
+    mine, others = _words(one), [_words(each) for each in among]
+    shown = []
+    for name, word in mine.items():
+        alike = [o for o in others if all(o[key] == mine[key] for key in ONLY_WITHIN.get(name, ()))]
+        if word and (name in ("strategy", "workers") or any(o.get(name) != word for o in alike)):
+            shown.append(word)
+    return ", ".join(shown)
+
+
+def _words(one: Group) -> dict[str, str]:
+    """What a setting is, by what it is about."""
+    s, nodes = one.first.summary, nodes_of(one.first)
+
+    def count(number: int, what: str) -> str:
+        return f"{number} {what}{'' if number == 1 else 's'}" if number else ""
+
+    links = {(node["up"], node["down"]) for node in one.setting["lab"]} if s.workers + s.servers > 1 else set()
+    words = {"model": s.model, "data": s.data, "strategy": s.strategy, "workers": count(s.workers, "worker"),
+             "servers": count(s.servers, "server"), "nodes": count(nodes, "node"), "batch": f"batch {s.batch_size}",
+             "threads": count(one.setting.get("threads") or 0, "thread"), "transport": s.transport,
+             "read": f"read {one.setting.get('read', 'own')}",
+             "links": " and ".join(f"{up / 1e6:g}/{down / 1e6:g} Mbit/s" for up, down in sorted(links)),
+             "compute": s.compute}  # fmt: skip
+    rest = {key: value for key, value in one.setting.items() if key not in NAMED}
+    return words | {key: f"{key.replace('_', ' ')} {value}" for key, value in sorted(rest.items())}
+
+
 def setting_of(run: Run) -> dict[str, Any]:
     """The spec, and the lab that it ran in."""
     lab = run.environment.get("lab") or {}
@@ -57,7 +100,7 @@ def group(runs: Iterable[Run]) -> list[Group]:
     """Runs by their setting, in the order they come."""
     found: dict[str, list[Run]] = {}
     for run in runs:
-        found.setdefault(repr(sorted(setting_of(run).items())), []).append(run)
+        found.setdefault(repr((sorted(setting_of(run).items()), nodes_of(run))), []).append(run)
     return [Group(setting_of(same[0]), tuple(same)) for same in found.values()]
 
 
@@ -83,10 +126,14 @@ class Curve:
 
 
 def _family(one: Group) -> str:
-    """Settings that differ only in how the work is divided, and in the number of the lab's nodes."""
-    kept = {key: value for key, value in one.setting.items() if key not in BY_DIVISION}
-    links = kept.pop("lab")
-    return repr(sorted(kept.items())) + repr(links[:1])
+    """Settings that differ only in how the work is divided, how long it goes on, and in links."""
+    kept = {key: value for key, value in one.setting.items() if key not in (*BY_DIVISION, *LENGTH, "lab")}
+    devices = {(node["cpu"], node["speed"]) for node in one.setting["lab"]}
+    return repr(sorted(kept.items())) + repr(sorted(devices, key=repr))
+
+
+def _links(one: Group) -> str:
+    return repr([[node[key] for key in ("up", "down", "rack")] for node in one.setting["lab"]][:1])
 
 
 def curves(groups: Sequence[Group], kind: str) -> list[Curve]:
@@ -96,21 +143,36 @@ def curves(groups: Sequence[Group], kind: str) -> list[Curve]:
         "weak": lambda one: one.first.summary.batch_size,
     }[kind]
     found = []
-    baselines = {(_family(one), size(one)): one for one in groups if one.workers == 1 and not one.first.summary.servers}
+    alone = [one for one in groups if one.workers == 1 and not one.first.summary.servers]
     several = [one for one in groups if one.workers > 1 or one.first.summary.servers]
-    lines: dict[tuple[Any, ...], list[Group]] = {}
-    for one in several:
-        key = (_family(one), size(one), one.strategy, one.first.summary.servers, one.first.summary.transport)
-        lines.setdefault(key, []).append(one)
-    for (family, batch, strategy, servers, transport), members in lines.items():
-        baseline = baselines.get((family, batch))
-        if baseline is None:
+    for (family, batch, strategy, servers, transport, _, nodes), members in _lines(several, size).items():
+        fitting = [one for one in alone if (_family(one), size(one)) == (family, batch)]
+        if not fitting:
             continue
+        # With as many threads a worker; if one worker had other numbers of them only, the fastest is the honest rival.
+        same = [one for one in fitting if one.setting.get("threads") == members[0].setting.get("threads")]
+        baseline = max(same or fitting, key=lambda one: one.images_per_second().value)
         points = [_point(baseline, one) for one in sorted(members, key=lambda one: one.workers)]
-        label = {"strategy": strategy, "servers": servers, "transport": transport, "batch": batch,
+        label = {"strategy": strategy, "servers": servers, "transport": transport, "nodes": nodes, "batch": batch,
                  "model": baseline.first.summary.model, "compute": baseline.first.summary.compute}  # fmt: skip
         found.append(Curve(kind, label, baseline, tuple(points), _serial(kind, points)))
     return found
+
+
+def _lines(groups: Sequence[Group], size: Callable[[Group], int]) -> dict[tuple[Any, ...], list[Group]]:
+    """Settings that differ in their number of workers only, and in that of nodes, unless that was varied as well."""
+    found: dict[tuple[Any, ...], list[Group]] = {}
+    for one in groups:
+        s = one.first.summary
+        way = (_links(one), one.setting.get("read"))
+        key = (_family(one), size(one), one.strategy, s.servers, s.transport, way)
+        found.setdefault(key, []).append(one)
+    apart: dict[tuple[Any, ...], list[Group]] = {}
+    for key, members in found.items():
+        varied = len({one.workers for one in members}) < len({(one.workers, nodes_of(one.first)) for one in members})
+        for one in members:
+            apart.setdefault((*key, nodes_of(one.first) if varied else None), []).append(one)
+    return apart
 
 
 def _point(baseline: Group, one: Group) -> Point:

@@ -1,9 +1,9 @@
-"""Run folders that were never run, with the faults that the checks must find."""
+"""Run folders that were never run, with the faults that the checks must find and the answers that analysis must."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from paceline.records import COMPLETED, LineWriter, Summary, write_summary, write_whole
 
 START = 1_700_000_000.0
+IDLE = 2.0  # seconds that nodes are sampled before the first step
 
 
 def steady(mean: float, count: int = 120, seed: int = 0, spread: float = 0.03) -> list[float]:
@@ -23,10 +24,15 @@ def write_run(
     seconds: Sequence[float],
     *,
     workers: int = 1,
+    servers: int = 0,
     batch: int = 32,
     strategy: str | None = None,
     seed: int = 0,
-    compute: Sequence[float] | None = None,  # of each rank, as a part of the step
+    compute: Sequence[float] | None = None,  # of each worker, as a part of the step
+    losses: Sequence[float] | None = None,  # of each step
+    per_epoch: int | None = None,  # steps; all are one epoch without it
+    hosts: Sequence[str] | None = None,  # of each rank
+    moves: Mapping[str, tuple[float, float]] | None = None,  # bytes in and out an update, of each host that is sampled
     cores: int = 8,
     threads: int = 1,
     lab: dict[str, Any] | None = None,
@@ -35,24 +41,65 @@ def write_run(
 ) -> Path:
     """A completed run whose steps took these seconds."""
     folder.mkdir(parents=True)
-    chosen = strategy or ("sequential" if workers == 1 else "ring")
+    chosen = strategy or ("ps-sync" if servers else "sequential" if workers == 1 else "ring")
     values = {"model": "mlp", "data": "mnist-mini", "strategy": chosen, "workers": workers, "batch_size": batch,
-              "seed": seed, "dropout": 0.0, "lr": 0.01, "optimizer": "sgd", **(spec or {})}  # fmt: skip
+              "seed": seed, "dropout": 0.0, "lr": 0.01, "optimizer": "sgd", **({"servers": servers} if servers else {}),
+              **(spec or {})}  # fmt: skip
     write_whole(folder / "spec.toml", "\n".join(f"{key} = {json.dumps(value)}" for key, value in values.items()) + "\n")
-    ranks = [{"rank": rank, "role": "worker", "host": "here", "pid": rank + 1} for rank in range(workers)]
+    places = list(hosts or ["here"] * (servers + workers))
+    ranks = [{"rank": rank, "role": "server" if rank < servers else "worker", "host": host, "pid": rank + 1}
+             for rank, host in enumerate(places)]  # fmt: skip
     write_whole(folder / "env.json", json.dumps({"schema": 1, "ranks": ranks, "cores": cores, "lab": lab}))
     parts = list(compute or [0.7] * workers)
-    for rank in range(workers):
-        lines, now = LineWriter(folder / f"rank_{rank}.jsonl"), START
-        for step, value in enumerate(seconds):
-            now += value
-            spans = {"input": 0.05 * value, "forward": parts[rank] * value / 3, "backward": parts[rank] * value * 2 / 3,
-                     "wait": (0.9 - parts[rank]) * value, "optimizer": 0.05 * value}  # fmt: skip
-            lines.write("step", step=step, epoch=0, time=now, seconds=value, samples=workers * batch, spans=spans)
-        lines.close()
-    given = {"status": COMPLETED, "strategy": chosen, "workers": workers, "transport": "gloo", "model": values["model"],
-             "data": values["data"], "batch_size": batch, "global_batch": workers * batch, "epochs": 1, "seed": seed,
-             "steps": len(seconds), "threads": threads, "epoch_seconds": [sum(seconds)], "train_loss": [0.5],
-             "total_seconds": sum(seconds) + 1.0, **summary}  # fmt: skip
+    for rank in range(servers + workers):
+        part = None if rank < servers else parts[rank - servers]
+        own = batch if part is not None and servers else workers * batch
+        _write_rank(folder / f"rank_{rank}.jsonl", seconds if rank == 0 or part is not None else [], part, own,
+                    served=bool(servers), per_epoch=per_epoch or len(seconds), losses=losses)  # fmt: skip
+    for host, (bytes_in, bytes_out) in (moves or {}).items():
+        _write_node(folder, host, seconds, bytes_in, bytes_out, "lo" if len(set(places)) == 1 else "eth0")
+    epochs = -(-len(seconds) // (per_epoch or len(seconds)))
+    times = [
+        sum(seconds[i : i + (per_epoch or len(seconds))]) for i in range(0, len(seconds), per_epoch or len(seconds))
+    ]
+    given = {"status": COMPLETED, "strategy": chosen, "workers": workers, "transport": "zmq" if servers else "gloo",
+             "servers": servers, "model": values["model"], "data": values["data"], "batch_size": batch,
+             "global_batch": workers * batch, "epochs": epochs, "seed": seed, "steps": len(seconds), "threads": threads,
+             "epoch_seconds": times, "train_loss": [0.5] * epochs, "total_seconds": sum(seconds) + 1.0,
+             **summary}  # fmt: skip
     write_summary(folder, Summary(**given))
     return folder
+
+
+def _write_rank(path: Path, seconds: Sequence[float], part: float | None, samples: int, *, served: bool,
+                per_epoch: int, losses: Sequence[float] | None) -> None:  # fmt: skip
+    """`part` is what it computes, of a step; None is a server, which has updates without parts."""
+    lines, now = LineWriter(path), START
+    for step, value in enumerate(seconds):
+        now += value
+        last = "push" if served else "optimizer"
+        spans = {} if part is None else {"input": 0.05 * value, "forward": part * value / 3,
+                                         "backward": part * value * 2 / 3, "wait": (0.9 - part) * value,
+                                         last: 0.05 * value}  # fmt: skip
+        learned = {"loss": losses[step]} if losses else {}
+        lines.write("step", step=step, epoch=step // per_epoch, time=now, seconds=value, samples=samples, **learned,
+                    spans=spans)  # fmt: skip
+    lines.close()
+
+
+def _write_node(folder: Path, name: str, seconds: Sequence[float], bytes_in: float, bytes_out: float,
+                interface: str) -> None:  # fmt: skip
+    """Samples twice a second, from before the first step until after the last; the other interfaces carry noise."""
+    lines = LineWriter(folder / f"node_{name}.jsonl")
+    lines.write("node", schema=1, name=name, cores=4, memory_bytes=8 * 10**9, period=0.5, clock="unix",
+                own_processes=True)  # fmt: skip
+    ends = np.concatenate([[0.0], np.cumsum(seconds)])
+    for number, now in enumerate(np.arange(-IDLE, ends[-1] + 1.0, 0.5)):
+        updates = float(np.interp(now, ends, np.arange(len(ends))))
+        counts = {"rx_bytes": int(1000 + updates * bytes_in), "rx_packets": int(10 + updates * bytes_in / 1000),
+                  "tx_bytes": int(2000 + updates * bytes_out), "tx_packets": int(20 + updates * bytes_out / 1000),
+                  "rx_drops": 0, "tx_drops": 0}  # fmt: skip
+        noise = dict.fromkeys(counts, 12345 + 7_000_000 * number)
+        lines.write("sample", time=START + now, cpu=None if number == 0 else 1.5, memory_bytes=2 * 10**9 + number,
+                    interfaces={interface: counts, "eth0" if interface == "lo" else "lo": noise})  # fmt: skip
+    lines.close()

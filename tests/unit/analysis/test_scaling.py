@@ -9,7 +9,7 @@ from made_up import steady, write_run
 from test_runs import check_read
 
 from paceline.analysis.breakdown import by_rank
-from paceline.analysis.scaling import curves, group
+from paceline.analysis.scaling import curves, group, label
 
 
 def test_repeats_are_one_group_and_other_settings_another(tmp_path: Path) -> None:
@@ -58,3 +58,44 @@ def test_a_step_s_time_is_divided_without_rest(tmp_path: Path) -> None:
     for each in parts.values():
         assert each.total == pytest.approx(0.1)
         assert each.communication == pytest.approx(0.01, rel=1e-4)
+
+
+def test_one_worker_with_as_many_threads_is_the_baseline_and_else_the_fastest_one(tmp_path: Path) -> None:
+    one = check_read(write_run(tmp_path / "1", steady(0.1), spec={"threads": 1}))
+    two = check_read(write_run(tmp_path / "2", steady(0.06), spec={"threads": 2}))
+    ring = check_read(write_run(tmp_path / "3", steady(0.1), workers=2, spec={"threads": 1}))
+    free = check_read(write_run(tmp_path / "4", steady(0.1), workers=2, strategy="gather"))
+    found = {curve.label["strategy"]: curve for curve in curves(group([one, two, ring, free]), "weak")}
+    assert found["ring"].points[0].speedup.value == pytest.approx(2.0, rel=0.02)
+    assert found["gather"].points[0].speedup.value == pytest.approx(1.2, rel=0.02)
+
+
+def test_nodes_that_were_varied_make_lines_of_their_own(tmp_path: Path) -> None:
+    places = {2: [["a", "a"], ["a", "b"]], 4: [["a"] * 4, ["a", "a", "b", "b"]]}
+    runs = [check_read(write_run(tmp_path / "1", steady(0.1)))]
+    for workers, wheres in places.items():
+        runs += [check_read(write_run(tmp_path / f"{workers}-{i}", steady(0.1, seed=i), workers=workers, hosts=where))
+                 for i, where in enumerate(wheres)]  # fmt: skip
+    groups = group(runs)
+    assert len(groups) == 5
+    found = {curve.label["nodes"]: [p.workers for p in curve.points] for curve in curves(groups, "weak")}
+    assert found == {1: [2, 4], 2: [2, 4]}
+    apart = [check_read(write_run(tmp_path / f"apart-{n}", steady(0.1), workers=n, hosts=list("abcd"[:n])))
+             for n in (1, 2, 4)]  # fmt: skip
+    assert [[p.workers for p in curve.points] for curve in curves(group(apart), "weak")] == [[2, 4]]
+
+
+def test_a_label_says_only_what_tells_settings_apart(tmp_path: Path) -> None:
+    link = {"nodes": [{"up": 10**8, "down": 10**8, "cpu": None, "speed": 1.0, "rack": 0}] * 2}
+    runs = [
+        check_read(write_run(tmp_path / "1", steady(0.1))),
+        check_read(write_run(tmp_path / "2", steady(0.1), workers=2, hosts=["a", "b"], lab=link)),
+        check_read(write_run(tmp_path / "3", steady(0.1), workers=2, hosts=["a", "a"], lab=link)),
+        check_read(write_run(tmp_path / "4", steady(0.1), workers=2, servers=1, hosts=["a", "b", "c"])),
+        check_read(write_run(tmp_path / "5", steady(0.1), workers=2, servers=2, hosts=["a", "b", "c", "d"])),
+    ]
+    groups = group(runs)
+    assert [label(one, groups) for one in groups] == [
+        "sequential, 1 worker", "ring, 2 workers, 2 nodes", "ring, 2 workers, 1 node",
+        "ps-sync, 2 workers, 1 server", "ps-sync, 2 workers, 2 servers"]  # fmt: skip
+    assert label(groups[1], groups[:2]) == "ring, 2 workers"

@@ -1,0 +1,161 @@
+"""What a problem's runs say about learning: accuracy, the time until it is reached, and what a batch size costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from paceline.analysis.learning import Reached, moments, target, time_to_accuracy
+from paceline.analysis.lines import ENOUGH_RUNS, faster, speed, told
+from paceline.analysis.problems import Problem
+from paceline.analysis.scaling import Group, label
+from paceline.analysis.statistics import Interval
+from paceline.analysis.wording import accuracy, count, percent, seconds, some, spread, within
+
+POINT = 0.01  # of accuracy: of few runs, less is not told from chance
+FOLLOWS_BATCH = ("batch_size", "lr", "warmup_epochs", "threads")  # may be chosen anew for each batch size
+
+
+def scores(one: Group, of: str) -> list[float]:
+    """An accuracy for each run, or none if a run has none: of the test, or the best epoch's."""
+    if of == "test":
+        found = [run.summary.test_accuracy for run in one.runs]
+    else:
+        rows = [[m.validation_accuracy if of == "validation" else m.train_accuracy for m in moments(run)]
+                for run in one.runs]  # fmt: skip
+        found = [max((value for value in row if value is not None), default=None) for row in rows]
+    return [value for value in found if value is not None] if None not in found else []
+
+
+def scored(groups: Sequence[Group]) -> tuple[str, list[tuple[Group, list[float]]]]:
+    """By the test where all that learned have one, else by validation, else by training."""
+    learned = [one for one in groups if any(moments(run) for run in one.runs) or scores(one, "test")]
+    for of in ("test", "validation", "training"):
+        found = [(one, values) for one in learned if (values := scores(one, of))]
+        if found and len(found) == len(learned):
+            return of, found
+    return "training", []
+
+
+def apart(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether the first is really better: with enough runs, its worst than the other's best."""
+    if min(len(one), len(other)) >= ENOUGH_RUNS:
+        return min(one) > max(other)
+    return median(one) - median(other) > POINT
+
+
+def best_accuracy(problem: Problem) -> Iterator[str]:
+    """Which setting learned best, which cannot be told from it, and which learned least."""
+    of, found = scored(problem.groups)
+    if not found:
+        return
+    found = sorted(found, key=lambda each: -median(each[1]))
+    groups = [one for one, _ in found]
+    top, values = found[0]
+    if len(found) == 1:
+        yield problem.say(f"{of} accuracy is {_score(values)}.{problem.few(top)}")
+        return
+    text = f"the best {of} accuracy is {_score(values)}, of {label(top, groups)}"
+    worse = [(one, each) for one, each in found[1:] if apart(values, each)]
+    alike = len(found) - 1 - len(worse)
+    if alike:
+        text += f"; {_of(alike, len(found) - 1)} cannot be told from it"
+    if worse:
+        text += f"; {label(worse[-1][0], groups)} has the least, {_score(worse[-1][1])}"
+    yield problem.say(f"{text}.{problem.few(*groups)}")
+
+
+def _of(some_of: int, all_of: int) -> str:
+    if some_of < all_of:
+        return f"{some_of} of the {all_of} others"
+    return "the other" if all_of == 1 else f"the {all_of} others"
+
+
+def _score(values: Sequence[float]) -> str:
+    middle = median(values)
+    if len(values) == 1:
+        return accuracy(middle)
+    return f"{accuracy(middle)} ({spread(Interval(middle, min(values), max(values)), accuracy)})"
+
+
+def soonest(problem: Problem) -> Iterator[str]:
+    """Which setting reaches an accuracy first."""
+    wanted = target(problem.groups)
+    if wanted is None:
+        return
+    found = time_to_accuracy(problem.groups, wanted)
+    if len(found) < 2:
+        return
+    reached = sorted(((r, r.seconds) for r in found if r.seconds), key=lambda each: each[1].value)
+    groups = [each.group for each in found]
+    if not reached:
+        return
+    first, when = reached[0]
+    wanted_text = f"{100 * wanted:g} % {first.of} accuracy"
+    text = f"{wanted_text} is reached first by {label(first.group, groups)}, after {within(when, seconds)} of training"
+    ties = [label(r.group, groups) for r, later in reached[1:] if not _sooner(first, when, r, later)]
+    if ties:
+        text += f"; these runs cannot tell it from {some(ties)}"
+    elif len(reached) > 1:
+        text += f"; next is {label(reached[1][0].group, groups)}, after {within(reached[1][1], seconds)}"
+    if missed := len(found) - len(reached):
+        text += f"; {count(missed, 'setting')} did not reach it in most runs"
+    yield problem.say(f"{text}.{problem.few(*groups)}")
+
+
+def _sooner(one: Reached, when: Interval, other: Reached, later: Interval) -> bool:
+    enough = min(one.runs, other.runs) >= ENOUGH_RUNS
+    return when.high < later.low and (enough or later.value > 1.1 * when.value)
+
+
+def batch_sizes(problem: Problem) -> Iterator[str]:
+    """The batch size with the best speed, what accuracy it costs, and the fastest that costs none."""
+    sweep = _sweep(problem.groups)
+    if len(sweep) < 2:
+        return
+    smallest = min(sweep, key=_batch)
+    top = max(sweep, key=speed)
+    who = label(top, [one for one in problem.groups if _batch(one) == _batch(top)])
+    text = f"of the batch sizes {_batch(smallest):,} to {max(map(_batch, sweep)):,} ({who}), "
+    ratio = faster(top, smallest)
+    if told(ratio, top, smallest):
+        text += f"{_batch(top):,} is the fastest, {within(ratio)} times as fast as {_batch(smallest):,}"
+    else:
+        text += f"none is shown to be faster than {_batch(smallest):,}"
+        top = smallest
+    of, found = scored(sweep)
+    if found:
+        text += _price(top, of, found)
+    yield problem.say(f"{text}.{problem.few(*sweep)}")
+
+
+def _price(top: Group, of: str, found: Sequence[tuple[Group, list[float]]]) -> str:
+    """What the fastest batch size costs in accuracy, and the fastest that costs nothing."""
+    by_group = {id(one): values for one, values in found}
+    best, values = max(found, key=lambda each: median(each[1]))
+    own = by_group[id(top)]
+    if best is top:
+        return f"; it also has the best {of} accuracy, {_score(own)}"
+    lost = f"; its {of} accuracy is {_score(own)}, the best {_score(values)} (batch {_batch(best):,})"
+    if not apart(values, own):
+        return f"{lost}, which is no difference that these runs can tell"
+    alike = [one for one, each in found if not apart(values, each)]
+    choice = max(alike, key=speed)
+    part = speed(choice) / speed(top)
+    if choice is best:
+        return f"{lost}; no other keeps it, and that one has {percent(part)} of the speed"
+    return f"{lost}; {_batch(choice):,} is the fastest that keeps it, with {percent(part)} of the speed"
+
+
+def _batch(one: Group) -> int:
+    return one.first.summary.batch_size
+
+
+def _sweep(groups: Sequence[Group]) -> list[Group]:
+    """The settings that differ in their batch size alone: of several such rows the longest, with the fewest workers."""
+    rows: dict[str, dict[int, Group]] = {}
+    for one in groups:
+        kept = {key: value for key, value in one.setting.items() if key not in FOLLOWS_BATCH}
+        rows.setdefault(repr(sorted(kept.items())), {}).setdefault(_batch(one), one)
+    ordered = sorted(rows.values(), key=lambda row: (-len(row), min(one.workers for one in row.values())))
+    return [row[batch] for row in ordered[:1] for batch in sorted(row)]

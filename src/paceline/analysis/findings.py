@@ -1,0 +1,144 @@
+"""The summary in words: what was run, what is best, what it costs and what is not worth it, as far as runs can say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from paceline.analysis.finding_learning import batch_sizes, best_accuracy, scored, soonest
+from paceline.analysis.finding_speed import best, cost, not_worth, scaling
+from paceline.analysis.lines import ENOUGH_RUNS, ENOUGH_STEPS, certain, links
+from paceline.analysis.problems import problems
+from paceline.analysis.runs import LeftOut
+from paceline.analysis.scaling import Curve, Group, label, nodes_of
+from paceline.analysis.wording import count, link, listing, some
+
+LONG = 6  # numbers in a row: more are given as a range
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A sentence or a few that a reader can act on."""
+
+    kind: str  # ran, best, scaling, cost, learned, not-worth, missing
+    text: str
+
+
+def findings(
+    groups: Sequence[Group], strong: Sequence[Curve], weak: Sequence[Curve], left_out: Sequence[LeftOut] = ()
+) -> list[Finding]:
+    """All that these runs carry, in the order that a reader wants it."""
+    found = problems(groups)
+    curves = [*strong, *weak]
+    said = [("ran", ran(groups))] if groups else []
+    said += [("best", text) for problem in found for text in best(problem, curves)]
+    for problem in found:
+        said += [("learned", t) for part in (soonest, best_accuracy, batch_sizes) for t in part(problem)]
+    said += [("scaling", text) for problem in found for text in scaling(problem, curves)]
+    each = 2 if len(found) < 3 else 1
+    said += [("cost", text) for problem in found for text in cost(problem, curves, each)]
+    said += [("not-worth", text) for problem in found for text in not_worth(problem, curves)]
+    said += [("missing", text) for text in missing(groups, curves, left_out)]
+    return [Finding(kind, text) for kind, text in dict.fromkeys(said)]
+
+
+def ran(groups: Sequence[Group]) -> str:
+    """What, how, with how many, and on what."""
+    summaries = [one.first.summary for one in groups]
+    emulated = sorted({s.compute.partition(":")[2] for s in summaries if s.compute != "real"})
+    real = any(s.compute == "real" for s in summaries)
+    verb = "Trained" if real else "Timed"
+    runs = [len(one.runs) for one in groups]
+    each = f"{count(min(runs), 'run')} each" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)} runs each"
+    size = f"{count(len(groups), 'setting')}, {each}" if len(groups) > 1 else count(runs[0], "run")
+    servers = {s.servers for s in summaries if s.servers}
+    words = [
+        f"{verb} {_names(s.model for s in summaries)} on {_names(s.data for s in summaries)}",
+        f"by {_names(s.strategy for s in summaries)}",
+        f"with {_numbers({s.workers for s in summaries}, 'worker')}"
+        + (f" and {_numbers(servers, 'server')}" if servers else ""),
+        f"batch {_range({s.batch_size for s in summaries})} a worker: {size}, {_where(groups)}.",
+    ]
+    text = ", ".join(words)
+    if emulated:
+        which = "Some compute was" if real else "Compute was"
+        text += f" {which} emulated ({listing(emulated)}): times are of communication and waiting, nothing was learned."
+    shrunk = sorted({s.shrink for s in summaries if s.shrink > 1})
+    if shrunk:
+        text += f" Gradients were {_range(set(shrunk))} times smaller than the models'."
+    return text
+
+
+def _names(values: Iterator[str]) -> str:
+    return listing(list(dict.fromkeys(values)))
+
+
+def _range(values: set[int]) -> str:
+    ordered = sorted(values)
+    in_a_row = len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1))
+    if in_a_row or len(ordered) > LONG:
+        return f"{ordered[0]:,} to {ordered[-1]:,}"
+    return listing([f"{value:,}" for value in ordered])
+
+
+def _numbers(values: set[int], what: str) -> str:
+    return f"{_range(values)} {what}{'' if values == {1} else 's'}"
+
+
+def _where(groups: Sequence[Group]) -> str:
+    machines = dict.fromkeys(_machine(run.environment) for one in groups for run in one.runs)
+    text = f"on {some(list(machines))}"
+    labs = [one for one in groups if one.setting.get("lab")]
+    if labs:
+        nodes = {nodes_of(run) for one in labs for run in one.runs}
+        speeds = {float(speed) for one in labs for row in links(one) for speed in row[:2] if speed}
+        some_of = "" if len(labs) == len(groups) else " in part"
+        text += f",{some_of} in a lab of {_numbers(nodes, 'node')}"
+        text += f" with links of {listing([link(speed) for speed in sorted(speeds)])}" if speeds else ""
+    elif (most := max(nodes_of(run) for one in groups for run in one.runs)) > 1:
+        text += f", {count(most, 'machine')} at most"
+    return text
+
+
+def _machine(environment: dict[str, object]) -> str:
+    cores, processor = environment.get("cores"), environment.get("processor")
+    gpus = environment.get("gpus") or []
+    words = [f"{cores} core{'' if cores == 1 else 's'}" if cores else "", f"of {processor}" if processor else ""]
+    named = Counter(str(gpu) for gpu in gpus) if isinstance(gpus, list) else Counter[str]()
+    devices = "".join(f" and {number} x {gpu}" for gpu, number in named.items())
+    return (" ".join(word for word in words if word) or "a machine that is not named") + devices
+
+
+def missing(groups: Sequence[Group], curves: Sequence[Curve], left_out: Sequence[LeftOut]) -> Iterator[str]:
+    """What would have to be run, or repaired, to say more."""
+    if not groups:
+        yield "There is no completed run: nothing can be said."
+    beside = [point.group for curve in curves for point in curve.points]
+    alone = [one for one in groups if one.workers > 1 and not any(one is each for each in beside)]
+    if alone:
+        names = [problem.label for problem in problems(groups) if problem.label and any(map(problem.has, alone))]
+        which = some(names or [label(one, groups) for one in alone])
+        yield (
+            f"No run of one worker fits {count(len(alone), 'setting')} ({which}): by how much more workers are faster "
+            f"is not known. Run it with --strategy sequential --workers 1 and the same batch size."
+        )
+    brief = [one for one in groups if not certain(one)]
+    if brief:
+        yield (
+            f"{count(len(brief), 'setting')} {'has' if len(brief) == 1 else 'have'} fewer than {ENOUGH_STEPS} steps "
+            f"without warm-up: no difference in speed is told from them. Make those runs longer."
+        )
+    short = [one for one in groups if len(one.runs) < ENOUGH_RUNS]
+    if short:
+        which = "Every setting has" if len(short) == len(groups) else f"{len(short)} of {len(groups)} settings have"
+        yield (
+            f"{which} fewer than {ENOUGH_RUNS} runs, so that nobody knows how much runs differ; differences below "
+            f"10 % are not told from chance. Repeat them."
+        )
+    trained = [one for one in groups if not one.first.emulated]
+    if trained and scored(trained)[0] == "training":
+        yield "Not all runs were tested or validated, and accuracy in training says little about new data."
+    if left_out:
+        reasons = some([f"{each.folder.name} ({each.why})" for each in left_out], 2)
+        yield f"{count(len(left_out), 'folder')} could not be used: {reasons}."

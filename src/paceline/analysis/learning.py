@@ -1,0 +1,122 @@
+"""What a run learned and when: epoch by epoch, step by step, and the time until an accuracy is reached."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import median
+
+import numpy as np
+
+from paceline.analysis.runs import Run
+from paceline.analysis.scaling import Group
+from paceline.analysis.statistics import Interval, Series
+
+MOST_POINTS = 400
+# Accuracies that people ask for: a target is one of these, so that it does not follow the best run's noise.
+ROUND = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The end of an epoch (the first is 0): training time and samples of all workers so far, and what was learned."""
+
+    epoch: int
+    seconds: float
+    samples: int
+    train_loss: float
+    train_accuracy: float
+    validation_loss: float | None
+    validation_accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Reached:
+    """When a setting had an accuracy: the median repeat, from the fastest to the slowest of those that reached it.
+
+    None where half of the repeats or more never did.
+    """
+
+    group: Group
+    accuracy: float
+    of: str  # validation or training
+    seconds: Interval | None
+    reached: int
+    runs: int
+
+
+def moments(run: Run) -> list[Moment]:
+    """Every epoch's end; none of a run that trained nothing. Time is that of training alone, as in epoch_seconds."""
+    s = run.summary
+    if run.emulated:
+        return []
+    seen = np.bincount([step.epoch for step in run.steps[0]], [step.samples for step in run.steps[0]])
+    ends = zip(accumulate(s.epoch_seconds), np.cumsum(seen), s.train_loss, s.train_accuracy, strict=False)
+    return [
+        Moment(epoch, seconds, int(samples), loss, accuracy,
+               _at(s.validation_loss, epoch), _at(s.validation_accuracy, epoch))
+        for epoch, (seconds, samples, loss, accuracy) in enumerate(ends)
+    ]  # fmt: skip
+
+
+def _at(values: Sequence[float], index: int) -> float | None:
+    return values[index] if index < len(values) else None
+
+
+def losses(run: Run) -> tuple[Series, Series, Series]:
+    """Seconds of training, samples of all workers and the loss, at most 400 points of each: means of equal stretches.
+
+    Rank 0 knows the loss of whole updates, as a worker or as the server that leads.
+    """
+    steps = [step for step in run.steps[0] if step.loss is not None]
+    if not steps:
+        return np.empty(0), np.empty(0), np.empty(0)
+    ends = {step.step: end for step, end in zip(run.steps[0], accumulate(s.seconds for s in run.steps[0]), strict=True)}
+    seen = {step.step: end for step, end in zip(run.steps[0], accumulate(s.samples for s in run.steps[0]), strict=True)}
+    table = np.array([(ends[step.step], seen[step.step], step.loss) for step in steps], dtype=float)
+    edges = np.linspace(0, len(table), min(MOST_POINTS, len(table)) + 1).astype(int)
+    stretches = np.split(table, edges[1:-1])
+    thinned = np.array([(*stretch[-1, :2], stretch[:, 2].mean()) for stretch in stretches])
+    return thinned[:, 0], thinned[:, 1], thinned[:, 2]
+
+
+def measured_on(groups: Sequence[Group]) -> str:
+    """Which accuracy these can all be compared by: of validation, unless one of them has none."""
+    found = [moment for one in groups for run in one.runs for moment in moments(run)]
+    return "validation" if found and all(m.validation_accuracy is not None for m in found) else "training"
+
+
+def _accuracies(run: Run, of: str) -> list[tuple[float, float]]:
+    """Seconds and accuracy at each epoch's end."""
+    found = []
+    for moment in moments(run):
+        accuracy = moment.validation_accuracy if of == "validation" else moment.train_accuracy
+        found.append((moment.seconds, float("nan") if accuracy is None else accuracy))
+    return found
+
+
+def target(groups: Sequence[Group]) -> float | None:
+    """The highest round accuracy that at least half of these runs reach at some epoch's end."""
+    of = measured_on(groups)
+    learned = [found for one in groups for run in one.runs if (found := _accuracies(run, of))]
+    if not learned:
+        return None
+    best = [max(accuracy for _, accuracy in found) for found in learned]
+    fitting = [each for each in ROUND if sum(value >= each for value in best) * 2 >= len(best)]
+    return max(fitting, default=None)
+
+
+def time_to_accuracy(groups: Sequence[Group], accuracy: float) -> list[Reached]:
+    """Of every setting that learned something, the first epoch's end at which it had this accuracy."""
+    of, found = measured_on(groups), []
+    for one in groups:
+        learned = [_accuracies(run, of) for run in one.runs if moments(run)]
+        if not learned:
+            continue
+        first = [next((s for s, value in run if value >= accuracy), float("inf")) for run in learned]
+        reached = [seconds for seconds in first if seconds < float("inf")]
+        most = len(reached) * 2 > len(learned)
+        seconds = Interval(median(first), min(reached), max(reached)) if most else None
+        found.append(Reached(one, accuracy, of, seconds, len(reached), len(learned)))
+    return found

@@ -1,0 +1,60 @@
+"""Settings by what they train, and where: only those of one problem can be compared in speed and accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.analysis.lines import ENOUGH_RUNS, network
+from paceline.analysis.scaling import Curve, Group, Point
+from paceline.analysis.wording import count, sentence
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Its settings; its label says what tells it from the others, and is empty where there is one problem."""
+
+    label: str
+    groups: tuple[Group, ...]
+    all_few: bool  # settings of all problems have few runs: that is said once, for all
+
+    def has(self, one: Group) -> bool:
+        return any(one is each for each in self.groups)
+
+    def say(self, text: str) -> str:
+        """A sentence about it."""
+        return f"{self.label}: {text}" if self.label else sentence(text)
+
+    def few(self, *groups: Group) -> str:
+        """A warning, where it rests on few runs and others do not."""
+        runs = min(len(one.runs) for one in groups)
+        if runs >= ENOUGH_RUNS or self.all_few:
+            return ""
+        return f" It rests on {count(runs, 'run')}{' of each setting' if len(groups) > 1 else ''}."
+
+    def points(self, curves: Sequence[Curve]) -> list[tuple[Curve, Point]]:
+        """What is known of its settings beside one worker, of more than one worker."""
+        return [(c, p) for c in curves if self.has(c.baseline) for p in c.points if p.workers > 1]
+
+
+def problems(groups: Sequence[Group]) -> list[Problem]:
+    """In the order they come."""
+    found: dict[tuple[str, ...], list[Group]] = {}
+    for one in groups:
+        found.setdefault(_key(one), []).append(one)
+    shown: list[int] = []
+    for i in range(5):  # only as much as tells them apart
+        if len({_part(key, [*shown, i]) for key in found}) > len({_part(key, shown) for key in found}):
+            shown.append(i)
+    all_few = all(len(one.runs) < ENOUGH_RUNS for one in groups)
+    return [Problem(", ".join(_part(key, shown)), tuple(members), all_few) for key, members in found.items()]
+
+
+def _part(key: tuple[str, ...], shown: Sequence[int]) -> tuple[str, ...]:
+    return tuple(key[i] for i in shown)
+
+
+def _key(one: Group) -> tuple[str, ...]:
+    s = one.first.summary
+    smaller = f"gradients {s.shrink} times smaller" if s.shrink > 1 else "gradients of full size"
+    return s.model, s.data, s.compute, network(one) or "outside a lab", smaller

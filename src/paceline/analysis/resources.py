@@ -1,0 +1,197 @@
+"""What nodes and ranks did over time, on one clock, and the bytes that an update moved through each node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+import numpy as np
+
+from paceline.analysis.breakdown import COMPUTE
+from paceline.analysis.runs import Run, Step
+from paceline.analysis.scaling import nodes_of
+from paceline.analysis.statistics import Series
+from paceline.records import Node
+
+LOOPBACK = "lo"
+SHORTEST = 0.1  # seconds between samples: less makes rates of a handful of packets
+ENOUGH = 4  # samples' periods that steps must last: between two samples nobody knows when the bytes went
+COLUMNS = ("rx_packets", "tx_packets", "rx_bytes", "tx_bytes")
+
+
+@dataclass(frozen=True)
+class NodeSeries:
+    """A node over time: each value is of the stretch that ends at `seconds`; nan is what could not be known.
+
+    Time 0 is the start of the run's first step; what a node did before is left out. Traffic is of all interfaces but
+    loopback where there are several nodes, and of loopback where there is one.
+    """
+
+    name: str
+    role: str  # server, worker, 2 workers, server and worker …
+    seconds: Series
+    cores_busy: Series
+    cores: int | None
+    memory_bytes: Series
+    packets_in: Series  # a second, as the rest
+    packets_out: Series
+    bits_in: Series
+    bits_out: Series
+
+
+@dataclass(frozen=True)
+class RankSeries:
+    """A worker over time: which part of each stretch that ends at `seconds` it computed, and which it waited."""
+
+    rank: int
+    role: str
+    seconds: Series
+    busy: Series
+    waiting: Series
+    images_per_second: Series
+
+
+@dataclass(frozen=True)
+class NodeTraffic:
+    """What one update moves through a node, by the kernel's counters; nan where steps were too few to tell."""
+
+    name: str
+    role: str
+    bytes_in: float
+    bytes_out: float
+    packets_in: float
+    packets_out: float
+
+
+def started(run: Run) -> float:
+    """When the first step began, in seconds of the Unix clock."""
+    return min(steps[0].time - steps[0].seconds for steps in run.steps.values() if steps)
+
+
+def roles(run: Run) -> dict[str, str]:
+    """What runs on each node, by its name."""
+    found: dict[str, list[str]] = {}
+    for row in run.environment.get("ranks", []):
+        found.setdefault(row["host"], []).append("server" if row["rank"] < run.summary.servers else "worker")
+    return {host: _role(rows.count("server"), rows.count("worker")) for host, rows in found.items()}
+
+
+def _role(servers: int, workers: int) -> str:
+    counts = {"server": servers, "worker": workers}
+    return " and ".join(name if n == 1 else f"{n} {name}s" for name, n in counts.items() if n)
+
+
+def _counters(run: Run, node: Node) -> Series:
+    """A row a sample, of packets and bytes in and out; an interface that is not listed has carried nothing yet."""
+    if not any(sample.interfaces for sample in node.samples):
+        return np.full((len(node.samples), len(COLUMNS)), np.nan)
+    alone = nodes_of(run) == 1
+    rows = []
+    for sample in node.samples:
+        used = [traffic for name, traffic in sample.interfaces.items() if (name == LOOPBACK) == alone]
+        rows.append([float(sum(getattr(traffic, column) for traffic in used)) for column in COLUMNS])
+    return np.array(rows)
+
+
+def node_series(run: Run) -> list[NodeSeries]:
+    """Every node that was sampled at least twice."""
+    begin, by_node, found = started(run), roles(run), []
+    for name, node in run.nodes.items():
+        times = np.array([sample.time for sample in node.samples]) - begin
+        if len(times) < 2:
+            continue
+        gaps = np.diff(times)
+        kept = (gaps >= SHORTEST) & (times[1:] > 0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rates = np.diff(_counters(run, node), axis=0) / gaps[:, None]
+        rates = np.where(rates >= 0, rates, np.nan)[kept]  # a counter that went back is of an interface made anew
+        cpu, memory = (_known([getattr(s, field) for s in node.samples[1:]])[kept] for field in ("cpu", "memory_bytes"))
+        found.append(NodeSeries(name, by_node.get(name, ""), times[1:][kept], cpu, node.cores, memory,
+                                rates[:, 0], rates[:, 1], rates[:, 2] * 8, rates[:, 3] * 8))  # fmt: skip
+    return found
+
+
+def _known(values: Sequence[float | None]) -> Series:
+    return np.array([np.nan if value is None else value for value in values], dtype=float)
+
+
+def traffic(run: Run) -> list[NodeTraffic]:
+    """Of the steady steps, and never of the first, which may carry the first weights; between samples by proportion.
+
+    What goes on between epochs, such as validation, is in no step and so not counted.
+    """
+    steps = run.steps[0]
+    steps = steps[min(max(run.warm_up, 1), len(steps) - 1) :]
+    by_node = roles(run)
+    return [
+        NodeTraffic(name, by_node.get(name, ""), *_moved(run, node, steps))
+        for name, node in run.nodes.items()
+        if len(node.samples) > 1
+    ]
+
+
+def _moved(run: Run, node: Node, steps: Sequence[Step]) -> tuple[float, float, float, float]:
+    """Bytes in and out, packets in and out, an update."""
+    times, counts = np.array([sample.time for sample in node.samples]), _counters(run, node)
+    ends = np.array([step.time for step in steps])
+    starts = ends - np.array([step.seconds for step in steps])
+    inside = (starts >= times[0]) & (ends <= times[-1])
+    lasted = ends[inside].max() - starts[inside].min() if inside.any() else 0.0
+    if lasted < ENOUGH * node.period or (np.diff(counts, axis=0) < 0).any():
+        return (np.nan,) * 4
+    moved = [np.interp(ends, times, column) - np.interp(starts, times, column) for column in counts.T]
+    packets_in, packets_out, bytes_in, bytes_out = (float(each[inside].sum() / inside.sum()) for each in moved)
+    return bytes_in, bytes_out, packets_in, packets_out
+
+
+def rank_series(run: Run, bins: int = 100) -> list[RankSeries]:
+    """Every worker's, from the parts of its steps. Within a step they are taken to be in their usual order."""
+    begin, servers = started(run), run.summary.servers
+    workers = {rank: steps for rank, steps in run.steps.items() if rank >= servers and steps}
+    if not workers:
+        return []
+    edges = np.linspace(0, max(steps[-1].time for steps in workers.values()) - begin, bins + 1)
+    # Ranks that average write down the samples of all; workers of servers their own.
+    share = 1 if servers else run.summary.workers
+    found = []
+    for rank, steps in workers.items():
+        rows = np.cumsum([astuple(_laid_out(step, share)) for step in steps], axis=0)
+        times, parts = _points(steps, rows, begin)
+        busy, waiting, images = (np.diff(np.interp(edges, times, part)) / np.diff(edges) for part in parts)
+        found.append(RankSeries(rank, "worker", edges[1:], np.clip(busy, 0, 1), np.clip(waiting, 0, 1), images))
+    return found
+
+
+@dataclass(frozen=True)
+class _Laid:
+    """A step's seconds: computing, waiting and the update of the weights; and its images."""
+
+    compute: float
+    waiting: float
+    optimizer: float
+    images: float
+
+
+def _laid_out(step: Step, share: int) -> _Laid:
+    spans = step.spans
+    waiting = spans.get("wait", 0.0) + spans.get("push", 0.0)
+    compute = sum(spans.get(name, 0.0) for name in COMPUTE)
+    return _Laid(compute, waiting, spans.get("optimizer", 0.0), step.samples / share)
+
+
+def _points(steps: Sequence[Step], totals: Series, begin: float) -> tuple[Series, tuple[Series, Series, Series]]:
+    """What a worker had computed, waited and seen at five moments of each step: input, compute, …, wait, optimizer."""
+    before = np.vstack([np.zeros(4), totals[:-1]])
+    ends = np.array([step.time for step in steps]) - begin
+    starts = ends - np.array([step.seconds for step in steps])
+    own = totals - before
+    ready = starts + np.array([step.spans.get("input", 0.0) for step in steps])
+    computed, updating = ready + own[:, 0], ends - own[:, 2]
+    times = np.stack([starts, ready, computed, updating - own[:, 1], updating, ends], axis=1)
+    busy, busy_after = before[:, 0] + before[:, 2], totals[:, 0] + before[:, 2]
+    busy_at = np.stack([busy, busy, busy_after, busy_after, busy_after, totals[:, 0] + totals[:, 2]], axis=1)
+    waiting_at = np.stack([before[:, 1]] * 4 + [totals[:, 1]] * 2, axis=1)
+    fraction = (times - starts[:, None]) / np.maximum(ends - starts, 1e-12)[:, None]
+    images_at = before[:, 3, None] + own[:, 3, None] * np.clip(fraction, 0, 1)
+    ordered = np.maximum.accumulate(times.ravel())
+    return ordered, (busy_at.ravel(), waiting_at.ravel(), images_at.ravel())

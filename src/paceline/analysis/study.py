@@ -1,0 +1,47 @@
+"""All that a report is made of, from folders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.analysis.checks import Doubt, all_doubts
+from paceline.analysis.claims import Claim, claims
+from paceline.analysis.findings import Finding, findings
+from paceline.analysis.runs import LeftOut, Run, find_folders, read_run
+from paceline.analysis.scaling import Curve, Group, curves, group
+from paceline.records import Bench, read_bench
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs by their settings, how they scale, what was found, and what is doubtful."""
+
+    bench: Bench | None  # of an experiment's folder; plain run folders have none
+    groups: tuple[Group, ...]
+    strong: tuple[Curve, ...]
+    weak: tuple[Curve, ...]
+    doubts: tuple[Doubt, ...]
+    left_out: tuple[LeftOut, ...]
+    claims: tuple[Claim, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for one in self.groups for run in one.runs]
+
+
+def read_study(paths: Sequence[Path]) -> Study:
+    """Of run folders, or of folders of them. What cannot be used is listed, and never averaged in."""
+    bench = read_bench(paths[0]) if len(paths) == 1 else None
+    folders = find_folders(paths)
+    stale = [folder for folder in folders if bench and folder.name not in bench.runs]
+    read = [read_run(folder) for folder in folders if folder not in stale]
+    left_out = tuple(each for each in read if isinstance(each, LeftOut))
+    left_out += tuple(LeftOut(folder, "not one of the runs that the experiment has now") for folder in stale)
+    groups = tuple(group(each for each in read if isinstance(each, Run)))
+    strong, weak = (tuple(curves(groups, kind)) for kind in ("strong", "weak"))
+    doubts = tuple(all_doubts(groups, [*strong, *weak]))
+    return Study(bench, groups, strong, weak, doubts, left_out, tuple(claims(groups, [*strong, *weak])),
+                 tuple(findings(groups, strong, weak, left_out)))  # fmt: skip

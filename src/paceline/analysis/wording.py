@@ -1,0 +1,84 @@
+"""Numbers and lists as people write them: units, sensible digits, and where a value lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import isfinite
+
+from paceline.analysis.statistics import Interval
+
+
+def count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def listing(words: Sequence[str]) -> str:
+    """a, b and c; or a, x; b, y; and c, z, where commas are taken"""
+    if any(", " in word for word in words):
+        return "; and ".join(["; ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def some(words: Sequence[str], most: int = 3) -> str:
+    """A list that stays short: what is left out is counted."""
+    return listing(words if len(words) <= most + 1 else [*words[:most], f"{len(words) - most} more"])
+
+
+def number(value: float) -> str:
+    """Three digits that count, and no exponent: 0.0123, 4.56, 37.7, 3,665."""
+    if not isfinite(value):
+        return "unknown"
+    if value == 0 or abs(value) >= 100:
+        return f"{value:,.0f}"
+    whole = f"{abs(value):.2e}"
+    return f"{value:.{max(0, 2 - int(whole.split('e')[1]))}f}"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def accuracy(value: float) -> str:
+    return f"{100 * value:.2f} %"
+
+
+def seconds(value: float) -> str:
+    for unit, length in (("h", 3600.0), ("min", 60.0)):
+        if value >= 2 * length:
+            return f"{number(value / length)} {unit}"
+    return f"{number(value)} s" if value >= 1 else f"{number(value * 1000)} ms"
+
+
+def size(value: float) -> str:
+    """Bytes, in units of a thousand as networks have them."""
+    for unit, length in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= length:
+            return f"{number(value / length)} {unit}"
+    return f"{value:.0f} B"
+
+
+def link(value: float) -> str:
+    """Bits a second."""
+    return f"{value / 1e9:g} Gbit/s" if value >= 1e9 else f"{value / 1e6:g} Mbit/s"
+
+
+def spread(found: Interval, form: Callable[[float], str] = number) -> str:
+    """Where a value lies: 3,600 to 3,720."""
+    return f"{form(found.low)} to {form(found.high)}"
+
+
+def within(found: Interval, form: Callable[[float], str] = number) -> str:
+    """A value and where it lies, 3,665 (3,600 to 3,720); the value alone where that says no more."""
+    said = form(found.value)
+    return said if form(found.low) == said == form(found.high) else f"{said} ({spread(found, form)})"
+
+
+def percents(found: Interval) -> str:
+    """81 % (78 to 84)"""
+    said = f"{100 * found.value:.0f} %"
+    low, high = f"{100 * found.low:.0f}", f"{100 * found.high:.0f}"
+    return said if f"{low} %" == said == f"{high} %" else f"{said} ({low} to {high})"
+
+
+def sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,258 @@
+"""The summary in words: right numbers, no claim that the runs do not carry, and no study that it cannot take."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from made_up import START, steady, write_run
+from test_claims import check, cluster
+from test_runs import check_read
+
+from paceline.analysis.findings import Finding, findings
+from paceline.analysis.resources import node_series, rank_series, traffic
+from paceline.analysis.runs import LeftOut, Run, Step
+from paceline.analysis.scaling import curves, group
+from paceline.records import COMPLETED, Summary
+
+
+def found_in(runs: list[Run], left_out: tuple[LeftOut, ...] = ()) -> list[Finding]:
+    groups = group(runs)
+    return findings(groups, curves(groups, "strong"), curves(groups, "weak"), left_out)
+
+
+def texts(runs: list[Run], kind: str) -> list[str]:
+    return [found.text for found in found_in(runs) if found.kind == kind]
+
+
+def repeats(folder: Path, mean: float, *, count: int = 3, steps: int = 40, **options: Any) -> list[Run]:
+    found = []
+    for seed in range(count):
+        times = steady(mean, steps, seed, 0.01)
+        found.append(check_read(write_run(folder / str(seed), times, seed=seed, **options)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def strong(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    """A global batch of 64: of a ring's work a tenth is serial, and gathering is no faster with 4 than with 2."""
+    folder, runs = tmp_path_factory.mktemp("strong"), []
+    runs += repeats(folder / "1", 0.1, batch=64)
+    for n in (2, 4):
+        runs += repeats(folder / f"ring-{n}", 0.1 * (0.1 + 0.9 / n), workers=n, batch=64 // n, compute=[0.4] * n)
+        runs += repeats(folder / f"gather-{n}", 0.06, workers=n, batch=64 // n, strategy="gather")
+    return runs
+
+
+def test_what_ran(strong: list[Run]) -> None:
+    [text] = texts(strong, "ran")
+    assert text.startswith(
+        "Trained mlp on mnist-mini, by sequential, ring and gather, with 1, 2 and 4 workers, batch 16, 32 and 64 a "
+        "worker: 5 settings, 3 runs each, on 8 cores"
+    )
+
+
+def test_the_fastest_and_by_how_much(strong: list[Run]) -> None:
+    [text] = texts(strong, "best")
+    assert re.match(r"The fastest is ring, 4 workers, batch 16[^:]*: 1,9", text)
+    speedup = re.search(r"images/s, ([\d.]+) \(([\d.]+) to ([\d.]+)\) times one worker", text)
+    assert speedup
+    value, low, high = map(float, speedup.groups())
+    assert low <= value <= high
+    assert value == pytest.approx(1 / 0.325, rel=0.03)
+    assert "rests on" not in text
+
+
+def test_efficiency_and_the_serial_part(strong: list[Run]) -> None:
+    [text] = texts(strong, "scaling")
+    assert "Strong scaling (the batch of all is fixed)" in text
+    assert "ring, 4 workers has 77 %" in text
+    serial = re.search(r"The serial part of the first is ([\d.]+) % by Amdahl's law", text)
+    assert serial
+    assert float(serial[1]) == pytest.approx(10, abs=1)
+
+
+def test_where_the_time_goes_and_what_would_help(strong: list[Run]) -> None:
+    text = texts(strong, "cost")[0]
+    assert re.match(r"A step of ring, 4 workers, batch 16.* takes 32", text)
+    assert "40 % computing, 50 % communication" in text
+    assert text.endswith("fewer workers or a larger batch would help most.")  # all are on one machine
+
+
+def test_uneven_workers_are_told(tmp_path: Path) -> None:
+    runs = repeats(tmp_path, 0.1, workers=3, compute=[0.3, 0.3, 0.8])
+    [text] = texts(runs, "cost")
+    assert "33 % waiting for the slowest worker" in text
+    assert "the workers are uneven" in text
+
+
+def test_what_is_not_worth_it(strong: list[Run]) -> None:
+    found = texts(strong, "not-worth")
+    assert re.match(
+        r"More workers are not worth it from 2 to 4 with gather: (1.00|0.99\d) .* times the speed\.", found[0]
+    )
+    assert found[1].startswith("With 4 workers the fastest is ring: gather has 5")
+    assert len(found) == 2
+
+
+def test_more_workers_that_are_slower_than_one(tmp_path: Path) -> None:
+    runs = repeats(tmp_path / "1", 0.1) + repeats(tmp_path / "2", 0.3, workers=2)
+    assert texts(runs, "best")[0].startswith("The fastest is sequential, 1 worker: 320")
+    assert "no setting of more workers is faster" in texts(runs, "best")[0]
+    assert texts(runs, "not-worth")[0].startswith("More workers are not worth it from 1 to 2 with ring: 0.66")
+
+
+def test_what_the_intervals_do_not_carry_is_not_claimed(tmp_path: Path) -> None:
+    """Runs of the ring differ by a third, and so its 5 % less time proves nothing."""
+    means = (0.07, 0.095, 0.12)
+    ring = [check_read(write_run(tmp_path / f"r{i}", steady(mean, 40, i), seed=i, workers=2, batch=16))
+            for i, mean in enumerate(means)]  # fmt: skip
+    [text] = texts(repeats(tmp_path / "one", 0.1) + ring, "best")
+    assert "that it is faster than one worker is not shown" in text
+    assert "These runs cannot tell it from sequential, 1 worker" in text
+
+
+def test_few_runs_are_said_to_be_few(tmp_path: Path) -> None:
+    runs = repeats(tmp_path / "1", 0.1, count=1) + repeats(tmp_path / "2", 0.095, count=1, workers=2, batch=16)
+    [text] = texts(runs, "best")
+    assert "is not shown: 1.05" in text
+    assert "It rests on" not in text  # so it is with all: said once
+    assert any("fewer than 3 runs" in said for said in texts(runs, "missing"))
+    more = runs + repeats(tmp_path / "3", 0.2, count=3, workers=4, batch=8)
+    [text] = texts(more, "best")
+    assert text.endswith("It rests on 1 run.")
+    assert any(said.startswith("Every setting has fewer than 3 runs") for said in texts(runs, "missing"))
+
+
+def accurate(folder: Path, batch: int, seconds: float, tests: list[float], **options: Any) -> list[Run]:
+    """Two epochs of ten steps; what is learned in the first is half."""
+    found = []
+    for seed, value in enumerate(tests):
+        course, losses = [value / 2, value], [1.0, 0.5]
+        learned: dict[str, Any] = {"test_accuracy": value, "train_accuracy": course, "train_loss": losses,
+                                   "validation_accuracy": course, "validation_loss": losses}  # fmt: skip
+        times = steady(seconds, 20, seed, 0.005)
+        found.append(check_read(write_run(folder / f"{batch}-{seed}", times, batch=batch, seed=seed, per_epoch=10,
+                                          **learned, **options)))  # fmt: skip
+    return found
+
+
+def test_accuracy_time_to_it_and_the_price_of_a_batch_size(tmp_path: Path) -> None:
+    """Of 32, 256 and 1024, the last is the fastest and loses accuracy; 256 keeps it."""
+    runs = accurate(tmp_path, 32, 0.05, [0.981, 0.983, 0.985])
+    runs += accurate(tmp_path, 256, 0.2, [0.980, 0.982, 0.984])
+    runs += accurate(tmp_path, 1024, 0.6, [0.951, 0.952, 0.953])
+    soonest, best, batches = texts(runs, "learned")
+    assert soonest.startswith("98 % validation accuracy is reached first by sequential, 1 worker, batch 32, after ")
+    assert "next is sequential, 1 worker, batch 256" in soonest
+    assert "1 setting did not reach it in most runs" in soonest
+    assert best == (
+        "The best test accuracy is 98.30 % (98.10 % to 98.50 %), of sequential, 1 worker, batch 32; 1 of the 2 others "
+        "cannot be told from it; sequential, 1 worker, batch 1024 has the least, 95.20 % (95.10 % to 95.30 %)."
+    )
+    assert batches.startswith("Of the batch sizes 32 to 1,024 (sequential, 1 worker), 1,024 is the fastest, 2.6")
+    assert "256 is the fastest that keeps it, with 7" in batches
+    assert batches.endswith("% of the speed.")
+
+
+def test_accuracies_of_single_runs_that_differ_little_are_alike(tmp_path: Path) -> None:
+    runs = accurate(tmp_path, 32, 0.05, [0.981]) + accurate(tmp_path, 64, 0.08, [0.976])
+    assert "the other cannot be told from it" in texts(runs, "learned")[1]
+    assert "no difference that these runs can tell" in texts(runs, "learned")[2]
+
+
+def test_models_are_not_compared_with_each_other(tmp_path: Path) -> None:
+    runs = [run for model in ("big", "small") for run in repeats(tmp_path / model, 0.1, spec={"model": model})]
+    found = texts(runs, "best")
+    assert [text.split(":")[0] for text in found] == ["big", "small"]
+    assert not texts(runs, "not-worth")
+
+
+def test_one_run_and_no_baseline(tmp_path: Path) -> None:
+    runs = repeats(tmp_path, 0.1, count=1, workers=2)
+    assert texts(runs, "ran")[0].endswith("with 2 workers, batch 32 a worker: 1 run, on 8 cores.")
+    assert texts(runs, "best")[0].startswith("The speed of ring, 2 workers is 64")
+    assert texts(runs, "missing")[0].startswith("No run of one worker fits 1 setting (ring, 2 workers)")
+
+
+def test_emulated_servers_alone(tmp_path: Path) -> None:
+    runs = cluster(tmp_path, "big", 2, 1) + cluster(tmp_path, "big", 4, 1)
+    for run in runs:
+        run.summary.compute, run.summary.shrink = "emulated:k80", 10
+    [text] = texts(runs, "ran")
+    assert text.startswith("Timed big on mnist-mini, by ps-sync, with 2 and 4 workers and 1 server")
+    assert "in a lab of 3 and 5 nodes with links of 1 Gbit/s" in text
+    assert "emulated (k80): times are of communication and waiting, nothing was learned" in text
+    assert "Gradients were 10 times smaller than the models'." in text
+    assert texts(runs, "learned") == []
+    assert "more servers" in texts(runs, "cost")[0]
+
+
+def test_nothing_and_what_was_left_out(tmp_path: Path) -> None:
+    out = (LeftOut(tmp_path / "a", "failed: rank 1 was killed"),)
+    assert [found.text for found in found_in([], out)] == [
+        "There is no completed run: nothing can be said.",
+        "1 folder could not be used: a (failed: rank 1 was killed).",
+    ]
+
+
+def test_runs_of_few_steps_prove_nothing(tmp_path: Path) -> None:
+    runs = repeats(tmp_path / "1", 0.1, steps=3) + repeats(tmp_path / "2", 0.3, steps=3, workers=2)
+    assert texts(runs, "not-worth") == []
+    assert any("2 settings have fewer than 5 steps" in text for text in texts(runs, "missing"))
+
+
+@st.composite
+def odd_runs(draw: st.DrawFn) -> Run:
+    """A run in memory of any kind: few steps, servers or none, emulated or not, with and without accuracies."""
+    servers, workers = draw(st.sampled_from([0, 0, 1, 3])), draw(st.sampled_from([1, 2, 4]))
+    alone = workers == 1 and not servers
+    strategy = draw(st.sampled_from(["ps-sync", "ps-async"] if servers else ["sequential"] if alone else
+                                    ["ring", "allreduce"]))  # fmt: skip
+    model, batch = draw(st.sampled_from(["a", "b"])), draw(st.sampled_from([16, 32, 64]))
+    steps, epochs, seed = draw(st.integers(1, 12)), draw(st.integers(1, 2)), draw(st.integers(0, 3))
+    emulated, tested, validated = (draw(st.booleans()) for _ in range(3))
+    total = batch if strategy == "ps-async" else batch * workers
+    found: dict[int, list[Step]] = {}
+    for rank in range(servers + workers):
+        count = 0 if 0 < rank < servers else steps
+        now, found[rank] = START, []
+        for number, value in enumerate(steady(0.1, count, rank + seed)):
+            now += value
+            spans = {} if rank < servers else {"forward": value / 2, "wait": value / 3}
+            loss = None if emulated else 1.0
+            found[rank].append(Step(number, number * epochs // count, now, value, total, spans, loss))
+    accuracies = [] if emulated else [draw(st.floats(0, 1)) for _ in range(epochs)]
+    held_out, transport = accuracies if validated else [], "zmq" if servers else "gloo"
+    summary = Summary(COMPLETED, strategy, workers, transport, model, "d", batch, total, epochs, seed,
+                      compute="emulated:k80" if emulated else "real", servers=servers, steps=steps,
+                      epoch_seconds=[1.0] * epochs, train_accuracy=accuracies, train_loss=accuracies,
+                      validation_accuracy=held_out, validation_loss=held_out,
+                      test_accuracy=0.9 if tested and not emulated else None)  # fmt: skip
+    hosts = [{"rank": r, "role": "", "host": draw(st.sampled_from("xy"))} for r in range(servers + workers)]
+    lab = {"nodes": [{"up": 10**9, "down": 10**9}]} if draw(st.booleans()) else None
+    environment: dict[str, Any] = draw(st.sampled_from([{}, {"ranks": hosts, "cores": 2, "lab": lab, "gpus": ["T4"]}]))
+    spec = {"model": model, "strategy": strategy, "workers": workers, "batch_size": batch, "servers": servers,
+            "compute": summary.compute, "lr": draw(st.sampled_from([0.1, 0.2]))}  # fmt: skip
+    return Run(Path(f"run-{seed}"), spec, summary, environment, found, {})
+
+
+@given(st.lists(odd_runs(), max_size=8))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_every_study_has_a_summary(runs: list[Run]) -> None:
+    found = found_in(runs)
+    assert found[0].kind == ("ran" if runs else "missing")
+    for each in found:
+        assert each.text[-1] == ".", each
+        assert not re.search(r"\bnan\b|\binf\b|None|\de[+-]|  |\(\)|, ,|\.\.", each.text), each
+    for claim in check(runs).values():
+        assert claim.why.endswith(".")
+        assert not re.search(r"\bnan\b|\binf\b|None|  ", claim.why + "".join(case.why for case in claim.cases)), claim
+    for run in runs:
+        assert not node_series(run)
+        assert not traffic(run)
+        assert len(rank_series(run)) == run.summary.workers

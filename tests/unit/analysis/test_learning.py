@@ -1,0 +1,109 @@
+"""What runs learned, and when, on runs with known answers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_up import write_run
+from test_runs import check_read
+
+from paceline.analysis.learning import losses, moments, target, time_to_accuracy
+from paceline.analysis.runs import Run
+from paceline.analysis.scaling import Group, group
+
+
+def learned(folder: Path, accuracies: list[float], *, seconds: float = 0.1, validated: bool = True,
+            **options: Any) -> Run:  # fmt: skip
+    """Ten steps an epoch, each of the same time."""
+    values: dict[str, Any] = {"train_accuracy": accuracies, "train_loss": [1 - a for a in accuracies],
+              "validation_accuracy": [a - 0.01 for a in accuracies] if validated else [],
+              "validation_loss": [1.1 - a for a in accuracies] if validated else []}  # fmt: skip
+    return check_read(write_run(folder, [seconds] * 10 * len(accuracies), per_epoch=10, **values, **options))
+
+
+def groups_of(*runs: Run) -> list[Group]:
+    return group(runs)
+
+
+def test_moments_are_ends_of_epochs(tmp_path: Path) -> None:
+    found = moments(learned(tmp_path / "a", [0.5, 0.8], workers=2))
+    assert [m.epoch for m in found] == [0, 1]
+    assert [m.seconds for m in found] == pytest.approx([1.0, 2.0])
+    assert [m.samples for m in found] == [640, 1280]
+    assert (found[1].train_accuracy, found[1].validation_accuracy) == pytest.approx((0.8, 0.79))
+    assert moments(learned(tmp_path / "b", [0.5], validated=False))[0].validation_accuracy is None
+
+
+def test_what_was_not_trained_has_no_moments(tmp_path: Path) -> None:
+    run = check_read(write_run(tmp_path / "a", [0.1] * 10))
+    run.summary.compute = "emulated:k80"
+    assert moments(run) == []
+    assert [len(part) for part in losses(run)] == [0, 0, 0]
+    assert target(groups_of(run)) is None
+    assert time_to_accuracy(groups_of(run), 0.9) == []
+
+
+def test_losses_of_every_step_of_a_short_run(tmp_path: Path) -> None:
+    run = check_read(write_run(tmp_path / "a", [0.1] * 5, losses=[5.0, 4.0, 3.0, 2.0, 1.0], workers=2))
+    seconds, samples, loss = losses(run)
+    assert seconds == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert list(samples) == [64, 128, 192, 256, 320]
+    assert list(loss) == [5, 4, 3, 2, 1]
+
+
+def test_losses_of_a_long_run_are_means_that_end_where_it_ends(tmp_path: Path) -> None:
+    values = list(np.linspace(3, 1, 1000))
+    seconds, samples, loss = losses(check_read(write_run(tmp_path / "a", [0.1] * 1000, losses=values)))
+    assert len(seconds) == len(samples) == len(loss) == 400
+    assert seconds[-1] == pytest.approx(100.0)
+    assert samples[-1] == 32_000
+    assert loss.mean() == pytest.approx(2.0, abs=0.01)
+    assert (np.diff(loss) < 0).all()
+
+
+def test_the_leading_server_knows_the_loss_of_whole_updates(tmp_path: Path) -> None:
+    run = check_read(write_run(tmp_path / "a", [0.1] * 4, workers=3, servers=2, losses=[4.0, 3.0, 2.0, 1.0]))
+    assert list(losses(run)[1]) == [96, 192, 288, 384]
+
+
+def test_a_loss_that_is_not_a_number_stays_one(tmp_path: Path) -> None:
+    assert math.isnan(losses(check_read(write_run(tmp_path / "a", [0.1] * 2, losses=[1.0, math.nan])))[2][1])
+
+
+def test_the_target_is_round_and_reached_by_half(tmp_path: Path) -> None:
+    best = [0.992, 0.975, 0.961, 0.5]
+    runs = [learned(tmp_path / str(i), [0.3, value], batch=2**i) for i, value in enumerate(best)]
+    assert target(groups_of(*runs)) == 0.95  # of validation: 0.982 and 0.965, of four
+    assert target(groups_of(*runs[:1])) == 0.98
+    assert target(groups_of(learned(tmp_path / "none", [0.05], batch=99))) is None
+
+
+def test_time_to_accuracy_is_the_first_epoch_s_end(tmp_path: Path) -> None:
+    fast = [learned(tmp_path / f"f{i}", [0.5, 0.92, 0.9], seconds=0.1 + i / 100, seed=i) for i in range(3)]
+    slow = [learned(tmp_path / f"s{i}", [0.5, 0.6, 0.95], seed=i, batch=64) for i in range(3)]
+    found = time_to_accuracy(groups_of(*fast, *slow), 0.9)
+    assert [each.of for each in found] == ["validation", "validation"]
+    assert [each.seconds and each.seconds.value for each in found] == pytest.approx([2.2, 3.0])
+    assert found[0].seconds is not None
+    assert (found[0].seconds.low, found[0].seconds.high) == pytest.approx((2.0, 2.4))
+
+
+def test_what_most_repeats_never_reach_has_no_time(tmp_path: Path) -> None:
+    last = (0.95, 0.5, 0.5)
+    runs = [learned(tmp_path / str(i), [0.3, value], seed=i) for i, value in enumerate(last)]
+    [found] = time_to_accuracy(groups_of(*runs), 0.9)
+    assert (found.seconds, found.reached, found.runs) == (None, 1, 3)
+    [most] = time_to_accuracy(groups_of(*runs[:1], learned(tmp_path / "b", [0.95], seed=8), runs[1]), 0.9)
+    assert most.seconds is not None
+    assert most.seconds.value == pytest.approx(2.0)
+    assert (most.reached, most.runs) == (2, 3)
+
+
+def test_settings_without_validation_are_compared_by_training(tmp_path: Path) -> None:
+    runs = [learned(tmp_path / "a", [0.9]), learned(tmp_path / "b", [0.9], validated=False, batch=64)]
+    assert {each.of for each in time_to_accuracy(groups_of(*runs), 0.9)} == {"training"}
+    assert all(each.seconds for each in time_to_accuracy(groups_of(*runs), 0.9))
