@@ -1,0 +1,1 @@
+"""Experiments: a grid of runs from a TOML file, made one after another, stopped and resumed."""

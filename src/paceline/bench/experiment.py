@@ -1,0 +1,261 @@
+"""What an experiment is: a TOML file with fixed values, grids of others, repeats, what to draw; checked as a whole."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import random
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.papers import read_paper
+from paceline.comm.table import has_gpu
+from paceline.errors import UsageError, nearest, unknown
+from paceline.lab.plan import PRESETS, Plan, make_plan
+from paceline.report.table import CHARTS
+from paceline.spec import FIELDS, Resolved, resolve
+
+# Beside the spec's own keys: the lab to run in and its nodes, a batch of all workers together, what a grid needs.
+EXTRA = ("lab", "nodes", "global_batch", "needs")
+TOP = ("title", "about", "source", "limits", "repeats", "fixed", "grid", "quick", "draw", "paper")
+QUICK = ("about", "limits", "repeats", "fixed", "grid")
+OWN = ("name", "output_dir")  # of a run, given by us
+MOST_RUNS = 5000
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting of a grid, and the lab that it runs in, as a lab file's values."""
+
+    resolved: Resolved
+    lab: Mapping[str, Any] | None = None
+    plan: Plan | None = None
+
+    def digest(self) -> str:
+        """Of all that decides what is run."""
+        spec = {name: getattr(self.resolved.spec, name) for name in FIELDS if name not in OWN}
+        text = json.dumps([spec, self.plan.to_json() if self.plan else ""], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run: a point, and which repeat of it."""
+
+    point: Point
+    repeat: int
+
+    @property
+    def name(self) -> str:
+        spec = self.point.resolved.spec
+        model = "".join(c if c.isalnum() or c in "-_." else "-" for c in spec.model)
+        servers = f"-s{spec.servers}" if spec.servers else ""
+        return (
+            f"{model}-{spec.strategy}{servers}-w{spec.workers}-b{spec.batch_size}-{self.point.digest()}-{self.repeat}"
+        )
+
+    @property
+    def seed(self) -> int:
+        return self.point.resolved.spec.seed + self.repeat
+
+    def __str__(self) -> str:
+        spec = self.point.resolved.spec
+        parts = [spec.model, str(spec.strategy), _count(spec.workers or 1, "worker")]
+        parts += [_count(spec.servers, "server")] if spec.servers else []
+        parts += [_count(len(self.point.plan.nodes), "node")] if self.point.plan else []
+        parts += [f"batch {spec.batch_size}", *([spec.compute] if spec.emulated else [])]
+        return ", ".join([*parts, f"repeat {self.repeat + 1}"])
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A grid of runs. `left_out` are grids that this machine cannot run, and why."""
+
+    name: str
+    title: str
+    about: str
+    source: str
+    limits: tuple[str, ...]
+    repeats: int
+    points: tuple[Point, ...]
+    left_out: tuple[str, ...]
+    quick: bool
+    draw: tuple[str, ...]
+    paper: tuple[dict[str, Any], ...]
+
+    def tasks(self) -> list[Task]:
+        """Every point once, then every point again, each time in another order: drift favours nobody."""
+        found = []
+        for repeat in range(self.repeats):
+            points = list(self.points)
+            random.Random(repeat).shuffle(points)
+            found += [Task(point, repeat) for point in points]
+        return found
+
+
+def read_experiment(path: Path, *, quick: bool = False, repeats: int | None = None) -> Experiment:
+    """The experiment of a file, or one error with the place in it; nothing of a wrong one is run."""
+    try:
+        values = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read the experiment {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not valid TOML: {error}") from None
+    _check_keys(values, TOP, str(path))
+    if quick and "quick" not in values:
+        raise UsageError(f"{path} has no quick form: leave --quick out, or add a table [quick]")
+    over = _table(values.get("quick", {}), f"{path}: quick")
+    _check_keys(over, QUICK, f"{path}: quick")
+    over = over if quick else {}
+    points, left_out = _all_points(values, over, path)
+    count = repeats or _whole(over.get("repeats", values.get("repeats", 3)), f"{path}: repeats")
+    if len(points) * count > MOST_RUNS:
+        raise UsageError(f"{path}: {len(points) * count} runs; an experiment has up to {MOST_RUNS}")
+    draw = _texts(values.get("draw", []), f"{path}: draw")
+    for name in draw:
+        if name not in CHARTS:
+            raise UsageError(f"{path}: draw: {unknown('chart', name, CHARTS)}")
+    limits = _texts(values.get("limits", []), f"{path}: limits") + _texts(
+        over.get("limits", []), f"{path}: quick.limits"
+    )
+    title, about, source = (
+        _text(over.get(key, values.get(key, "")), f"{path}: {key}") for key in ("title", "about", "source")
+    )
+    return Experiment(path.stem, title, about, source, limits, count, tuple(points), tuple(left_out), quick, draw,
+                      read_paper(values.get("paper", []), f"{path}: paper"))  # fmt: skip
+
+
+def _all_points(values: Mapping[str, Any], over: Mapping[str, Any], path: Path) -> tuple[list[Point], list[str]]:
+    """Of all grids, a setting of two of them once; and the grids that cannot be run here."""
+    fixed = _table(values.get("fixed", {}), f"{path}: fixed") | _table(over.get("fixed", {}), f"{path}: quick.fixed")
+    where = f"{path}: {'quick.' if 'grid' in over else ''}grid"
+    grids = over.get("grid", values.get("grid", [{}]))
+    if not isinstance(grids, list) or not grids:
+        raise UsageError(f"{where}: {grids!r} is not a list of tables; write [[grid]]")
+    found, left_out = dict[str, Point](), []
+    for number, grid in enumerate(grids, 1):
+        place = f"{where} {number}"
+        given = _over(fixed, _table(grid, place))
+        _check_keys(given, (*FIELDS, *EXTRA), place)
+        if given.pop("needs", None) is not None:
+            if grid["needs"] != "gpu":
+                raise UsageError(f'{place}: needs is {grid["needs"]!r}; it can be "gpu"')
+            if not has_gpu():
+                left_out.append(f"grid {number} needs a GPU, and there is none here")
+                continue
+        for point in _points(given, place, path.parent):
+            found.setdefault(point.digest(), point)
+    if not found:
+        raise UsageError(f"{path}: nothing can be run here: {'; '.join(left_out)}")
+    return list(found.values()), left_out
+
+
+def _over(fixed: Mapping[str, Any], grid: dict[str, Any]) -> dict[str, Any]:
+    """A grid's values over the fixed ones; of a batch for each worker and one for all, the grid's is meant."""
+    other = {"batch_size": "global_batch", "batch-size": "global_batch", "global_batch": "batch_size"}
+    hidden = {other[key] for key in grid if key in other} - set(grid)
+    return {key: value for key, value in fixed.items() if key.replace("-", "_") not in hidden} | grid
+
+
+def _points(values: Mapping[str, Any], where: str, folder: Path) -> Iterator[Point]:
+    """All combinations of a grid's lists; a value that is no list is the same for all."""
+    axes = {key: value if isinstance(value, list) and key != "hidden" else [value] for key, value in values.items()}
+    if empty := [key for key, axis in axes.items() if not axis]:
+        raise UsageError(f"{where}: {empty[0]} is an empty list")
+    for combination in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, combination, strict=True))
+        varied = ", ".join(f"{key} = {chosen[key]!r}" for key, axis in axes.items() if len(axis) > 1)
+        try:
+            yield _point(chosen, folder)
+        except UsageError as error:
+            text = str(error).removeprefix("experiment: ")
+            raise UsageError(f"{where}{f' ({varied})' if varied else ''}: {text}") from None
+
+
+def _point(values: Mapping[str, Any], folder: Path) -> Point:
+    spec = {key.replace("-", "_"): value for key, value in values.items() if key not in EXTRA}
+    for key in OWN:
+        if key in spec:
+            raise UsageError(f"{key} is chosen for every run; leave it out")
+    together = values.get("global_batch")
+    if together is not None:
+        workers = spec.get("workers", 1)
+        if "batch_size" in spec:
+            raise UsageError("global_batch and batch_size are both given; leave one out")
+        if type(together) is not int or type(workers) is not int or together < 1 or workers < 1 or together % workers:
+            raise UsageError(f"global_batch {together!r} cannot be divided over {workers!r} workers")
+        spec["batch_size"] = together // workers
+    resolved = resolve(("experiment", spec))
+    ranks = resolved.spec.ranks
+    nodes = values.get("nodes", ranks)
+    if "lab" not in values:
+        if "nodes" in values:
+            raise UsageError('nodes is for runs in a lab: add lab = "1gbit:{nodes}", or leave it out')
+        return Point(resolved)
+    if type(nodes) is not int or not 1 <= nodes <= ranks:
+        raise UsageError(
+            f"nodes is {nodes!r}; {_count(resolved.spec.ranks, 'rank')} can be on 1 to {resolved.spec.ranks}"
+        )
+    lab = _lab(values["lab"], {"ranks": resolved.spec.ranks, "workers": resolved.spec.workers, "nodes": nodes}, folder)
+    return Point(resolved, lab, make_plan(lab, "lab"))
+
+
+def _lab(given: Any, numbers: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """A lab's values: from a preset such as 1gbit:{nodes}, a file beside the experiment, or given right here."""
+    if isinstance(given, str):
+        preset, _, count = given.partition(":")
+        if preset in PRESETS:
+            given = {"preset": preset} | ({"nodes": count} if count else {})
+        else:
+            path = folder / given
+            try:
+                given = tomllib.loads(path.read_text("utf-8"))
+            except OSError as error:
+                allowed = f"a preset is one of {', '.join(PRESETS)}"
+                raise UsageError(f"lab {path}: {error.strerror}{nearest(preset, PRESETS)} ({allowed})") from None
+            except (ValueError, RecursionError) as error:
+                raise UsageError(f"lab {path}: not valid TOML: {error}") from None
+    lab = _table(given, "lab")
+    if isinstance(text := lab.get("nodes"), str):
+        for name, number in numbers.items():
+            text = text.replace(f"{{{name}}}", str(number))
+        lab["nodes"] = int(text) if text.isdecimal() and len(text) < 10 else text
+    return lab
+
+
+def _check_keys(values: Mapping[str, Any], allowed: tuple[str, ...], where: str) -> None:
+    for key in values:
+        if key.replace("-", "_") not in allowed:
+            raise UsageError(f"{where}: {unknown('key', key, allowed)}")
+
+
+def _table(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{where}: {value!r} is not a table")
+    return dict(value)
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{where}: {value!r} is not a text")
+    return value.strip()
+
+
+def _texts(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise UsageError(f"{where}: {value!r} is not a list of texts")
+    return tuple(_text(item, where) for item in value)
+
+
+def _whole(value: Any, where: str) -> int:
+    if type(value) is not int or not 1 <= value <= 1000:
+        raise UsageError(f"{where}: {value!r} is not a whole number from 1 to 1000")
+    return value

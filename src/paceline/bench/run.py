@@ -1,0 +1,190 @@
+"""Making an experiment's runs, one after another, with the time that is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.experiment import Experiment, Task
+from paceline.bench.store import Store
+from paceline.data.prepare import prepare
+from paceline.errors import EXIT_INTERRUPTED
+from paceline.launch import janitor
+from paceline.records import Summary, read_summary, write_whole
+from paceline.spec import Resolved
+
+# A run that has been asked to stop gets this long.
+STOP_SECONDS = 30.0
+# Starting and ending processes, in a guess of the time that a run takes beside what it says itself.
+AROUND_SECONDS = 4.0
+GIVEN = ("name", "output_dir", "seed", "log_every")  # on the command line of every run
+
+Say = Callable[[str, str], None]
+
+
+@dataclass
+class Outcome:
+    """How many runs were there already, were made, failed (with why), and whether somebody stopped it."""
+
+    there: int = 0
+    made: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    stopped: bool = False
+
+
+def bench(experiment: Experiment, store: Store, say: Say, *, fresh: bool = False) -> Outcome:
+    """Make all runs of an experiment that the store does not have yet."""
+    tasks = experiment.tasks()
+    with store.locked():
+        if fresh:
+            store.begin_again()
+        store.open(experiment)
+        _fetch(experiment)
+        seconds: dict[str, list[float]] = {}
+        todo = []
+        for task in tasks:
+            if summary := store.done(task):
+                seconds.setdefault(task.point.digest(), []).append((summary.total_seconds or 0) + AROUND_SECONDS)
+            else:
+                todo.append(task)
+        outcome = Outcome(there=len(tasks) - len(todo))
+        if outcome.there:
+            say(f"{outcome.there} of {len(tasks)} runs are there already", "\n")
+        for number, task in enumerate(todo):
+            left = _left(todo[number:], seconds)
+            say(f"[{outcome.there + number + 1}/{len(tasks)}] {task}{f'; {left}' if left else ''} ... ", "")
+            begun = time.monotonic()
+            summary, why = _make(task, store)
+            if why == "stopped":
+                say("stopped", "\n")
+                outcome.stopped = True
+                return outcome
+            took = time.monotonic() - begun
+            seconds.setdefault(task.point.digest(), []).append(took)
+            store.note(task, why)
+            if why:
+                outcome.failed[task.name] = why
+                say(f"FAILED: {why}", "\n")
+            else:
+                outcome.made += 1
+                speed = f", {summary.images_per_second:,.0f} images/s" if summary and summary.images_per_second else ""
+                say(f"{took:.1f} s{speed}", "\n")
+    return outcome
+
+
+def _fetch(experiment: Experiment) -> None:
+    """All data that will be read: a lab's nodes could not get it, and a run is not to be timed with it."""
+    specs = [point.resolved.spec for point in experiment.points]
+    for data, folder in {(spec.data, spec.data_dir) for spec in specs if spec.reads}:
+        prepare(data, Path(folder) if folder else None)
+
+
+def _left(todo: list[Task], seconds: dict[str, list[float]]) -> str:
+    """A guess of the time that is left: what the same point took before, or else what others did."""
+    known = [value for values in seconds.values() for value in values]
+    if not known:
+        return ""
+    usual = statistics.fmean(known)
+    total = sum(statistics.fmean(seconds.get(task.point.digest(), [usual])) for task in todo)
+    return f"about {total / 60:.0f} min left" if total > 90 else f"about {total:.0f} s left"
+
+
+def _make(task: Task, store: Store) -> tuple[Summary | None, str | None]:
+    """Run a task in processes of its own: its summary, or why there is none: `stopped`, or how it failed."""
+    folder = store.clear(task)
+    with _private(store.folder) as private, (private / "log").open("w+") as log:
+        process = subprocess.Popen(_command(task, store.folder, private), stdin=subprocess.DEVNULL, stdout=log,
+                                   stderr=log, start_new_session=True)  # fmt: skip
+        with _watched(process, private):
+            code = _wait(process)
+        if code == EXIT_INTERRUPTED:
+            return None, "stopped"
+        if code == 0 and (summary := store.done(task)):
+            return summary, None
+        log.seek(0)
+        said = [line.strip() for line in log if line.startswith("paceline: ")]
+        ended = read_summary(folder)
+        return None, (ended.error if ended else None) or (said[-1] if said else f"it ended with exit code {code}")
+
+
+def _command(task: Task, folder: Path, private: Path) -> list[str]:
+    """The words that make a run, as a user would write them."""
+    config = private / "run.toml"
+    write_whole(config, "\n".join(_lines(task.point.resolved)) + "\n")
+    paceline = [sys.executable, "-m", "paceline"]
+    words = [*paceline, "train", "--config", str(config), "--seed", str(task.seed), "--log-every", "0",
+             "--output-dir", str(folder.absolute()), "--name", task.name]  # fmt: skip
+    if task.point.lab is None:
+        return words
+    lab = dict(task.point.lab)
+    lab["share"] = [*lab.get("share", []), str(folder.absolute())]
+    write_whole(private / "lab.toml", "\n".join(f"{key} = {_toml(value)}" for key, value in lab.items()) + "\n")
+    return [*paceline, "lab", "run", str(private / "lab.toml"), "--", *words]
+
+
+def _lines(resolved: Resolved) -> list[str]:
+    """The spec as a file that gives only what was asked for: what was chosen, is chosen again."""
+    keys = {key for key, source in resolved.sources.items() if source == "experiment"} - set(GIVEN)
+    return [line for line in resolved.lines() if line.split(" ")[0] in keys]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+@contextlib.contextmanager
+def _private(folder: Path) -> Iterator[Path]:
+    """A folder for the files of one run, where the nodes of a lab see it, too."""
+    private = Path(tempfile.mkdtemp(prefix=".run-", dir=folder.absolute()))
+    try:
+        yield private
+    finally:
+        shutil.rmtree(private, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _watched(process: subprocess.Popen[bytes], private: Path) -> Iterator[None]:
+    """Should this process be killed, the janitor ends the run and removes its files."""
+    watcher = subprocess.Popen([sys.executable, "-I", "-S", janitor.__file__], stdin=subprocess.PIPE, text=True,
+                               start_new_session=True)  # fmt: skip
+    assert watcher.stdin is not None
+    print(f"folder {private}\nprocess {process.pid}", file=watcher.stdin, flush=True)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            print("done", file=watcher.stdin, flush=True)
+            watcher.stdin.close()
+        watcher.wait()
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Its exit code; Ctrl-C is passed on to it."""
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT)
+        try:
+            process.wait(STOP_SECONDS)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        return EXIT_INTERRUPTED

@@ -1,0 +1,69 @@
+"""paceline bench: make the runs of an experiment's grid."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from paceline.bench.experiment import read_experiment
+from paceline.bench.run import bench
+from paceline.bench.store import Store
+from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
+
+HELP = "make the runs of an experiment; stop it with Ctrl-C, and it goes on where it was"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("experiment", metavar="EXPERIMENT.toml", type=Path, help="a grid of runs, as in experiments/")
+    parser.add_argument("--quick", action="store_true", help="the experiment's quick form")
+    parser.add_argument(
+        "-o", "--output-dir", metavar="FOLDER", type=Path, help="where runs go; runs/EXPERIMENT unless given"
+    )
+    parser.add_argument(
+        "--repeats", type=_repeats, help="how often every setting is run; the experiment's unless given"
+    )
+    parser.add_argument("--fresh", action="store_true", help="remove the runs that are there, and begin again")
+    parser.add_argument("--list", action="store_true", help="show the runs, and make none")
+
+
+def _repeats(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 1000")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    experiment = read_experiment(args.experiment, quick=args.quick, repeats=args.repeats)
+    folder = args.output_dir or Path("runs", experiment.name + ("-quick" if args.quick else ""))
+    tasks = experiment.tasks()
+    for line in (experiment.title, *(f"Left out: {why}" for why in experiment.left_out)):
+        if line:
+            print(line)
+    if args.list:
+        for task in tasks:
+            print(f"  {task}")
+        return EXIT_OK
+    print(
+        f"{len(tasks)} runs: {len(experiment.points)} settings, {experiment.repeats} times each; in {folder}",
+        flush=True,
+    )
+    begun = time.monotonic()
+    outcome = bench(experiment, Store(folder), _say, fresh=args.fresh)
+    minutes, seconds = divmod(round(time.monotonic() - begun), 60)
+    made = "1 run was made" if outcome.made == 1 else f"{outcome.made} runs were made"
+    print(f"{made} in {minutes} min {seconds} s" + _lost(outcome.failed))
+    if outcome.stopped:
+        print("Stopped; the same command goes on where it was", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    print(f"Now: paceline report {folder} -o {folder / 'report.html'}")
+    return EXIT_FAILED if outcome.failed else EXIT_OK
+
+
+def _lost(failed: dict[str, str]) -> str:
+    return f", {len(failed)} failed; the same command tries these again" if failed else ""
+
+
+def _say(text: str, end: str) -> None:
+    print(text, end=end, flush=True)

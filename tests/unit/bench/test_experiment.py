@@ -1,0 +1,165 @@
+"""Experiments as files: grids, repeats, labs, and what is refused, with its place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from paceline.bench import experiment as module
+from paceline.bench.experiment import Experiment, read_experiment
+from paceline.errors import UsageError
+
+EXPERIMENTS = Path(__file__).parents[3] / "experiments"
+GRID = """
+repeats = 3
+[fixed]
+model = "mlp"
+global_batch = 24
+steps = 5
+[[grid]]
+strategy = "sequential"
+[[grid]]
+strategy = ["ring", "allreduce"]
+workers = [1, 2, 4]
+lr = [0.1, 0.2]
+"""
+
+
+def read(folder: Path, text: str, *, quick: bool = False, repeats: int | None = None) -> Experiment:
+    path = folder / "try.toml"
+    path.write_text(text)
+    return read_experiment(path, quick=quick, repeats=repeats)
+
+
+def refusal(folder: Path, text: str, *, quick: bool = False) -> str:
+    with pytest.raises(UsageError) as caught:
+        read(folder, text, quick=quick)
+    return str(caught.value)
+
+
+def test_a_grid_is_every_combination_and_a_global_batch_is_divided(tmp_path: Path) -> None:
+    found = read(tmp_path, GRID)
+    specs = [point.resolved.spec for point in found.points]
+    seen = [(s.strategy, s.workers, s.batch_size, s.lr) for s in specs]
+    rest = [(s, w, 24 // w, lr) for s in ("ring", "allreduce") for w in (1, 2, 4) for lr in (0.1, 0.2)]
+    assert seen == [("sequential", 1, 24, 0.001), *rest]
+    assert len(found.tasks()) == 3 * 13
+
+
+def test_the_batch_of_a_grid_is_meant_and_not_the_fixed_one_of_the_other_kind(tmp_path: Path) -> None:
+    text = "[fixed]\nbatch_size = 8\nworkers = 2\n[[grid]]\nlr = 0.1\n[[grid]]\nglobal_batch = 32\n"
+    assert [point.resolved.spec.batch_size for point in read(tmp_path, text).points] == [8, 16]
+    text = "[fixed]\nglobal_batch = 8\nworkers = 2\n[[grid]]\nlr = 0.1\n[[grid]]\nbatch_size = 32\n"
+    assert [point.resolved.spec.batch_size for point in read(tmp_path, text).points] == [4, 32]
+
+
+def test_repeats_are_interleaved_each_in_another_order_that_stays_the_same(tmp_path: Path) -> None:
+    tasks = read(tmp_path, GRID).tasks()
+    thirds = [tasks[i : i + 13] for i in (0, 13, 26)]
+    orders = [[task.point.digest() for task in third] for third in thirds]
+    assert [{task.repeat for task in third} for third in thirds] == [{0}, {1}, {2}]
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(orders[2])
+    assert orders[0] != orders[1] != orders[2]
+    assert [task.name for task in tasks] == [task.name for task in read(tmp_path, GRID).tasks()]
+    assert max(Counter(task.name for task in tasks).values()) == 1
+    assert [task.seed for task in (tasks[0], tasks[13], tasks[26])] == [0, 1, 2]
+
+
+def test_a_setting_of_two_grids_is_run_once(tmp_path: Path) -> None:
+    text = '[[grid]]\nworkers = [1, 2]\nstrategy = "ring"\n[[grid]]\nworkers = [2, 4]\nstrategy = "ring"\n'
+    assert [point.resolved.spec.workers for point in read(tmp_path, text).points] == [1, 2, 4]
+
+
+def test_the_quick_form_takes_the_place_of_what_it_names(tmp_path: Path) -> None:
+    text = 'limits = ["slow"]\n' + GRID
+    text += '[quick]\nrepeats = 1\nlimits = ["short"]\nfixed = { steps = 2 }\n[[quick.grid]]\nstrategy = "sequential"\n'
+    quick, full = read(tmp_path, text, quick=True), read(tmp_path, text)
+    assert (len(quick.tasks()), quick.limits, quick.quick) == (1, ("slow", "short"), True)
+    assert quick.points[0].resolved.spec.steps == 2
+    assert (len(full.tasks()), full.limits) == (39, ("slow",))
+    assert len(read(tmp_path, text, repeats=2).tasks()) == 26
+
+
+def test_a_lab_has_as_many_nodes_as_it_needs(tmp_path: Path) -> None:
+    text = '[[grid]]\nmodel = "mlp"\nstrategy = "ps-sync"\nworkers = 3\nservers = 2\nlab = "1gbit:{ranks}"\n'
+    text += '[[grid]]\nmodel = "mlp"\nstrategy = "ring"\nworkers = 4\nnodes = [1, 2]\n'
+    text += 'lab = { rate = "50mbit", nodes = "{nodes}", speed = 8 }\n'
+    served, one, two = read(tmp_path, text).points
+    assert served.plan
+    assert one.plan
+    assert two.plan
+    assert [len(point.plan.nodes) for point in (served, one, two) if point.plan] == [5, 1, 2]
+    assert {(node.up, node.speed) for node in two.plan.nodes} == {(50_000_000, 8.0)}
+    (tmp_path / "slow.toml").write_text('nodes = 2\nrate = "10mbit"\n')
+    (point,) = read(tmp_path, '[[grid]]\nworkers = 2\nlab = "slow.toml"\n').points
+    assert point.plan
+    assert [node.down for node in point.plan.nodes] == [10_000_000] * 2
+
+
+def test_grids_that_need_a_gpu_are_left_out_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = '[[grid]]\nmodel = "mlp"\n[[grid]]\nneeds = "gpu"\nmodel = "mlp"\nbatch_size = 7\n'
+    monkeypatch.setattr(module, "has_gpu", lambda: False)
+    without = read(tmp_path, text)
+    assert (len(without.points), without.left_out) == (1, ("grid 2 needs a GPU, and there is none here",))
+    assert "nothing can be run here" in refusal(tmp_path, '[[grid]]\nneeds = "gpu"\n')
+    monkeypatch.setattr(module, "has_gpu", lambda: True)
+    assert len(read(tmp_path, text).points) == 2
+
+
+WRONG = {
+    "ttle = 'x'": "try.toml: unknown key 'ttle'; did you mean 'title'?",
+    "[fixed]\nbatchsize = 3": "try.toml: grid 1: unknown key 'batchsize'; did you mean 'batch_size'?",
+    "[[grid]]\nmodel = 'mlp'\n[[grid]]\nworkers = [1, 2]\nstrategy = ['sequential', 'ring']": "grid 2 (workers = 2, "
+    "strategy = 'sequential'): strategy sequential with 2 workers",
+    "[[grid]]\nworkers = ['two']": "grid 1: --workers is 'two'; it takes a whole number",
+    "[[grid]]\nworkers = []": "grid 1: workers is an empty list",
+    "[grid]\nworkers = 2": "is not a list of tables; write [[grid]]",
+    "[[grid]]\nglobal_batch = 10\nworkers = 4": "global_batch 10 cannot be divided over 4 workers",
+    "[[grid]]\nglobal_batch = 10\nbatch_size = 4": "global_batch and batch_size are both given",
+    "[[grid]]\nnodes = 2\nworkers = 2": "nodes is for runs in a lab",
+    "[[grid]]\nnodes = 3\nworkers = 2\nlab = '1gbit:{nodes}'": "nodes is 3; 2 ranks can be on 1 to 2",
+    "[[grid]]\nlab = '2gbit:4'": "did you mean '1gbit'?",
+    "[[grid]]\nlab = { rate = '1mbit', nods = 2 }": "unknown key 'nods'",
+    "[[grid]]\nname = 'mine'": "name is chosen for every run",
+    "[[grid]]\nneeds = 'tpu'": "needs is 'tpu'; it can be \"gpu\"",
+    "repeats = 0": "repeats: 0 is not a whole number from 1 to 1000",
+    "repeats = 1000\n[[grid]]\nlr = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]": "6000 runs; an experiment has up to 5000",
+    "draw = ['stong']": "draw: unknown chart 'stong'; did you mean 'strong'?",
+    "title = 3": "title: 3 is not a text",
+    "limits = 'x'": "limits: 'x' is not a list of texts",
+    "[quick]\ndraw = ['strong']": "quick: unknown key 'draw'",
+    "[[paper]]\nmatch = { wrkers = 2 }": "paper 1: match: unknown key 'wrkers'; did you mean 'workers'?",
+    "[[paper]]\ntest_accuracy = 98.8": "it takes a part from 0 to 1, not a percentage",
+    "[[paper]]\nepoch_secs = 3.0": "paper 1: unknown key 'epoch_secs'; did you mean 'epoch_seconds'?",
+    "[[paper]]\nepoch_seconds = 'long'": "paper 1: epoch_seconds is 'long'; it takes a number",
+    "a = ": "not valid TOML",
+}
+
+
+@pytest.mark.parametrize("text", WRONG, ids=[text.replace("\n", " ") for text in WRONG])
+def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, text: str) -> None:
+    said = refusal(tmp_path, text)
+    assert "try.toml" in said
+    assert WRONG[text] in said
+
+
+def test_no_file_and_no_quick_form(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cannot read the experiment .*none\.toml"):
+        read_experiment(tmp_path / "none.toml")
+    assert "has no quick form" in refusal(tmp_path, GRID, quick=True)
+
+
+@pytest.mark.parametrize("quick", [True, False], ids=["quick", "full"])
+@pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_experiments_that_come_with_the_project_can_be_run(path: Path, quick: bool) -> None:
+    found = read_experiment(path, quick=quick)
+    assert found.points
+    assert found.title
+    assert found.about
+    assert found.source
+    assert found.limits
+    assert found.draw
