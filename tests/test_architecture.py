@@ -50,7 +50,20 @@ DOORS: dict[str, tuple[str, ...]] = {
         "emulation",
     ),
     "paceline.lab": ("errors", "layout"),
-    "paceline.analysis": ("records",),
+    "paceline.analysis": ("errors", "records"),
+    "paceline.report": ("errors", "records", "analysis"),
+    "paceline.report.table": (),
+    "paceline.bench": (
+        "__version__",
+        "errors",
+        "records",
+        "spec",
+        "launch",
+        "lab.plan",
+        "data.prepare",
+        "comm.table",
+        "report.table",
+    ),
     "paceline.launch": ("errors", "records", "spec", "layout", "comm.table", "lab.plan"),
     "paceline.launch.run": ("errors", "records", "spec", "launch", "own_code", "data.prepare"),
     "paceline.launch.connect": ("errors", "launch", "comm"),
@@ -69,6 +82,8 @@ DOORS: dict[str, tuple[str, ...]] = {
         "launch",
         "lab",
         "analysis",
+        "bench",
+        "report",
         "data",
         "models.table",
         "comm.table",
@@ -91,6 +106,7 @@ TABLES = [
     "strategies.table",
     "emulation.table",
     "emulation.measured",
+    "report.table",
 ]
 
 
@@ -134,7 +150,13 @@ def test_nothing_but_the_entry_points_imports_the_command_line() -> None:
 
 @pytest.mark.parametrize(
     ("library", "home"),
-    [("mpi4py", "paceline.comm.mpi"), ("zmq", "paceline.server.sockets"), ("pyroute2", "paceline.lab.links")],
+    [
+        ("mpi4py", "paceline.comm.mpi"),
+        ("zmq", "paceline.server.sockets"),
+        ("pyroute2", "paceline.lab.links"),
+        ("plotly", "paceline.report.plotly_js"),
+        ("kaleido", "paceline.report.images"),
+    ],
 )
 def test_a_heavy_library_is_imported_in_one_file(library: str, home: str) -> None:
     assert {name for name, path in FILES.items() if any(m.split(".")[0] == library for m in imports(path))} == {home}

@@ -12,7 +12,7 @@ from typing import Any
 from paceline import __version__
 from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, PacelineError, nearest
 
-VERBS = ("train", "data", "models", "lab", "slurm", "compare", "doctor")
+VERBS = ("train", "data", "models", "lab", "slurm", "bench", "compare", "report", "doctor")
 # These take another command behind --
 WITH_COMMAND = ("lab", "slurm")
 
@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     if chosen is not None and chosen not in VERBS:
         parser.error(f"unknown verb {chosen!r}{nearest(chosen, VERBS)} (one of: {', '.join(VERBS)})")
-    modules = {verb: importlib.import_module(f"paceline.cli.{verb}") for verb in VERBS}
+    # Only what is needed: training is not to wait for what draws charts.
+    modules = {verb: importlib.import_module(f"paceline.cli.{verb}") for verb in ([chosen] if chosen else VERBS)}
     parsers = {}
     for verb, module in modules.items():
         parsers[verb] = verbs.add_parser(verb, help=module.HELP, description=module.HELP, allow_abbrev=False)

@@ -1,0 +1,101 @@
+"""paceline report: one page from run folders; and the same as CSV and pictures."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.analysis.study import Study, read_study
+from paceline.analysis.wording import count
+from paceline.errors import UsageError
+from paceline.records import write_whole
+from paceline.report.draw import draw
+from paceline.report.figure import Chart
+from paceline.report.images import write_images
+from paceline.report.page import page
+from paceline.report.plotly_js import plotly_js
+from paceline.report.tables import beside_paper, missing, results
+
+HELP = "one page with charts, tables and findings from run folders"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folders", metavar="FOLDER", nargs="+", type=Path,
+        help="a folder of `paceline bench`, a run folder, or a folder of run folders",
+    )  # fmt: skip
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, default=Path("report.html"), help="(report.html)")
+    parser.add_argument("--csv", metavar="DIR", type=Path, help="also the numbers: one file a chart, and results.csv")
+    parser.add_argument("--svg", metavar="DIR", type=Path, help="also the charts as pictures, to be scaled")
+    parser.add_argument("--png", metavar="DIR", type=Path, help="also the charts as pictures of points")
+
+
+def run(args: argparse.Namespace) -> int:
+    study = _study(args.folders)
+    if args.output.is_dir():
+        raise UsageError(f"-o {args.output} is a folder: name a file, such as {args.output / 'report.html'}")
+    for folder in (args.output.parent, args.csv, args.svg, args.png):
+        _make(folder)
+    charts = draw(study)
+    if args.csv:
+        _write_csv(study, charts, args.csv)
+    for folder, form in ((args.svg, "svg"), (args.png, "png")):
+        if folder:
+            write_images(charts, folder, form)
+    try:
+        write_whole(args.output, page(study, charts, plotly_js()))
+    except OSError as error:
+        raise UsageError(f"cannot write {args.output}: {error.strerror}") from None
+    gone = missing(study)
+    for name, why in gone[:10]:
+        print(f"left out: {name}: {why}")
+    if len(gone) > 10:
+        print(f"left out: {len(gone) - 10} more; the page lists all")
+    print(f"{count(len(study.runs), 'run')} in {count(len(study.groups), 'setting')}, {len(gone)} left out, "
+          f"{count(len(charts), 'chart')}, {count(len(study.doubts), 'warning')}")  # fmt: skip
+    for folder in (args.csv, args.svg, args.png):
+        if folder:
+            print(f"also in {folder}")
+    print(f"The report is {args.output.resolve()}")
+    return 0
+
+
+def _study(folders: Sequence[Path]) -> Study:
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is not a folder: give run folders, such as runs/NAME")
+    study = read_study(folders)
+    if not study.runs:
+        why = "".join(f"\n  {name}: {reason}" for name, reason in missing(study))
+        raise UsageError(f"there is no completed run to report on, and nothing was written:{why}")
+    return study
+
+
+def _make(folder: Path | None) -> None:
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from None
+
+
+def _write_csv(study: Study, charts: Sequence[Chart], folder: Path) -> None:
+    _write_rows(folder / "results.csv", results(study))
+    if study.bench and study.bench.paper:
+        _write_rows(folder / "paper.csv", beside_paper(study))
+    for chart in charts:
+        _write_rows(folder / f"{chart.name}.csv", chart.rows)
+
+
+def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    text = io.StringIO()
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(path, text.getvalue())

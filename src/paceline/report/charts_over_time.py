@@ -1,0 +1,179 @@
+"""What ranks and nodes did, second by second: utilisation, packets in and out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from paceline.analysis.resources import NodeSeries, RankSeries, node_series, rank_series
+from paceline.analysis.runs import Run
+from paceline.analysis.scaling import Group
+from paceline.analysis.statistics import Series
+from paceline.analysis.study import Study
+from paceline.report.figure import COLOURS, DASHES, MARKERS, Chart, Page, Panel, axis, from_zero
+from paceline.report.placing import chart
+from paceline.report.series import Look, arrange, facets
+from paceline.report.strands import Strand, settings, side_by_side, words
+from paceline.report.traces import Row, caption, identity, middle, over_time
+
+Fill = Callable[[Group, Panel], None]
+
+MOST_SIZES = 3  # numbers of workers beside each other, as in the thesis's figures
+SERVER = COLOURS[1]
+OTHERS = tuple(colour for colour in COLOURS if colour != SERVER)
+BINS = 60
+MOST_POINTS = 120  # of a line: a page has hundreds of lines
+
+
+def some_sizes(strand: Strand) -> list[Group]:
+    """The least (but one worker), one in the middle, and the most."""
+    several = [one for one in strand.groups if one.workers > 1] or list(strand.groups)
+    if len(several) <= MOST_SIZES:
+        return several
+    return [several[0], several[len(several) // 2], several[-1]]
+
+
+def _looks(names: Sequence[str]) -> dict[str, Look]:
+    """Servers stand out; the others have a colour and a dash each."""
+    servers = [each for each in names if "server" in each]
+    found = {each: Look(SERVER, DASHES[rank % len(DASHES)], MARKERS[1], rank) for rank, each in enumerate(servers)}
+    for index, each in enumerate(each for each in names if "server" not in each):
+        turn, hue = divmod(index, len(OTHERS))
+        rank = (100 if each.startswith("rank ") else 500) + index
+        found[each] = Look(OTHERS[hue], DASHES[turn % len(DASHES)], MARKERS[0], rank)
+    return found
+
+
+def names_of_ranks(run: Run) -> dict[int, str]:
+    """A rank that has a node to itself is called by its node."""
+    ranks = run.environment.get("ranks", [])
+    hosts = [row["host"] for row in ranks]
+    alone = len(set(hosts)) == len(hosts) and len(hosts) > 1
+    return {row["rank"]: _called(row["host"], row["role"]) if alone else f"rank {row['rank']}" for row in ranks}
+
+
+def _called(node: str, role: str) -> str:
+    """Without how many, so that it has one name whatever the number of workers."""
+    return f"{node} ({re.sub('[0-9]+ ', '', role)})" if role else node
+
+
+def utilisation(study: Study) -> Chart | None:
+    """Above how much of the time each worker computes, below how many cores of each node work."""
+    (along, strands), rows = side_by_side(study), list[Row]()
+
+    def above(one: Group, panel: Panel) -> None:
+        names = names_of_ranks(middle(one))
+        found = rank_series(middle(one), BINS)
+        styles = _looks([names[each.rank] for each in found])
+        for each in found:
+            label = names[each.rank]
+            hover = f"{label}: computes %{{y:.0f}} % of the time, at %{{x:.1f}} s"
+            panel.traces.append(over_time(each.seconds, 100 * each.busy, label, styles[label], hover))
+            rows.extend(_rank_rows(one, each))
+
+    def below(one: Group, panel: Panel) -> None:
+        found = node_series(middle(one))
+        styles = _looks([_called(each.name, each.role) for each in found])
+        for each in found:
+            label = _called(each.name, each.role)
+            hover = f"{label}: %{{y:.2f}} cores busy, at %{{x:.1f}} s"
+            x, y = thinned(each.seconds, each.cores_busy)
+            panel.traces.append(over_time(x, y, label, styles[label], hover))
+            rows.extend(_node_rows(one, each))
+
+    pages = _over_time(study, strands, along, [
+        ("computing", "time spent computing, %", above),
+        ("cores", "cores busy", below),
+    ])  # fmt: skip
+    sampled = any(node_series(middle(one)) for strand in strands for one in some_sizes(strand))
+    text = caption("The part of the time that each worker computes rather than waits or communicates",
+                   "(above), and the cores that work on each node (below)." if sampled else "over time.",
+                   "The middle repeat of each setting; 0 s is its first step.", groups=settings(strands))  # fmt: skip
+    return chart("utilisation", "Utilisation over time", text, pages, rows, columns=_columns(strands))
+
+
+def packets(study: Study) -> Chart | None:
+    """Above what each node receives, below what it sends."""
+    (along, strands), rows = side_by_side(study), list[Row]()
+
+    def half(which: str) -> Fill:
+        def fill(one: Group, panel: Panel) -> None:
+            found = [each for each in node_series(middle(one)) if np.nan_to_num(each.packets_in).any()]
+            styles = _looks([_called(each.name, each.role) for each in found])
+            for each in found:
+                label = _called(each.name, each.role)
+                x, y = thinned(each.seconds, each.packets_in if which == "in" else each.packets_out)
+                hover = f"{label}: %{{y:,.0f}} packets {which} a second, at %{{x:.1f}} s"
+                panel.traces.append(over_time(x, y, label, styles[label], hover))
+                rows.extend(_node_rows(one, each) if which == "in" else [])
+
+        return fill
+
+    pages = _over_time(study, strands, along, [
+        ("packets in", "packets in per second", half("in")),
+        ("packets out", "packets out per second", half("out")),
+    ])  # fmt: skip
+    text = caption("What the kernel counts on each node's network, and of one node alone, on its loopback; what goes "
+                   "through shared memory is not counted. The middle repeat of each setting; 0 s is its first step.",
+                   groups=settings(strands))  # fmt: skip
+    return chart("packets", "Packets over time", text, pages, rows, columns=_columns(strands))
+
+
+def thinned(seconds: Series, values: Series) -> tuple[Series, Series]:
+    """At most so many points: of each stretch its end, and the mean of what is known of it."""
+    if len(seconds) <= MOST_POINTS:
+        return seconds, values
+    ends, means = [], []
+    for part in np.array_split(np.stack([seconds, values]), MOST_POINTS, axis=1):
+        known = part[1][np.isfinite(part[1])]
+        ends.append(float(part[0, -1]))
+        means.append(float(known.mean()) if len(known) else float("nan"))
+    return np.array(ends), np.array(means)
+
+
+def _columns(strands: Sequence[Strand]) -> int:
+    return max((len(some_sizes(strand)) for strand in strands), default=1)
+
+
+def _over_time(
+    study: Study, strands: Sequence[Strand], along: str, halves: Sequence[tuple[str, str, Fill]]
+) -> list[Page]:
+    """A page for each kind of setting; on it a column for each number of workers, a line for each quantity."""
+    columns, pages = _columns(strands), []
+    for sheet in arrange(study, strands, words, None, without=(along,)):
+        for title, part in sheet.panels.items():
+            panels, chosen = list[Panel](), some_sizes(part[0].thing)
+            for what, quantity, fill in halves:
+                line = [Panel("", from_zero("time, s"), axis(quantity)) for _ in range(columns)]
+                for panel, one in zip(line, chosen, strict=False):
+                    panel.title = f"{facets(one)[along]}: {what}"
+                    fill(one, panel)
+                panels += _one_scale(line)
+            heading = ", ".join(each for each in (sheet.name, title) if each)
+            pages.append(Page(heading or part[0].full, panels))
+    return pages
+
+
+def _one_scale(panels: Sequence[Panel]) -> Sequence[Panel]:
+    """So that what is side by side can be compared; parts of the time are of all of it."""
+    values = [y for panel in panels for trace in panel.traces for y in trace["y"] if y is not None]
+    for panel in panels:
+        part = "%" in panel.y["title"]["text"]
+        panel.y["range"] = [0, 104 if part else 1.06 * max(values, default=1.0) or 1.0]
+    return panels
+
+
+def _rank_rows(one: Group, each: RankSeries) -> list[Row]:
+    columns = {"seconds": each.seconds, "computing": each.busy, "waiting": each.waiting}
+    return [identity(one) | {"rank": each.rank} | {column: float(values[i]) for column, values in columns.items()}
+            for i in range(len(each.seconds))]  # fmt: skip
+
+
+def _node_rows(one: Group, each: NodeSeries) -> list[Row]:
+    columns = ("seconds", "cores_busy", "packets_in", "packets_out", "bits_in", "bits_out", "memory_bytes")
+    values = zip(*(getattr(each, column) for column in columns), strict=True)
+    return [identity(one) | {"node": each.name, "role": each.role}
+            | {column: None if np.isnan(value) else float(value) for column, value in zip(columns, row, strict=True)}
+            for row in values]  # fmt: skip

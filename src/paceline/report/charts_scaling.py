@@ -1,0 +1,290 @@
+"""How speed grows with workers and servers: strong and weak scaling, speedup by model, images per second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.analysis.scaling import Group, Point
+from paceline.analysis.statistics import Interval, Series
+from paceline.analysis.study import Study
+from paceline.analysis.wording import count
+from paceline.report.figure import DASHES, Chart, Page, Panel, axis, from_zero, whole_numbers
+from paceline.report.placing import chart
+from paceline.report.series import PROBLEM, Sheet, Styled, arrange, common, facets, name
+from paceline.report.strands import Strand, apart, by_workers, few, few_servers, of_curves, settings, words
+from paceline.report.traces import (
+    INTERVALS,
+    Measured,
+    Row,
+    Trace,
+    between,
+    caption,
+    ideal,
+    identity,
+    law,
+    line,
+    of_runs,
+    scaled,
+    with_interval,
+)
+
+AT_ONE = Interval(1.0, 1.0, 1.0)
+# The speedup of n workers, of whose work a part s is not divided.
+LAWS: dict[str, Callable[[float, Any], Any]] = {
+    "Amdahl's": lambda s, n: 1 / (s + (1 - s) / n),
+    "Gustafson's": lambda s, n: n - s * (n - 1),
+}
+NEAR = 0.15  # a law that is farther off at some number of workers does not fit
+MOST_LAWS = 4  # dotted lines in a panel
+BASELINE = "one worker, which the others are measured by"
+
+
+def strong(study: Study) -> Chart | None:
+    """A fixed problem: how many times as fast as one worker."""
+    lines = few(of_curves(study.strong))
+    sheets = arrange(study, lines, words, PROBLEM, without=("workers",))
+    pages = [Page(sheet.name, [_speedups(title, part, amdahl=True) for title, part in sheet.panels.items()])
+             for sheet in sheets]  # fmt: skip
+    text = caption("How many times as fast as one worker the same training gets: the global batch stays the same.",
+                   INTERVALS, _serial_parts("Amdahl's", sheets),
+                   groups=settings(lines))  # fmt: skip
+    return chart("strong", "Strong scaling: a fixed problem", text, pages, _rows(lines))
+
+
+def weak(study: Study) -> Chart | None:
+    """Fixed work per worker: what part of a worker's speed is left, and how much longer the whole step takes."""
+    lines = few(of_curves(study.weak))
+    sheets = arrange(study, lines, words, PROBLEM, without=("workers",))
+    alone = len(sheets) == 1 and len(sheets[0].panels) == 1
+    pages = []
+    for sheet in sheets:
+        panels = [_efficiencies(title, part) for title, part in sheet.panels.items()]
+        pages.append(Page(sheet.name, panels + [_steps(part) for part in sheet.panels.values() if alone]))
+    text = caption("Each worker has the same batch, however many there are; ideally a step of all takes as long as a "
+                   "step of one. It is the whole step, input and waiting included.", INTERVALS,
+                   _serial_parts("Gustafson's", sheets),
+                   groups=settings(lines))  # fmt: skip
+    return chart("weak", "Weak scaling: the same work for each worker", text, pages, _rows(lines))
+
+
+def speedup_by_model(study: Study) -> Chart | None:
+    """A panel per strategy; of one model, all in one."""
+    lines = few_servers(of_curves(study.weak or study.strong))
+    several = len({one.facets["model"] for one in lines}) > 1
+    if not several and not study.weak:
+        return None
+    panels = ("strategy", "servers", "batch", "transport", "link", "nodes") if several else ()
+    sheets = arrange(study, lines, words, panels, colour="model" if several else "strategy", without=("workers",))
+    shared = max((point.speedup.high for one in lines for point in one.points), default=1.0)
+    pages = [Page(sheet.name, [_speedups(title, part, top=shared) for title, part in sheet.panels.items()])
+             for sheet in sheets]  # fmt: skip
+    how = "with the same batch for each worker" if study.weak else "of the same global batch"
+    text = caption(f"Images per second beside those of one worker, {how}.", INTERVALS, groups=settings(lines))
+    title = "Speedup by model" if several else "Speedup"
+    return chart("speedup-by-model", title, text, pages, _rows(lines))
+
+
+def throughput(study: Study) -> Chart | None:
+    """Images per second, a panel per model: models differ too much to share an axis."""
+    lines = few([one for one in by_workers(study) if one.points or len(one.groups) > 1])
+    pages = []
+    for sheet in arrange(study, lines, words, PROBLEM, without=("workers",)):
+        panels = []
+        for title, part in sheet.panels.items():
+            seen = [each.workers for styled in part for each in styled.thing.groups]
+            panel = Panel(title, whole_numbers("workers", seen), from_zero("images per second"))
+            panel.traces += [line(_images(styled), styled.label, styled.look) for styled in part]
+            panels.append(panel)
+        pages.append(Page(sheet.name, panels))
+    text = caption("Images of all workers together in a second of training.", INTERVALS, groups=settings(lines))
+    rows = [identity(one) | with_interval("images_per_second", one.images_per_second()) for one in settings(lines)]
+    return chart("throughput", "Throughput", text, pages, rows)
+
+
+def servers(study: Study) -> Chart | None:
+    """Speedup of the most workers against the number of servers; what averages without servers is a level line."""
+    found = of_curves(study.weak or study.strong)
+    lines = list(_by_servers(found))
+    alone = [one for one in found if not one.facets.get("servers")]
+    pages = []
+    for sheet in arrange(study, lines, words, PROBLEM, without=("servers", "workers", "nodes")):
+        panels = []
+        for title, part in sheet.panels.items():
+            many = [point.group.first.summary.servers for styled in part for point in styled.thing.points]
+            panel = Panel(title, whole_numbers("parameter servers", many), from_zero("speedup, times one worker"))
+            panel.traces += _levels(alone, part[0].thing, max(many))
+            panel.traces += [line(_speedup(styled, "servers"), styled.label, styled.look) for styled in part]
+            panels.append(panel)
+        pages.append(Page(sheet.name, panels))
+    most = " or ".join(map(str, sorted({one.points[0].workers for one in lines})))
+    text = caption(f"{most} workers beside one, by the number of servers that share the parameters; grey: as many "
+                   "workers without a server.", INTERVALS, groups=settings(lines))  # fmt: skip
+    return chart("servers", "Speedup by number of servers", text, pages, _rows(lines))
+
+
+def _by_servers(found: Sequence[Strand]) -> Iterable[Strand]:
+    """Of each problem, lines over servers at the most workers that were run with several numbers of them."""
+    by_problem: dict[str, list[Point]] = {}
+    for one in found:
+        if one.facets.get("servers"):
+            by_problem.setdefault(name(one.facets, (*PROBLEM, "batch", "link")), []).extend(one.points)
+    for points in by_problem.values():
+        choices = {point.workers: {p.group.first.summary.servers for p in points if p.workers == point.workers}
+                   for point in points}  # fmt: skip
+        most = max((workers for workers, many in choices.items() if len(many) > 1), default=None)
+        chosen = sorted((p for p in points if p.workers == most), key=lambda p: p.group.first.summary.servers)
+        parts = apart(chosen, lambda point: point.group, "servers") if chosen else []
+        for part in parts:
+            yield Strand(common([facets(p.group) for p in part]), tuple(p.group for p in part), tuple(part))
+
+
+def _levels(alone: Sequence[Strand], beside: Strand, most: int) -> list[Trace]:
+    """The same problem and workers without a server."""
+    found = list[Trace]()
+    for one in alone:
+        same = all(one.facets.get(key) == beside.facets.get(key) for key in (*PROBLEM, "link"))
+        for point in one.points:
+            if same and point.workers == beside.points[0].workers:
+                level, label = point.speedup.value, f"{one.facets['strategy']}, no server"
+                hover = f"{name(one.facets, ('model', 'strategy'))}, {count(point.workers, 'worker')}: {_times(point)}"
+                dash = DASHES[(len(found) + 1) % len(DASHES)]
+                found.append(ideal([1, most], [level, level], hover) | {"name": label})
+                found[-1]["line"] = found[-1]["line"] | {"dash": dash, "width": 2}
+    return found
+
+
+def _rows(strands: Iterable[Strand]) -> list[Row]:
+    rows: dict[int, Row] = {}
+    for one in strands:
+        if one.baseline:
+            rows.setdefault(id(one.baseline), _row(one.baseline, AT_ONE, AT_ONE))
+        for point in one.points:
+            rows[id(point.group)] = _row(point.group, point.speedup, point.efficiency) | {"serial_part": one.serial}
+    return list(rows.values())
+
+
+def _row(one: Group, speedup: Interval, efficiency: Interval) -> Row:
+    times = with_interval("speedup", speedup) | with_interval("efficiency", efficiency)
+    return identity(one) | times | with_interval("step_seconds", one.step())
+
+
+def _times(point: Point) -> str:
+    return f"{between(point.speedup)} times as fast as one worker"
+
+
+def _speedup(styled: Styled[Strand], against: str = "workers") -> list[Measured]:
+    one = styled.thing
+    found = []
+    if against == "workers" and one.baseline:
+        found.append(Measured(1, AT_ONE, f"{styled.full}: {BASELINE}"))
+    for point in one.points:
+        x = point.workers if against == "workers" else point.group.first.summary.servers
+        more = "" if against == "workers" else f", {count(x, 'server')}"
+        text = f"{styled.full}{more}, {count(point.workers, 'worker')}: {_times(point)}, {of_runs(point.group)}"
+        found.append(Measured(x, point.speedup, text))
+    return found
+
+
+def _workers(part: Sequence[Styled[Strand]]) -> tuple[int, dict[str, Any]]:
+    """The most workers, and an axis for all of them."""
+    seen = {1, *(one.workers for styled in part for one in styled.thing.groups)}
+    return max(seen), whole_numbers("workers", seen)
+
+
+def _fits(one: Strand, whose: str) -> bool:
+    """Whether the law is near to what was measured; its serial part alone does not say so."""
+    serial = one.serial
+    return serial is not None and all(
+        abs(LAWS[whose](serial, point.workers) / point.speedup.value - 1) < NEAR for point in one.points
+    )
+
+
+def _laws(
+    whose: str, part: Sequence[Styled[Strand]], most: int, y: Callable[[Series, Series], Series]
+) -> Iterable[Trace]:
+    """The speedups that a law gives, where it fits, as what the y axis has; of many lines only the caption tells."""
+    n = np.linspace(1, most, 40)
+    for styled in part if len(part) <= MOST_LAWS else ():
+        serial = styled.thing.serial
+        if serial is not None and _fits(styled.thing, whose):
+            text = f"{whose} law for {styled.full}: {share(serial)} of the work is not divided"
+            yield law(n, y(LAWS[whose](serial, n), n), styled.look, styled.label, text)
+
+
+def _speedups(title: str, part: Sequence[Styled[Strand]], *, amdahl: bool = False, top: float | None = None) -> Panel:
+    (most, x), label = _workers(part), "speedup, times one worker"
+    highest = None if top is None else 1.05 * max(top, 1.0)
+    panel = Panel(title, x, from_zero(label) if highest is None else axis(label, range=[0, highest], autorange=False))
+    reach = most if highest is None else min(most, highest)
+    panel.traces.append(ideal([1, reach], [1, reach], "ideal: n workers are n times as fast as one"))
+    if amdahl:
+        panel.traces += _laws("Amdahl's", part, most, lambda speedup, _: speedup)
+    panel.traces += [line(_speedup(styled), styled.label, styled.look) for styled in part]
+    return panel
+
+
+def _efficiencies(title: str, part: Sequence[Styled[Strand]]) -> Panel:
+    most, x = _workers(part)
+    panel = Panel(title, x, from_zero("efficiency, % of ideal"))
+    panel.traces.append(ideal([1, most], [100, 100], "ideal: every worker is as fast as one alone"))
+    panel.traces += _laws("Gustafson's", part, most, lambda speedup, n: 100 * speedup / n)
+    for styled in part:
+        one = styled.thing
+        found = [Measured(1, scaled(AT_ONE, 100), f"{styled.full}: {BASELINE}")] if one.baseline else []
+        for point in one.points:
+            y = scaled(point.efficiency, 100)
+            text = f"{styled.full}, {count(point.workers, 'worker')}: {between(y, '% of the ideal')}"
+            found.append(Measured(point.workers, y, f"{text}, {of_runs(point.group)}"))
+        panel.traces.append(line(found, styled.label, styled.look))
+    return panel
+
+
+def _steps(part: Sequence[Styled[Strand]]) -> Panel:
+    """Seconds of the whole step; ideally those of one worker."""
+    most, x = _workers(part)
+    panel = Panel("", x, from_zero("time of a step, ms"))
+    bases = {1000 * styled.thing.baseline.step().value for styled in part if styled.thing.baseline}
+    panel.traces += [ideal([1, most], [base, base], "ideal: as long as a step of one worker") for base in sorted(bases)]
+    for styled in part:
+        found = []
+        for one in styled.thing.groups:
+            y = scaled(one.step(), 1000)
+            text = f"{styled.full}, {count(one.workers, 'worker')}: a step takes {between(y, 'ms')}, {of_runs(one)}"
+            found.append(Measured(one.workers, y, text))
+        panel.traces.append(line(found, styled.label, styled.look))
+    return panel
+
+
+def _images(styled: Styled[Strand]) -> list[Measured]:
+    found = []
+    for one in styled.thing.groups:
+        y = one.images_per_second()
+        text = f"{styled.full}, {count(one.workers, 'worker')}: {between(y, 'images per second')}, {of_runs(one)}"
+        found.append(Measured(one.workers, y, text))
+    return found
+
+
+def _serial_parts(whose: str, sheets: Sequence[Sheet[Strand]]) -> str:
+    """The fits in words; of many, the least and the greatest."""
+    parts = [part for sheet in sheets for part in sheet.panels.values()]
+    known = [each for part in parts for each in part if each.thing.serial is not None]
+    found = [(each.thing.serial or 0.0, each.full) for each in known if _fits(each.thing, whose)]
+    if not known:
+        return ""
+    if not found:
+        return f"{whose} law fits none of these: what is lost is not a fixed part of the work."
+    drawn = " (dotted)" if any(len(part) <= MOST_LAWS for part in parts) else ""
+    (least, one), (most, other) = min(found), max(found)
+    what = f"from {share(least)} ({one}) to {share(most)} ({other})"
+    if len(found) <= MOST_LAWS:
+        what = "; ".join(f"{full} {share(serial)}" for serial, full in found)
+    misfits = len(known) - len(found)
+    rest = f" It does not fit {count(misfits, 'other line')}." if misfits else ""
+    return f"The serial part with which {whose} law{drawn} fits: {what}.{rest}"
+
+
+def share(part: float) -> str:
+    return f"{100 * part:.1f} %"

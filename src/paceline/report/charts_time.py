@@ -1,0 +1,248 @@
+"""Where time goes: the parts of a step by setting and by rank, time by batch size, the effect of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from paceline.analysis.breakdown import Parts, by_rank
+from paceline.analysis.scaling import Group, nodes_of
+from paceline.analysis.statistics import Interval, median
+from paceline.analysis.study import Study
+from paceline.analysis.wording import count, number, percent
+from paceline.report.figure import Chart, Page, Panel, categories, doublings, from_zero
+from paceline.report.placing import chart
+from paceline.report.series import PROBLEM, Styled, arrange, common, facets
+from paceline.report.strands import (
+    AXES,
+    Strand,
+    by_batch,
+    by_workers,
+    families,
+    few_servers,
+    places,
+    settings,
+    side_by_side,
+    words,
+)
+from paceline.report.traces import (
+    INTERVALS,
+    SPREAD,
+    Measured,
+    Row,
+    bars,
+    between,
+    caption,
+    error_bars,
+    identity,
+    line,
+    of_runs,
+    over_repeats,
+    scaled,
+    with_interval,
+)
+
+# A part of a step: what it is called, and the number of its colour and pattern.
+PARTS = {
+    "input": ("waiting for input", 2),
+    "compute": ("compute", 0),
+    "slowest": ("waiting for the slowest", 4),
+    "communication": ("communication", 1),
+    "optimizer": ("optimizer", 3),
+    "other": ("other", 6),
+}
+
+LEAST = 0.001  # of a step, that is still shown
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What the height of a bar is: seconds times a factor, which may be a setting's own."""
+
+    what: str
+    name: str
+    factor: Callable[[Group], float]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A setting, or one of its ranks."""
+
+    place: str
+    what: str
+    group: Group
+    parts: Parts
+
+
+def breakdown(study: Study) -> Chart | None:
+    """A bar for each setting, the mean of its ranks; of batches of all sizes, per image."""
+    along, strands = side_by_side(study)
+    found = {id(one): _mean([parts for run in one.runs for parts in by_rank(run).values()])
+             for one in settings(strands)}  # fmt: skip
+    unit = _unit(max((parts.total for parts in found.values() if parts), default=0.0))
+    if along == "batch":
+        unit = Unit("time for 1,000 images", "s", lambda one: 1000 / one.first.summary.global_batch)
+    pages, at = [], places(strands, along)
+    for sheet in arrange(study, strands, words, None, without=(along,)):
+        panels = []
+        for heading, part in sheet.panels.items():
+            bars_of = [Bar(at[id(one)], facets(one)[along], one, parts) for one in part[0].thing.groups
+                       if (parts := found[id(one)])]  # fmt: skip
+            x = categories(AXES[along], list(dict.fromkeys(at.values())))
+            panels.append(_stacked(heading, x, bars_of, part[0].full, unit))
+        pages.append(Page(sheet.name, panels))
+    rows = [identity(one) | _row(parts) for one in settings(strands) if (parts := found[id(one)])]
+    text = caption("The mean step of a worker, warm-up left out, in parts that are all of it. Waiting for the slowest "
+                   "is for a worker that computes longer; communication is the rest of the waiting.",
+                   groups=settings(strands))  # fmt: skip
+    return chart("breakdown", "Where the time of a step goes", text, pages, rows, barmode="stack", bargap=0.3)
+
+
+def breakdown_by_rank(study: Study) -> Chart | None:
+    """The widest setting of each kind, a bar for each worker."""
+    strands = [one for one in few_servers(by_workers(study)) if one.groups[-1].workers > 1]
+    found = {id(one): _by_rank(one.groups[-1]) for one in strands}
+    unit = _unit(max((parts.total for ranks in found.values() for parts in ranks.values()), default=0.0))
+    pages, rows = [], list[Row]()
+    for sheet in arrange(study, strands, words, None, without=("workers",)):
+        panels = []
+        for heading, part in sheet.panels.items():
+            widest, ranks = part[0].thing.groups[-1], found[id(part[0].thing)]
+            title = f"{heading or part[0].full}, {count(widest.workers, 'worker')}"
+            bars_of = [Bar(str(rank), f"rank {rank}", widest, parts) for rank, parts in ranks.items()]
+            panels.append(_stacked(title, categories("rank", list(map(str, ranks))), bars_of, part[0].full, unit))
+            rows += [identity(widest) | {"rank": rank} | _row(parts) for rank, parts in ranks.items()]
+        pages.append(Page(sheet.name, panels))
+    text = caption("The same, worker by worker, of each strategy's most workers. A rank with much compute and no "
+                   "waiting is the one that the others wait for.", groups=settings(strands))  # fmt: skip
+    return chart("breakdown-by-rank", "Where the time of a step goes, by rank", text, pages, rows, barmode="stack",
+                 bargap=0.3)  # fmt: skip
+
+
+def _by_rank(one: Group) -> dict[int, Parts]:
+    """The mean over repeats."""
+    found: dict[int, list[Parts]] = {}
+    for run in one.runs:
+        for rank, parts in by_rank(run).items():
+            found.setdefault(rank, []).append(parts)
+    return {rank: mean for rank, many in sorted(found.items()) if (mean := _mean(many))}
+
+
+def _mean(many: Sequence[Parts]) -> Parts | None:
+    if not many:
+        return None
+    return Parts(**{part.name: float(np.mean([getattr(each, part.name) for each in many])) for part in fields(Parts)})
+
+
+def _unit(most: float) -> Unit:
+    name, factor = ("s", 1.0) if most >= 2 else ("ms", 1000.0)
+    return Unit("time of a step", name, lambda _: factor)
+
+
+def _row(parts: Parts) -> Row:
+    return {f"{name}_seconds": getattr(parts, name) for name in PARTS} | {"step_seconds": parts.total}
+
+
+def _stacked(heading: str, x: dict[str, Any], bars_of: Sequence[Bar], full: str, unit: Unit) -> Panel:
+    """Bars of parts on each other; what takes no time in any of them is left out."""
+    panel = Panel(heading, x, from_zero(f"{unit.what}, {unit.name}"))
+    for part, (label, index) in PARTS.items():
+        shares = [getattr(bar.parts, part) / bar.parts.total for bar in bars_of]
+        if max(shares, default=0.0) < LEAST:
+            continue
+        heights = [getattr(bar.parts, part) * unit.factor(bar.group) for bar in bars_of]
+        hover = [f"{full}, {bar.what}: {label} {number(height)} {unit.name}, {percent(share)} of a step"
+                 for bar, height, share in zip(bars_of, heights, shares, strict=True)]  # fmt: skip
+        trace = bars([bar.place for bar in bars_of], heights, label, index, hover, legendrank=list(PARTS).index(part))
+        panel.traces.append(trace)
+    return panel
+
+
+def whole_epochs(groups: Sequence[Group]) -> bool:
+    """Whether no run was stopped in the middle of an epoch."""
+    return all(one.setting.get("steps") is None for one in groups)
+
+
+def epoch_time(one: Group) -> Interval:
+    return median([np.array(run.summary.epoch_seconds) for run in one.runs])
+
+
+def time_by_batch(study: Study) -> Chart | None:
+    """Seconds of an epoch; of runs that were stopped before its end, of a thousand images."""
+    strands = by_batch(study)
+    whole = whole_epochs(settings(strands))
+    what, column = ("an epoch", "epoch_seconds") if whole else ("1,000 images", "seconds_per_1000_images")
+
+    def measure(one: Group) -> Interval:
+        return epoch_time(one) if whole else scaled(median([run.seconds_per_image for run in one.runs]), 1000)
+
+    pages = []
+    for sheet in arrange(study, strands, words, PROBLEM, without=("batch",)):
+        panels = []
+        for title, part in sheet.panels.items():
+            sizes = [one.first.summary.global_batch for styled in part for one in styled.thing.groups]
+            panel = Panel(title, doublings("batch size, samples per update", sizes), from_zero(f"time of {what}, s"))
+            for styled in part:
+                found = [Measured(one.first.summary.global_batch, y := measure(one),
+                                  f"{styled.full}, batch {one.first.summary.global_batch:,}: {what} takes "
+                                  f"{between(y, 's')}, {of_runs(one)}") for one in styled.thing.groups]  # fmt: skip
+                panel.traces.append(line(found, styled.label, styled.look))
+            panels.append(panel)
+        pages.append(Page(sheet.name, panels))
+    rows = [identity(one) | with_interval(column, measure(one)) for one in settings(strands)]
+    text = caption(f"Training time of {what} against the batch size of all workers together.", INTERVALS,
+                   groups=settings(strands))  # fmt: skip
+    return chart("time-by-batch", "Time by batch size", text, pages, rows)
+
+
+def nodes(study: Study) -> Chart | None:
+    """The same workers on more machines: time of an epoch and of the whole run."""
+    strands = [Strand(common([facets(one) for one in many]), tuple(sorted(many, key=_workers_and_nodes)))
+               for many in families(study.groups, ("workers", "threads"))
+               if len({one.workers for one in many}) < len({_workers_and_nodes(one) for one in many})]  # fmt: skip
+    whole = whole_epochs(settings(strands))
+    what, column = ("an epoch", "epoch_seconds") if whole else ("training", "training_seconds")
+    pages = []
+    for sheet in arrange(study, strands, words, None, without=("workers", "nodes")):
+        for title, part in sheet.panels.items():
+            panels = [
+                _by_nodes(f"time of {what}", part[0], _training),
+                _by_nodes("time of the whole run", part[0], _total),
+            ]
+            pages.append(Page(", ".join(each for each in (sheet.name, title) if each), panels))
+    rows = [identity(one) | with_interval(column, _training(one)) | with_interval("total_seconds", _total(one))
+            for one in settings(strands)]  # fmt: skip
+    text = caption("The same number of workers on one node and on several: what the network between them costs.",
+                   SPREAD, groups=settings(strands))  # fmt: skip
+    return chart("nodes", "Effect of the number of nodes", text, pages, rows, barmode="group", bargap=0.25)
+
+
+def _workers_and_nodes(one: Group) -> tuple[int, int]:
+    return one.workers, nodes_of(one.first)
+
+
+def _training(one: Group) -> Interval:
+    """The median epoch of each repeat; of runs that were stopped after some steps, all of their training."""
+    return over_repeats([float(np.median(run.summary.epoch_seconds)) if whole_epochs([one])
+                         else sum(run.summary.epoch_seconds) for run in one.runs])  # fmt: skip
+
+
+def _total(one: Group) -> Interval:
+    return over_repeats([run.summary.total_seconds or 0.0 for run in one.runs])
+
+
+def _by_nodes(title: str, styled: Styled[Strand], measure: Callable[[Group], Interval]) -> Panel:
+    groups = styled.thing.groups
+    places = [str(workers) for workers in sorted({one.workers for one in groups})]
+    panel = Panel(title, categories("workers", places), from_zero(f"{title}, s"))
+    for index, many in enumerate(sorted({nodes_of(one.first) for one in groups})):
+        chosen = [one for one in groups if nodes_of(one.first) == many]
+        values = [measure(one) for one in chosen]
+        hover = [f"{styled.full}, {count(one.workers, 'worker')} on {count(many, 'node')}: {between(value, 's')}, "
+                 f"{of_runs(one)}" for one, value in zip(chosen, values, strict=True)]  # fmt: skip
+        panel.traces.append(bars([str(one.workers) for one in chosen], [value.value for value in values],
+                                 count(many, "node"), index, hover, error_y=error_bars(values, "#333333")))  # fmt: skip
+    return panel

@@ -1,0 +1,43 @@
+"""Every chart that a study has data for, in the order that its experiment asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from paceline.analysis.study import Study
+from paceline.errors import unknown
+from paceline.report import charts_learning, charts_over_time, charts_resources, charts_scaling, charts_time
+from paceline.report.figure import Chart
+from paceline.report.table import CHARTS
+
+DRAWN_BY: dict[str, Callable[[Study], Chart | None]] = {
+    "strong": charts_scaling.strong,
+    "weak": charts_scaling.weak,
+    "speedup-by-model": charts_scaling.speedup_by_model,
+    "throughput": charts_scaling.throughput,
+    "breakdown": charts_time.breakdown,
+    "breakdown-by-rank": charts_time.breakdown_by_rank,
+    "utilisation": charts_over_time.utilisation,
+    "packets": charts_over_time.packets,
+    "traffic": charts_resources.traffic,
+    "servers": charts_scaling.servers,
+    "accuracy-by-workers": charts_learning.accuracy_by_workers,
+    "time-by-batch": charts_time.time_by_batch,
+    "accuracy-by-batch": charts_learning.accuracy_by_batch,
+    "loss-by-batch": charts_learning.loss_by_batch,
+    "nodes": charts_time.nodes,
+    "learning-time": charts_learning.learning_time,
+    "learning-samples": charts_learning.learning_samples,
+    "time-to-accuracy": charts_learning.time_to,
+    "memory": charts_resources.memory,
+}
+
+
+def draw(study: Study) -> list[Chart]:
+    """What there is no data for is left out; a name that is no chart is refused."""
+    names = (study.bench.draw if study.bench else ()) or tuple(CHARTS)
+    for name in names:
+        if name not in CHARTS:
+            raise unknown("chart", name, CHARTS)
+    found = [DRAWN_BY[name](study) for name in names] if study.groups else []
+    return [chart for chart in found if chart]

@@ -1,0 +1,161 @@
+"""The parts of a report in words: what it is about, what was found, what is doubtful, how it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from html import escape
+
+from paceline.analysis.checks import Doubt
+from paceline.analysis.claims import Claim
+from paceline.analysis.lines import network
+from paceline.analysis.study import Study
+from paceline.analysis.wording import count, listing
+from paceline.report.markup import Cell, bullets, details, paragraphs, table
+
+# The summary, by the kinds of its findings.
+SUMMARY = {
+    "What was run": ("ran",),
+    "What is best for what": ("best", "learned"),
+    "How it scales": ("scaling",),
+    "Where the time goes": ("cost",),
+    "What is not worth it": ("not-worth",),
+    "What cannot be said": ("missing",),
+}
+# By the kind of a doubt: what is wrong, and what to do about it.
+DOUBTS = {
+    "two-humped": ("The machine was in two states", "Repeat these on a machine that does nothing else."),
+    "drift": ("Steps that had not settled", "Make these runs longer; hot or busy machines slow down."),
+    "sum": ("Epochs that are longer than their run", "One of the clocks is wrong: do not use these times."),
+    "oversubscribed": ("More workers than cores", "These times are of workers that take turns, not of more machines."),
+    "emulated": ("Emulated compute", "Times are of communication and waiting; nothing was trained."),
+    "lab": ("Links that this machine cannot drive", "Choose slower links, fewer nodes, or a faster machine."),
+    "repeats": ("Too few repeats", "Make three or more: only then is it known how much runs differ by chance."),
+    "spread": ("Repeats that differ", "Differences that are smaller than these are not real."),
+    "baseline": ("A baseline with fewer cores", "A part of the speedup is cores that one worker could have used."),
+    "superlinear": ("Faster than possible", "The run of one worker is slower than it could be: repeat it."),
+    "differ": ("Replicas that are not the same model", "Training is wrong, or not the same: do not compare these."),
+}
+VERDICTS = {"holds": "✓", "fails": "✗", "holds in part": "◐", "cannot be told": "?"}
+SHOWN_AT_ONCE = 3
+SAID_AT_ONCE = 6
+
+
+def title(study: Study) -> str:
+    if study.bench:
+        return study.bench.title or study.bench.name
+    parents = {run.folder.resolve().parent.name for run in study.runs}
+    runs = count(len(study.runs), "run")
+    return f"{parents.pop()}: {runs}" if len(parents) == 1 else f"Report of {runs}"
+
+
+def badges(study: Study) -> str:
+    emulated = sum(run.emulated for run in study.runs)
+    found = ["quick form"] if study.bench and study.bench.quick else []
+    if emulated == len(study.runs):
+        found.append("emulated compute: nothing was trained")
+    elif emulated:
+        found.append(f"emulated compute in {emulated} of {len(study.runs)} runs: nothing was trained there")
+    return "".join(f'<span class="badge">{escape(text)}</span> ' for text in found)
+
+
+def about(study: Study) -> str:
+    bench = study.bench
+    if bench is None:
+        return ""
+    source = f'<p class="source">After {escape(bench.source)}.</p>\n' if bench.source else ""
+    return paragraphs(bench.about) + source
+
+
+def summary(study: Study) -> str:
+    known = {kind for kinds in SUMMARY.values() for kind in kinds}
+    text = ""
+    for heading, kinds in SUMMARY.items():
+        found = [each.text for each in study.findings if each.kind in kinds]
+        if found:
+            text += f"<h3>{heading}</h3>\n{bullets(found[:SAID_AT_ONCE])}"
+        if more := found[SAID_AT_ONCE:]:
+            text += details(f"{len(more)} more", bullets(more))
+    others = [each.text for each in study.findings if each.kind not in known]
+    return text + (bullets(others) if others else "")
+
+
+def claims(study: Study) -> str:
+    return "".join(_claim(claim) for claim in study.claims)
+
+
+def _claim(claim: Claim) -> str:
+    kind = claim.verdict.replace(" ", "-")
+    mark = f'<span class="verdict {escape(kind)}">{VERDICTS.get(claim.verdict, "")} {escape(claim.verdict)}</span>'
+    source = f' <span class="source">{escape(claim.source)}</span>' if claim.source else ""
+    words = {True: "holds", False: "fails", None: "cannot be told"}
+    rows = [[each.label, Cell(words[each.holds], number=False), each.why] for each in claim.cases]
+    cases = details(count(len(rows), "case"), table(["case", "", "why"], rows)) if rows else ""
+    return (
+        f'<div class="claim"><p class="said">{mark} {escape(claim.text)}{source}</p>\n<p>{escape(claim.why)}</p>\n'
+        f"{cases}</div>\n"
+    )
+
+
+def doubts(found: Sequence[Doubt]) -> str:
+    """One entry for each kind, however many runs have it."""
+    by_kind: dict[str, list[Doubt]] = {}
+    for doubt in found:
+        by_kind.setdefault(doubt.kind, []).append(doubt)
+    order = sorted(by_kind, key=lambda kind: kind == "emulated")  # the badge has said it already
+    return "".join(_kind(kind, by_kind[kind]) for kind in order)
+
+
+def _kind(kind: str, found: Sequence[Doubt]) -> str:
+    heading, advice = DOUBTS.get(kind, (kind.replace("-", " ").capitalize(), ""))
+    items = "".join(f"<li><b>{escape(each.about)}</b>: {escape(each.text)}</li>\n" for each in found)
+    texts = {each.text for each in found}
+    if len(texts) == 1 and len(found) > 1:
+        items = f"<li>{escape(texts.pop())}: {escape('; '.join(each.about for each in found))}</li>\n"
+    inner = f"<ul>{items}</ul>\n"
+    where = inner if len(found) <= SHOWN_AT_ONCE else details(f"all {len(found)}", inner)
+    times = f'<span class="count">{len(found)} ×</span> ' if len(found) > 1 else ""
+    return f'<div class="doubt"><p><b>{times}{escape(heading)}.</b> {escape(advice)}</p>\n{where}</div>\n'
+
+
+def missing(found: Sequence[tuple[str, str]]) -> str:
+    """Runs that are not here, by their reasons; what many share is said once."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in found:
+        by_reason.setdefault(why, []).append(name)
+    few = [[name, why] for why, names in by_reason.items() if len(names) <= SHOWN_AT_ONCE for name in names]
+    text = table(["run", "why"], few) if few else ""
+    for why, names in by_reason.items():
+        if len(names) > SHOWN_AT_ONCE:
+            text += f"<p>{count(len(names), 'run')}: {escape(why)}.</p>\n{details('which', bullets(names))}"
+    return text
+
+
+METHOD = """
+<p>The first steps of each run are left out for as long as they are still warming up (the cut that makes the mean of
+the rest most certain). A step is the whole step, from the end of the one before to the end of its optimizer. What is
+shown is the median of these raw step times over all repeats, with the interval in which it lies with 95 % confidence:
+runs, and in each of them blocks of steps, are drawn again and again by chance (bootstrap). Speedup is images per second
+beside one worker: <em>strong</em> of the same global batch, <em>weak</em> of the same batch for each worker. Two
+settings whose intervals overlap are not shown to differ. More is in docs/reports.md of Paceline.</p>
+"""
+
+
+def method(study: Study) -> str:
+    rows: list[list[str]] = []
+    bench = study.bench
+    here = dict(bench.here) if bench else {}
+    for name, value in here.items():
+        rows.append([name.replace("_", " "), str(value)])
+    for name in ("processor", "cores", "gpus", "platform", "torch", "python"):
+        if name not in here:
+            values = {str(run.environment.get(name) or "none") for run in study.runs}
+            rows.append([name, " and ".join(sorted(values))])
+    if links := {network(one) for one in study.groups} - {""}:
+        sizes = sorted({len(one.setting["lab"]) for one in study.groups if one.setting["lab"]})
+        rows.append(["lab", f"{listing([str(size) for size in sizes])} nodes, {'; '.join(sorted(links))}"])
+    times = [steps[-1].time for run in study.runs for steps in run.steps.values() if steps]
+    first, last = (datetime.fromtimestamp(end, UTC) for end in (min(times), max(times)))
+    until = f"{last:%H:%M}" if first.date() == last.date() else f"{last:%Y-%m-%d %H:%M}"
+    rows.append(["made", f"{first:%Y-%m-%d %H:%M} to {until} UTC"])
+    return METHOD + table(["", "the machine"], rows)

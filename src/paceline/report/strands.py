@@ -1,0 +1,160 @@
+"""Which settings make one line of a chart: those that differ in their workers alone, or in their batch size alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from paceline.analysis.scaling import Curve, Group, Point
+from paceline.analysis.statistics import amdahl, gustafson
+from paceline.analysis.study import Study
+from paceline.report.series import MOST_LINES, Facets, by_name, common, facets, name, natural, telling
+
+Thing = TypeVar("Thing")
+SIZE: dict[str, Callable[[Group], int]] = {
+    "workers": lambda one: one.workers,
+    "batch": lambda one: one.first.summary.global_batch,
+}
+
+AXES = {"workers": "workers", "batch": "batch size, samples per update"}
+
+
+@dataclass(frozen=True)
+class Strand:
+    """Settings in the order of the x axis. `points` are those with a speedup; what is before them is the baseline."""
+
+    facets: Facets
+    groups: tuple[Group, ...]
+    points: tuple[Point, ...] = ()
+    serial: float | None = None
+
+    @property
+    def baseline(self) -> Group | None:
+        return None if self.points and self.points[0].group is self.groups[0] else self.groups[0]
+
+
+def words(strand: Strand) -> Facets:
+    return strand.facets
+
+
+def of_curves(found: Iterable[Curve]) -> list[Strand]:
+    """One of each curve; several, where a number of workers was run in more than one way, such as on 1 and 2 nodes."""
+    strands = []
+    for curve in found:
+        batch = f"batch {curve.label['batch']:,} {'in all' if curve.kind == 'strong' else 'each'}"
+        parts = apart(curve.points, lambda point: point.group)
+        for points in parts:
+            if points[-1].workers == 1:
+                continue
+            shared = common([facets(point.group) for point in points]) | {"batch": batch}
+            groups = tuple(point.group for point in points)
+            if points[0].workers > 1:
+                groups = (curve.baseline, *groups)
+            serial = curve.serial if len(parts) == 1 else _serial(curve.kind, points)
+            strands.append(Strand(shared, groups, tuple(points), serial))
+    if all(len(strand.points) == 1 for strand in strands):
+        return strands
+    # Beside others that say how it goes on between, one point far from the baseline is a point and no line.
+    return [strand if len(strand.points) > 1 or strand.points[0].workers == 2 else
+            replace(strand, groups=(strand.points[0].group,), serial=None) for strand in strands]  # fmt: skip
+
+
+def apart(things: Sequence[Thing], group: Callable[[Thing], Group], along: str = "workers") -> list[list[Thing]]:
+    """So that in each part every number of workers, or what else it is along, is there once."""
+    same: dict[str, list[Facets]] = {}
+    for thing in things:
+        each = facets(group(thing))
+        same.setdefault(each[along], []).append(each)
+    keys = list(dict.fromkeys(key for many in same.values() for key in telling(many)))
+    found: dict[str, list[Thing]] = {}
+    for thing in things:
+        found.setdefault(name(facets(group(thing)), keys), []).append(thing)
+    return list(found.values())
+
+
+def _serial(kind: str, points: Sequence[Point]) -> float | None:
+    workers, speedups = [point.workers for point in points], [point.speedup.value for point in points]
+    if kind == "weak":
+        return gustafson(workers, speedups)
+    return amdahl([1, *workers], [1.0, *(1 / speedup for speedup in speedups)])
+
+
+def by_workers(study: Study) -> list[Strand]:
+    """Every setting in at least one: of weak scaling, else of strong scaling, else with those that it is like."""
+    strands, seen = list[Strand](), set[int]()
+    for found in (study.weak, study.strong):
+        for strand in of_curves(found):
+            if any(id(point.group) not in seen for point in strand.points):
+                strands.append(strand)
+        seen |= {id(one) for strand in strands for one in strand.groups}
+    others = alike([one for one in study.groups if id(one) not in seen], "workers", ("workers", "threads"))
+    return strands + [replace(one, facets={**one.facets, "batch": _batch(one.groups[0], study)}) for one in others]
+
+
+def _batch(one: Group, study: Study) -> str:
+    """As the study's curves say it: the batch of all, or of each worker; else it would seem to be another."""
+    if bool(study.strong) == bool(study.weak):
+        return facets(one)["batch"]
+    s = one.first.summary
+    return f"batch {s.global_batch:,} in all" if study.strong else f"batch {s.batch_size:,} each"
+
+
+def by_batch(study: Study) -> list[Strand]:
+    """Settings that differ in their batch size alone."""
+    return [strand for strand in alike(study.groups, "batch", ("batch_size",)) if len(strand.groups) > 1]
+
+
+def side_by_side(study: Study) -> tuple[str, list[Strand]]:
+    """What settings differ in that are to be seen beside each other: workers, or where these do not, batch sizes."""
+    strands = by_workers(study)
+    if any(len(strand.groups) > 1 for strand in strands):
+        return "workers", few_servers(strands)
+    return ("batch", by_batch(study)) if by_batch(study) else ("workers", strands)
+
+
+def places(strands: Iterable[Strand], along: str) -> dict[int, str]:
+    """Of all their settings, in order, what an axis along workers or batch sizes says."""
+    ordered = sorted(settings(strands), key=SIZE[along])
+    return {id(one): f"{SIZE[along](one):,}" for one in ordered}
+
+
+def alike(groups: Iterable[Group], along: str, but: Sequence[str]) -> list[Strand]:
+    """Settings that differ in nothing but these, as lines along one of them."""
+    return [
+        Strand(common([facets(one) for one in part]), tuple(sorted(part, key=SIZE[along])))
+        for many in families(groups, but)
+        for part in apart(many, lambda one: one, along)
+    ]
+
+
+def families(groups: Iterable[Group], but: Sequence[str]) -> list[list[Group]]:
+    """Settings that differ in nothing but these and the number of nodes."""
+    found: dict[str, list[Group]] = {}
+    for one in groups:
+        setting = {key: value for key, value in one.setting.items() if key not in (*but, "lab")}
+        found.setdefault(f"{sorted(setting.items())} {facets(one)['link']}", []).append(one)
+    return list(found.values())
+
+
+def few(strands: Sequence[Strand]) -> list[Strand]:
+    """All, unless they are many."""
+    return few_servers(strands) if len(strands) > MOST_LINES else list(strands)
+
+
+def few_servers(strands: Sequence[Strand]) -> list[Strand]:
+    """Of those that differ in their servers alone, the ones with the fewest and the most."""
+    found: dict[str, list[Strand]] = {}
+    for strand in strands:
+        served = dict.fromkeys(("servers", "workers", "nodes"), "") if strand.facets.get("servers") else {}
+        found.setdefault(repr(by_name({**strand.facets, **served})), []).append(strand)
+    kept = set()
+    for many in found.values():
+        ordered = sorted(many, key=lambda strand: natural(strand.facets.get("servers", "")))
+        kept |= {id(strand) for strand in (ordered if len(ordered) < 3 else [ordered[0], ordered[-1]])}
+    return [strand for strand in strands if id(strand) in kept]
+
+
+def settings(strands: Iterable[Strand]) -> list[Group]:
+    """Each once."""
+    return list({id(one): one for strand in strands for one in strand.groups}.values())

@@ -1,0 +1,264 @@
+"""The tables of a report, as plain numbers and as HTML: every setting, the paper beside ours, what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+from statistics import median
+from typing import Any
+
+from paceline.analysis.runs import Run
+from paceline.analysis.scaling import BY_DIVISION, Curve, Group, label, nodes_of
+from paceline.analysis.statistics import Interval
+from paceline.analysis.study import Study
+from paceline.report.markup import NOTHING, Cell, cell, number, percent, scrolling, table, within
+
+Row = dict[str, Any]
+
+# What a setting is, in the order of the columns; the rest of the spec follows where it differs.
+IDENTITY = ("model", "data", "strategy", "transport", "workers", "servers", "nodes", "batch_size", "compute", "device")
+ALWAYS = ("strategy", "workers", "batch_size")
+BY_COMPUTE = ("steps", "epochs", "test", "validation")
+IMPLIED = ("lab", "normalize", "global_batch")
+HEADERS = {"batch_size": "batch", "lr": "learning rate"}
+# A measure of both, ours and a paper's: its name, and how it is written.
+MEASURES: dict[str, tuple[str, Callable[[float | None], str]]] = {
+    "read_seconds": ("read, s", number),
+    "update_seconds": ("update, s", number),
+    "epoch_seconds": ("epoch, s", number),
+    "images_per_second": ("images/s", number),
+    "speedup": ("speedup", number),
+    "train_loss": ("training loss", number),
+    "train_accuracy": ("training accuracy", percent),
+    "validation_loss": ("validation loss", number),
+    "validation_accuracy": ("validation accuracy", percent),
+    "test_loss": ("test loss", number),
+    "test_accuracy": ("test accuracy", percent),
+    "total_seconds": ("total, s", number),
+}
+
+
+def value_of(run: Run, name: str) -> Any:
+    """A part of a run's setting by its name: of the summary, the spec or the machine."""
+    if name == "nodes":
+        return nodes_of(run)
+    if name == "device":
+        device = run.spec.get("device", "auto")
+        return ("cuda" if run.environment.get("gpus") else "cpu") if device == "auto" else device
+    return run.spec[name] if name in run.spec else getattr(run.summary, name, None)
+
+
+def measured(one: Group, name: str) -> float | None:
+    """The median over repeats; of a list by epochs, the median epoch's time, and the last epoch's loss or accuracy."""
+    if name == "update_seconds":
+        return one.step().value
+    if name == "images_per_second":
+        return one.images_per_second().value
+    found: list[float] = []
+    for run in one.runs:
+        value = getattr(run.summary, name, None)
+        if isinstance(value, list):
+            found += value if name == "epoch_seconds" else value[-1:]
+        elif value is not None:
+            found.append(value)
+    return median(found) if found else None
+
+
+def _speedup(one: Group, curves: Iterable[Curve]) -> Interval | None:
+    for curve in curves:
+        for point in curve.points:
+            if point.group is one:
+                return point.speedup
+        if curve.baseline is one:
+            return Interval(1.0, 1.0, 1.0)
+    return None
+
+
+def _order(one: Group) -> tuple[Any, ...]:
+    s = one.first.summary
+    return (s.model, s.data, s.compute, s.strategy != "sequential", s.strategy, s.servers, s.workers,
+            nodes_of(one.first), s.batch_size)  # fmt: skip
+
+
+def _identity(groups: Sequence[Group]) -> list[str]:
+    """The names that tell settings apart, and those that are always told."""
+    names = list(IDENTITY) + sorted({key for one in groups for key in one.setting} - {*IDENTITY, *IMPLIED})
+    return [name for name in names if name in IDENTITY or len(_values(groups, name)) > 1]
+
+
+def _told(one: Group, name: str) -> Any:
+    return value_of(one.first, name) if name in IDENTITY else one.setting.get(name)
+
+
+def _values(groups: Iterable[Group], name: str) -> set[str]:
+    return {repr(_told(one, name)) for one in groups}
+
+
+def _follows(groups: Sequence[Group], name: str) -> bool:
+    """Whether it only repeats the strategy, as the transport of servers does, or that compute is emulated."""
+    if name in BY_DIVISION and name not in (*ALWAYS, "servers"):
+        other = "strategy"
+    elif name in BY_COMPUTE:
+        other = "compute"
+    else:
+        return False
+    return all(len(_values([o for o in groups if _told(o, other) == _told(one, other)], name)) == 1 for one in groups)
+
+
+def results(study: Study) -> list[Row]:
+    """One row a setting, with plain numbers: seconds, images, bytes; ends of intervals in columns of their own."""
+    groups = sorted(study.groups, key=_order)
+    names = _identity(groups)
+    rows = []
+    for one in groups:
+        row: Row = {name: _told(one, name) for name in names} | {"repeats": len(one.runs)}
+        row["read_seconds"] = measured(one, "read_seconds")
+        _put(row, "update_seconds", one.step())
+        row["epoch_seconds"] = measured(one, "epoch_seconds")
+        _put(row, "images_per_second", one.images_per_second())
+        _put(row, "speedup_strong", _speedup(one, study.strong))
+        _put(row, "speedup_weak", _speedup(one, study.weak))
+        for name in ("test_loss", "test_accuracy", "total_seconds"):
+            row[name] = measured(one, name)
+        row["peak_memory_bytes"] = max(max(run.summary.peak_rss_bytes, default=0) for run in one.runs) or None
+        rows.append(row)
+    return rows
+
+
+def _put(row: Row, name: str, interval: Interval | None) -> None:
+    for suffix, end in (("", "value"), ("_low", "low"), ("_high", "high")):
+        row[name + suffix] = None if interval is None else getattr(interval, end)
+
+
+def _interval(row: Row, name: str) -> Interval | None:
+    value = row[name]
+    return None if value is None else Interval(value, row[f"{name}_low"], row[f"{name}_high"])
+
+
+def results_html(study: Study) -> str:
+    """What all settings share is said once above the table; a column that is empty in all rows is left out."""
+    rows = results(study)
+    names = [name for name in _identity(study.groups) if not _follows(study.groups, name)]
+    shared = [n for n in names if n not in ALWAYS and len({repr(row[n]) for row in rows}) == 1]
+    told = [f"{HEADERS.get(n, n)} {rows[0][n]}" for n in shared if rows[0][n] not in (None, 0)]
+    columns: dict[str, list[Cell]] = {}
+    for name in names:
+        if name not in shared:
+            column = HEADERS.get(name, name.replace("_", " "))
+            columns[column] = [_plain(row[name]) for row in rows]
+    columns["repeats"] = [_plain(row["repeats"]) for row in rows]
+    columns["read, s"] = [Cell(number(row["read_seconds"])) for row in rows]
+    columns["update, ms"] = [within(_interval(row, "update_seconds"), 1000) for row in rows]
+    columns["epoch, s"] = [Cell(number(row["epoch_seconds"])) for row in rows]
+    columns["images/s"] = [within(_interval(row, "images_per_second")) for row in rows]
+    columns["speedup, strong"] = [within(_interval(row, "speedup_strong")) for row in rows]
+    columns["speedup, weak"] = [within(_interval(row, "speedup_weak")) for row in rows]
+    columns["test loss"] = [Cell(number(row["test_loss"])) for row in rows]
+    columns["test accuracy"] = [Cell(percent(row["test_accuracy"])) for row in rows]
+    columns["total, s"] = [Cell(number(row["total_seconds"])) for row in rows]
+    columns["peak memory, MB"] = [Cell(number((row["peak_memory_bytes"] or 0) / 1e6 or None)) for row in rows]
+    columns = {name: cells for name, cells in columns.items() if any(each.text != NOTHING for each in cells)}
+    above = f"<p>In all of them: {escape(', '.join(told))}.</p>\n" if told and len(rows) > 1 else ""
+    return above + table(list(columns), list(zip(*columns.values(), strict=True)))
+
+
+def _plain(value: Any) -> Cell:
+    return Cell(f"{value:g}") if isinstance(value, float) else cell(value)
+
+
+def matches(one: Group, wanted: dict[str, Any]) -> bool:
+    """Whether a setting is the one that a paper's row is about; a list means any of its values."""
+    for name, value in wanted.items():
+        allowed = value if isinstance(value, list) else [value]
+        if value_of(one.first, name) not in allowed:
+            return False
+    return True
+
+
+def beside_paper(study: Study) -> list[Row]:
+    """For each of the paper's rows and each setting of ours that it is about: both, and ours over the paper's."""
+    rows: list[Row] = []
+    for given in study.bench.paper if study.bench else ():
+        wanted, note = given.get("match", {}), str(given.get("note", ""))
+        theirs = {name: value for name, value in given.items() if name in MEASURES}
+        setting = ", ".join(_named(name, value) for name, value in wanted.items() if value != "real")
+        found: list[Group | None] = [one for one in study.groups if matches(one, wanted)]
+        for one in found or [None]:
+            row: Row = {"setting": setting, "ours": label(one, study.groups) if one else "", "note": note}
+            for name, value in theirs.items():
+                ours = _our(study, one, name)
+                row |= {f"{name}_paper": value, f"{name}_ours": ours,
+                        f"{name}_ratio": ours / value if ours is not None and value else None}  # fmt: skip
+            rows.append(row)
+    return rows
+
+
+def _our(study: Study, one: Group | None, name: str) -> float | None:
+    if one is None:
+        return None
+    if name == "speedup":
+        found = _speedup(one, study.strong) or _speedup(one, study.weak)
+        return found.value if found else None
+    return measured(one, name)
+
+
+def _named(name: str, value: Any) -> str:
+    if isinstance(value, list):
+        return " or ".join(_named(name, each) for each in value)
+    if name in ("workers", "nodes", "servers"):
+        return f"{value} {name if value != 1 else name[:-1]}"
+    if name in ("strategy", "model", "data", "device"):
+        return str(value)
+    return f"{HEADERS.get(name, name.replace('_', ' '))} {value}"
+
+
+def paper_html(study: Study) -> str:
+    """Three lines for each row: the paper's, ours, and ours over the paper's; accuracies are subtracted."""
+    rows = beside_paper(study)
+    names = [name for name in MEASURES if any(f"{name}_paper" in row for row in rows)]
+    head = "".join(f"<th>{escape(MEASURES[name][0])}</th>" for name in names)
+    bodies = "".join(_paper_lines(row, names) for row in rows)
+    return scrolling(
+        f'<table class="paper"><thead><tr><th class="word">setting</th><th class="word"></th>{head}</tr></thead>\n'
+        f"{bodies}</table>"
+    )
+
+
+def _paper_lines(row: Row, names: Sequence[str]) -> str:
+    note = f"<small>{escape(row['note'])}</small>" if row["note"] else ""
+    span = 3 if row["ours"] else 2
+    paper = "".join(f"<td>{_written(name, row.get(f'{name}_paper'))}</td>" for name in names)
+    first = f'<tr><td class="word setting" rowspan="{span}">{escape(row["setting"])}{note}</td>'
+    first += f'<td class="word">paper</td>{paper}</tr>\n'
+    if not row["ours"]:
+        none = f'<td class="word none" colspan="{len(names) + 1}">ours: no run of this setting</td>'
+        return f"<tbody>{first}<tr>{none}</tr></tbody>\n"
+    ours = "".join(f"<td>{_written(name, row.get(f'{name}_ours'))}</td>" for name in names)
+    ratio = "".join(f"<td>{_difference(name, row)}</td>" for name in names)
+    return (
+        f'<tbody>{first}<tr><td class="word">ours<small>{escape(row["ours"])}</small></td>{ours}</tr>\n'
+        f'<tr class="ratio"><td class="word">ours ÷ paper</td>{ratio}</tr></tbody>\n'
+    )
+
+
+def _written(name: str, value: float | None) -> str:
+    return escape(MEASURES[name][1](value))
+
+
+def _difference(name: str, row: Row) -> str:
+    paper, ours, ratio = (row.get(f"{name}_{which}") for which in ("paper", "ours", "ratio"))
+    if ratio is None or paper is None or ours is None:
+        return NOTHING
+    if name.endswith("accuracy"):
+        return f"{100 * (ours - paper):+.2f}\u00a0points".replace("-", "−")
+    return f"×\u00a0{number(ratio)}"
+
+
+def missing(study: Study) -> list[tuple[str, str]]:
+    """Runs that are not in the report, by name, and why: they failed, cannot be read, or were never made."""
+    bench = study.bench
+    if bench is None:
+        return [(str(each.folder), each.why) for each in study.left_out]
+    found = {each.folder.name: each.why for each in study.left_out} | bench.failed
+    known = {run.folder.name for run in study.runs} | set(found)
+    return [*found.items(), *((name, "not run yet") for name in bench.runs if name not in known)]

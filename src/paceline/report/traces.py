@@ -1,0 +1,154 @@
+"""Lines, bars and words that the charts share: intervals drawn, hover texts as sentences, rows of numbers."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline.analysis.runs import Run
+from paceline.analysis.scaling import Group, nodes_of
+from paceline.analysis.statistics import Interval, Series
+from paceline.analysis.wording import count, listing, number
+from paceline.report.figure import COLOURS, IDEAL, PATTERNS
+from paceline.report.series import Look, device
+
+WIDE_HOVER = 44  # letters: a longer line would not fit beside a point on a phone
+INTERVALS = "Bars: 95 % intervals."
+SPREAD = "Bars: from the lowest to the highest of the repeats."
+
+Row = dict[str, Any]
+Trace = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A value, where it lies, on which place of the x axis, and all that in words."""
+
+    x: float
+    y: Interval
+    hover: str
+
+
+def wrapped(text: str) -> str:
+    """A sentence for a hover label, in lines that a phone has room for."""
+    return "<br>".join(textwrap.wrap(text, WIDE_HOVER))
+
+
+def between(value: Interval, unit: str = "") -> str:
+    """A value and its interval, in words."""
+    tail = f" {unit}" if unit else ""
+    if value.low == value.high:
+        return f"{number(value.value)}{tail}"
+    return f"{number(value.value)}{tail} (between {number(value.low)} and {number(value.high)})"
+
+
+def scaled(value: Interval, factor: float) -> Interval:
+    return Interval(factor * value.value, factor * value.low, factor * value.high)
+
+
+def over_repeats(values: Sequence[float]) -> Interval:
+    """The middle of a few runs, and all of their range: too few for more."""
+    return Interval(float(np.median(values)), min(values), max(values))
+
+
+def line(found: Sequence[Measured], label: str, look: Look, **settings: Any) -> Trace:
+    """Points joined by a line, each with its interval."""
+    values = [each.y for each in found]
+    return {
+        "type": "scatter", "mode": "lines+markers", "name": label,
+        "x": [each.x for each in found], "y": [each.value for each in values],
+        "line": {"color": look.colour, "dash": look.dash, "width": 2},
+        "marker": {"color": look.colour, "symbol": look.marker, "size": 8},
+        "error_y": error_bars(values, look.colour),
+        "hovertext": [wrapped(each.hover) for each in found], "hoverinfo": "text", "legendrank": look.rank, **settings,
+    }  # fmt: skip
+
+
+def error_bars(values: Sequence[Interval], colour: str) -> dict[str, Any]:
+    return {
+        "type": "data", "symmetric": False, "array": [each.high - each.value for each in values],
+        "arrayminus": [each.value - each.low for each in values], "color": colour, "thickness": 1.3, "width": 3,
+    }  # fmt: skip
+
+
+def ideal(x: Sequence[float], y: Sequence[float], what: str) -> Trace:
+    """What could be had at best: grey, thin, behind all others."""
+    return {
+        "type": "scatter", "mode": "lines", "name": "ideal", "x": list(x), "y": list(y),
+        "line": {"color": IDEAL, "width": 1.2}, "legendrank": 0,
+        "hovertext": [wrapped(what)] * len(x), "hoverinfo": "text",
+    }  # fmt: skip
+
+
+def law(x: Series, y: Series, look: Look, label: str, what: str) -> Trace:
+    """What a fitted law says, dotted; it comes and goes with the line that it was fitted to."""
+    return {
+        "type": "scatter", "mode": "lines", "name": f"{label}: fit", "legendgroup": label, "showlegend": False,
+        "x": [round(float(each), 4) for each in x], "y": [round(float(each), 5) for each in y],
+        "line": {"color": look.colour, "dash": "dot", "width": 1.4},
+        "hovertext": [wrapped(what)] * len(x), "hoverinfo": "text",
+    }  # fmt: skip
+
+
+def bars(x: Sequence[str], y: Sequence[float], label: str, index: int, hover: Sequence[str], **settings: Any) -> Trace:
+    """Bars with a colour and a pattern of their own."""
+    pattern = {"shape": PATTERNS[index % len(PATTERNS)], "fillmode": "overlay", "fgcolor": "#ffffff", "fgopacity": 0.7,
+               "size": 7, "solidity": 0.2}  # fmt: skip
+    marker = {"color": COLOURS[index % len(COLOURS)], "line": {"color": "#ffffff", "width": 0.5}, "pattern": pattern}
+    return {
+        "type": "bar", "name": label, "x": list(x), "y": list(y), "marker": marker,
+        "hovertext": [wrapped(each) for each in hover], "hoverinfo": "text", **settings,
+    }  # fmt: skip
+
+
+def over_time(x: Series, y: Series, label: str, look: Look, hover: str) -> Trace:
+    """A series without points of its own; what could not be known is a gap."""
+    return {
+        "type": "scatter", "mode": "lines", "name": label, "x": [float(f"{each:.4g}") for each in x],
+        "y": [None if np.isnan(each) else float(f"{each:.4g}") for each in y],
+        "line": {"color": look.colour, "dash": look.dash, "width": 1.6}, "hovertemplate": f"{hover}<extra></extra>",
+        "legendrank": look.rank,
+    }  # fmt: skip
+
+
+def identity(one: Group) -> Row:
+    """What a row of numbers is of."""
+    s = one.first.summary
+    return {"model": s.model, "data": s.data, "strategy": s.strategy, "servers": s.servers, "workers": s.workers,
+            "nodes": nodes_of(one.first), "batch_size": s.batch_size, "global_batch": s.global_batch,
+            "compute": s.compute, "runs": len(one.runs)}  # fmt: skip
+
+
+def with_interval(column: str, value: Interval) -> Row:
+    return {column: value.value, f"{column}_low": value.low, f"{column}_high": value.high}
+
+
+def middle(one: Group) -> Run:
+    """The repeat that took neither the most nor the least time, to show what cannot be averaged."""
+    return sorted(one.runs, key=lambda run: sum(run.summary.epoch_seconds))[(len(one.runs) - 1) // 2]
+
+
+def _paced(compute: str) -> str:
+    said = device(compute)
+    return f"{said} a batch" if said.endswith(" s") else said
+
+
+def caption(*sentences: str, groups: Iterable[Group]) -> str:
+    """Sentences, and at the end that compute was emulated, if it was."""
+    found = [one.first.summary for one in groups]
+    emulated = [each for each in found if each.compute != "real"]
+    if emulated:
+        shrink = max(each.shrink for each in emulated)
+        smaller = f"; gradients {shrink:,} times smaller" if shrink > 1 else ""
+        how = f"{listing(sorted({_paced(each.compute) for each in emulated}))}{smaller}"
+        sentences += (f"Emulated compute ({how})." if len(emulated) == len(found) else
+                      f"Compute is emulated ({how}) where it says so.",)  # fmt: skip
+    return " ".join(each for each in sentences if each)
+
+
+def of_runs(one: Group) -> str:
+    return count(len(one.runs), "run")

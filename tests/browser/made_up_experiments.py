@@ -1,0 +1,195 @@
+"""Two whole experiments that were never run, in the real format: together they have every chart that there is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.records import COMPLETED, FAILED, Bench, LineWriter, Summary, write_bench, write_summary, write_whole
+
+START = 1_700_000_000.0
+IMAGES = 6_000
+PERIOD = 0.5
+# What a run folder's names could do to a page.
+EVIL = "</script><script>document.title='evil'</script><img src=x onerror=\"document.title='evil'\">&amp;'"
+
+SHORT_EVIL = "<b>\"'&</script>"
+
+
+@dataclass
+class MadeUp:
+    """A run, by what it was asked to do; everything else follows from a simple model of its speed."""
+
+    model: str = "shallow-cnn"
+    data: str = "mnist"
+    strategy: str = "sequential"
+    workers: int = 1
+    servers: int = 0
+    nodes: int = 1
+    batch: int = 128
+    epochs: int = 4
+    megabytes: float = 1.7  # of gradients
+    speed: float = 2500.0  # images/s of one worker
+    bits: float = 1e9  # of a link; only where there are several nodes
+    compute: str = "real"
+    steps: int | None = None  # instead of epochs
+    seed: int = 0
+    spec: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Of computing and of communicating in one step."""
+        bits = self.bits if self.nodes > 1 else 2e10
+        through = 8e6 * self.megabytes / bits
+        if self.servers:
+            return self.batch / self.speed, 2 * through * self.workers / self.servers
+        return self.batch / self.speed, 2 * through * (self.workers - 1) / self.workers
+
+    @property
+    def per_epoch(self) -> int:
+        return self.steps or -(-IMAGES // (self.batch * self.workers))
+
+    @property
+    def learned(self) -> float:
+        """Accuracy at the end: large batches make few updates."""
+        return float(0.99 - 0.06 * np.log2(max(1.0, self.batch * self.workers / 128)) / 3 - 0.002 * self.seed)
+
+
+def write(folder: Path, one: MadeUp) -> None:
+    """The run's folder, complete."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng([one.seed, one.workers, one.batch, one.servers, len(one.model)])
+    emulated = one.compute != "real"
+    total = one.per_epoch * (1 if emulated else one.epochs)
+    steps = sum(one.seconds) * 1.1 * rng.lognormal(0, 0.03, total) * np.where(np.arange(total) < 3, 1.8, 1.0)
+    ends = START + 1 + np.cumsum(steps)
+    values = {"model": one.model, "data": one.data, "strategy": one.strategy, "workers": one.workers,
+              "servers": one.servers, "batch_size": one.batch, "epochs": one.epochs, "seed": one.seed, "dropout": 0.0,
+              "lr": 0.01, "optimizer": "sgd", "compute": one.compute, "device": "auto", **one.spec}  # fmt: skip
+    write_whole(folder / "spec.toml", "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
+    ranks = [{"rank": rank, "role": "server" if rank < one.servers else "worker", "host": f"n{rank % one.nodes + 1}",
+              "pid": rank + 1} for rank in range(one.servers + one.workers)]  # fmt: skip
+    lab = {"nodes": [{"name": f"n{i + 1}", "up": one.bits, "down": one.bits, "cpu": None, "speed": 1.0, "rack": 0}
+                     for i in range(one.nodes)]}  # fmt: skip
+    environment = {"schema": 1, "ranks": ranks, "cores": 16, "gpus": [], "lab": lab, "processor": "made up",
+                   "platform": "Linux", "torch": "2.13.0", "python": "3.11"}  # fmt: skip
+    write_whole(folder / "env.json", json.dumps(environment))
+    for rank in range(one.servers + one.workers):
+        _write_rank(folder / f"rank_{rank}.jsonl", one, rank, steps, ends)
+    for node in range(one.nodes):
+        _write_node(folder / f"node_n{node + 1}.jsonl", one, node, float(ends[-1]))
+    write_summary(folder, _summary(one, steps))
+
+
+def _write_rank(path: Path, one: MadeUp, rank: int, steps: Any, ends: Any) -> None:
+    lines = LineWriter(path)
+    computing, _ = one.seconds
+    for number, (seconds, end) in enumerate(zip(steps, ends, strict=True)):
+        spent = min(0.9 * seconds, computing * (1 + 0.05 * rank))
+        waited = 0.94 * seconds - spent
+        spans = {"input": 0.02 * seconds, "forward": spent / 3, "backward": spent * 2 / 3}
+        record: dict[str, Any] = {"samples": one.batch * one.workers}
+        if one.servers and rank < one.servers:
+            spans = {}
+        elif one.servers:
+            record["samples"] = one.batch
+            spans |= {"wait": waited * 0.7, "push": waited * 0.3}
+        else:
+            spans |= {"wait": waited, "optimizer": 0.04 * seconds}
+        if one.compute == "real":
+            record["loss"] = 2.3 * np.exp(-3 * number / len(steps)) + 1 - one.learned
+        lines.write("step", step=number, epoch=number // one.per_epoch, time=float(end), seconds=float(seconds),
+                    spans=spans, **record)  # fmt: skip
+    lines.close()
+
+
+def _write_node(path: Path, one: MadeUp, node: int, end: float) -> None:
+    """What each sample counts grows with time, and a server's more than a worker's."""
+    lines, name = LineWriter(path), "lo" if one.nodes == 1 else "eth0"
+    lines.write("node", schema=1, name=path.stem.removeprefix("node_"), cores=16, memory_bytes=64 * 10**9,
+                period=PERIOD, clock="unix", own_processes=True)  # fmt: skip
+    share = one.workers / one.servers if node < one.servers else 1.0
+    rate = 1e6 * one.megabytes * share / sum(one.seconds)
+    for number in range(int((end - START) / PERIOD) + 2):
+        moved = int(rate * number * PERIOD)
+        sizes = (("bytes", 1), ("packets", 1500))
+        counts = {f"{way}_{what}": moved // size for way in ("rx", "tx") for what, size in sizes}
+        lines.write("sample", time=START + number * PERIOD, cpu=0.8 + 0.1 * (number % 3) if number else None,
+                    memory_bytes=2 * 10**9, interfaces={name: counts | {"rx_drops": 0, "tx_drops": 0}})  # fmt: skip
+    lines.close()
+
+
+def _summary(one: MadeUp, steps: Any) -> Summary:
+    emulated, ranks = one.compute != "real", one.servers + one.workers
+    epochs = 1 if emulated else one.epochs
+    times = [float(part.sum()) for part in np.split(steps, epochs)]
+    moved = [int(1e6 * one.megabytes * len(steps))] * ranks
+    learned: dict[str, Any] = {}
+    if not emulated:
+        rising = [one.learned * (1 - 0.5 ** (epoch + 2)) for epoch in range(epochs)]
+        learned = {"train_accuracy": rising, "train_loss": [2 * (1 - each) for each in rising],
+                   "validation_accuracy": [each - 0.01 for each in rising], "test_accuracy": one.learned,
+                   "validation_loss": [2.2 * (1 - each) for each in rising], "test_loss": 1 - one.learned}  # fmt: skip
+    return Summary(
+        status=COMPLETED, strategy=one.strategy, workers=one.workers, servers=one.servers, model=one.model,
+        transport="zmq" if one.servers else "gloo", data=one.data, batch_size=one.batch, seed=one.seed,
+        global_batch=one.batch * one.workers, epochs=epochs, compute=one.compute, steps=len(steps), threads=1,
+        compute_seconds=one.seconds[0] if emulated else None, parameters=int(one.megabytes * 250_000),
+        read_seconds=0.21, update_seconds=float(np.median(steps)), epoch_seconds=times, bytes_sent=moved,
+        bytes_received=moved, total_seconds=sum(times) + 2.5, wire="exact",
+        peak_rss_bytes=[(900 if rank < one.servers else 400 + rank) * 10**6 for rank in range(ranks)], **learned,
+    )  # fmt: skip
+
+
+def _write_all(folder: Path, runs: list[MadeUp], **bench: Any) -> Path:
+    names = []
+    for number, one in enumerate(runs):
+        names.append(f"{number:03}-{one.strategy}-{one.workers}")
+        write(folder / names[-1], one)
+    given: dict[str, Any] = {
+        "name": folder.name, "about": "It is made up, to be looked at.\n\nNothing in it was measured.", "draw": (),
+        "source": "a paper", "limits": ("No GPU here.",), "quick": True, "repeats": 2, "paper": (),
+        "runs": tuple(names), "failed": {}, "left_out": (),
+        "here": {"version": "0.1.0", "processor": "made up", "cores": 16},
+    }  # fmt: skip
+    write_bench(folder, Bench(**given | bench))
+    return folder
+
+
+def training(folder: Path) -> Path:
+    """Real compute: workers on nodes, batch sizes, what was learned, a paper's rows, a failed and a damaged run."""
+    runs = [MadeUp(seed=seed) for seed in range(2)]
+    for seed, (workers, nodes) in product(range(2), ((2, 1), (4, 1), (4, 2), (8, 2))):
+        runs.append(MadeUp(strategy="allreduce", workers=workers, nodes=nodes, seed=seed))
+    runs += [MadeUp(strategy="reduce-bcast", workers=n) for n in (2, 4)]
+    runs += [MadeUp(strategy="allreduce", workers=n, batch=128 // n) for n in (2, 4)]
+    runs += [MadeUp(batch=batch) for batch in (32, 2048)]
+    paper = ({"match": {"workers": 2, "nodes": 1}, "epoch_seconds": 82.06, "test_accuracy": 0.9843, "test_loss": 0.0559,
+              "note": f"Table 2 {EVIL}"},
+             {"match": {"workers": 64}, "epoch_seconds": 20.5})  # fmt: skip
+    _write_all(folder, runs, title=f"Made-up training {EVIL}", paper=paper, failed={"lost": f"rank 1 died {EVIL}"},
+               left_out=("device cuda: there is no GPU",))  # fmt: skip
+    (folder / "damaged").mkdir()
+    (folder / "damaged" / "summary.json").write_text("{")
+    (folder / "lost").mkdir()
+    failed = Summary(FAILED, "ring", 2, "gloo", EVIL, "mnist", 128, 256, 1, 0, error=f"rank 1 died {EVIL}")
+    write_summary(folder / "lost", failed)
+    return folder
+
+
+def servers_and_ring(folder: Path) -> Path:
+    """Emulated compute on nodes of a lab: two models, a ring, one to three servers."""
+    runs = []
+    for model, megabytes in ((SHORT_EVIL, 60.0), ("resnet50", 10.0)):
+        given: dict[str, Any] = {"model": model, "data": "cifar10", "megabytes": megabytes, "speed": 100, "batch": 32,
+                                 "compute": "emulated:k80", "steps": 16}  # fmt: skip
+        runs.append(MadeUp(**given))
+        runs += [MadeUp(strategy="ring", workers=n, nodes=n, **given) for n in (2, 3, 6)]
+        runs += [MadeUp(strategy="ps-sync", workers=n, servers=servers, nodes=n + servers, **given)
+                 for n in (1, 3, 6) for servers in ((1,) if n < 6 else (1, 2, 3))]  # fmt: skip
+    return _write_all(folder, runs, title="Made-up servers and ring")

@@ -1,0 +1,68 @@
+"""Reports in a real browser: everything is drawn, nothing overlaps, nothing is asked of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import look
+import pytest
+from made_up_experiments import servers_and_ring, training
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+
+from paceline.analysis.study import read_study
+from paceline.report.draw import draw
+from paceline.report.page import page
+from paceline.report.plotly_js import plotly_js
+from paceline.report.table import CHARTS
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Chrome]:
+    with look.browser() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Of two made-up experiments, which together have every chart."""
+    folder = tmp_path_factory.mktemp("reports")
+    found, drawn = [], set()
+    for make in (training, servers_and_ring):
+        study = read_study([make(folder / make.__name__)])
+        charts = draw(study)
+        drawn |= {chart.name for chart in charts}
+        found.append(folder / f"{make.__name__}.html")
+        found[-1].write_text(page(study, charts, plotly_js()), "utf-8")
+    assert drawn == set(CHARTS)
+    return found
+
+
+@pytest.mark.parametrize("width", look.WIDTHS)
+def test_a_report_is_whole_at_every_width(driver: Chrome, reports: list[Path], width: int) -> None:
+    assert [f"{report.name}: {each}" for report in reports for each in look.problems(driver, report, width)] == []
+
+
+def test_it_answers_to_the_mouse_runs_no_names_and_sends_nothing_away(driver: Chrome, reports: list[Path]) -> None:
+    """Plotly has a button that uploads a chart: ours has four others."""
+    look.open_report(driver, reports[0], 1400)
+    assert driver.title.startswith("Made-up training </script>")
+    buttons = driver.find_elements(By.CSS_SELECTOR, ".modebar-btn")
+    assert {button.get_attribute("data-title") for button in buttons} == {"Download plot", "Zoom", "Pan", "Reset axes"}
+    before, after = look.toggle(driver, "throughput")
+    assert after < before
+
+
+def test_it_fits_on_paper(driver: Chrome, reports: list[Path]) -> None:
+    assert look.paper_problems(driver, reports[0]) == []
+
+
+def test_looking_finds_what_is_wrong(driver: Chrome, tmp_path: Path) -> None:
+    """A page with each fault: it would be no test if it could not fail."""
+    bad = tmp_path / "bad.html"
+    bad.write_text((Path(look.__file__).parent / "bad.html").read_text("utf-8"), "utf-8")
+    found = "\n".join(look.problems(driver, bad, 400))
+    for fault in ("'one' overlaps 'two'", "'cut off' is cut", "nothing is drawn", "console: SEVERE", "asked for http",
+                  "pixels wide in a window of 400"):  # fmt: skip
+        assert fault in found

@@ -1,0 +1,355 @@
+"""Every chart is one that plotly accepts, says what its axes are in, and draws the numbers of its rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+from made_up import steady, write_run
+from made_up_experiments import MadeUp, servers_and_ring, training, write
+
+from paceline.analysis.study import Study, read_study
+from paceline.errors import UsageError
+from paceline.report.draw import DRAWN_BY, draw
+from paceline.report.figure import COLOURS, Chart
+from paceline.report.series import MOST_LINES
+from paceline.report.table import CHARTS
+
+# What a title of an axis must have: a unit, or a word that is one.
+UNITS = (", s", ", ms", ", %", ", MB", "% of ideal", "times one worker", "per second", "workers", "servers", "rank",
+         "samples", "loss", "cores", "MB in and out")  # fmt: skip
+# Of the charts that draw one value a row: the row's column, and the chart's unit in it.
+DRAWN_COLUMNS = {
+    "strong": ("speedup", 1.0),
+    "speedup-by-model": ("speedup", 1.0),
+    "throughput": ("images_per_second", 1.0),
+    "traffic": ("bytes_per_update", 1e-6),
+    "servers": ("speedup", 1.0),
+    "time-by-batch": ("epoch_seconds", 1.0),
+    "accuracy-by-batch": ("test_accuracy", 100.0),
+    "loss-by-batch": ("test_loss", 1.0),
+    "memory": ("peak_rss_bytes", 1e-6),
+    "time-to-accuracy": ("seconds", 1.0),
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return read_study([training(tmp_path_factory.mktemp("charts") / "training")])
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return read_study([servers_and_ring(tmp_path_factory.mktemp("charts") / "served")])
+
+
+@pytest.fixture(scope="module")
+def charts(trained: Study, served: Study) -> list[Chart]:
+    return draw(trained) + draw(served)
+
+
+def named(charts: list[Chart], name: str) -> list[Chart]:
+    found = [chart for chart in charts if chart.name == name]
+    assert found, f"{name} is not drawn"
+    return found
+
+
+def layouts(chart: Chart) -> Iterator[dict[str, Any]]:
+    yield chart.figure["layout"]
+    yield chart.narrow
+
+
+def axes(layout: dict[str, Any], which: str) -> dict[str, dict[str, Any]]:
+    return {name: axis for name, axis in layout.items() if name.startswith(f"{which}axis")}
+
+
+def measured(chart: Chart) -> list[dict[str, Any]]:
+    """Without the ideal, the laws, and other strategies' levels."""
+    return [trace for trace in chart.figure["data"]
+            if trace.get("mode") != "lines" or "hovertemplate" in trace]  # fmt: skip
+
+
+def test_every_chart_of_the_table_is_drawn_by_one_of_two_experiments(charts: list[Chart]) -> None:
+    assert {chart.name for chart in charts} == set(CHARTS) == set(DRAWN_BY)
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_plotly_accepts_it_at_both_widths(charts: list[Chart], name: str) -> None:
+    for chart in named(charts, name):
+        for layout in layouts(chart):
+            go.Figure({"data": chart.figure["data"], "layout": layout})  # raises for whatever it does not know
+        json.dumps([chart.figure, chart.narrow, chart.rows], allow_nan=False)
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_axes_say_their_units_and_nothing_is_cut(charts: list[Chart], name: str) -> None:
+    for chart in named(charts, name):
+        for layout in layouts(chart):
+            assert "title" not in layout, "the page has the title"
+            assert layout["height"] > 200
+            assert layout["legend"]["y"] < 0, "legends are below"
+            for axis in [*axes(layout, "x").values(), *axes(layout, "y").values()]:
+                assert axis["automargin"]
+        for axis in axes(chart.narrow, "x").values():
+            assert any(unit in axis["title"]["text"] for unit in UNITS), axis["title"]
+        for axis in axes(chart.narrow, "y").values():
+            named_by_bars = axis.get("type") == "category"
+            assert named_by_bars or any(unit in axis["title"]["text"] for unit in UNITS), axis["title"]
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_hover_speaks_and_series_are_short(charts: list[Chart], name: str) -> None:
+    for chart in named(charts, name):
+        assert chart.rows
+        assert chart.caption.endswith(".")
+        for trace in chart.figure["data"]:
+            texts = trace.get("hovertext") or [trace["hovertemplate"]]
+            assert len(trace["x"]) <= 400
+            assert all(len(text) > 10 for text in texts)
+            assert len(texts) in (1, len(trace["x"]))
+
+
+@pytest.mark.parametrize("name", DRAWN_COLUMNS)
+def test_what_is_drawn_are_the_rows(charts: list[Chart], name: str) -> None:
+    column, factor = DRAWN_COLUMNS[name]
+    for chart in named(charts, name):
+        sideways = name == "time-to-accuracy"
+        drawn = {round(y, 6) for trace in measured(chart) for y in trace["x" if sideways else "y"]}
+        rows = {round(factor * (row[column] or 0), 6) for row in chart.rows}
+        assert drawn == rows
+
+
+def test_parts_of_a_step_are_the_step(charts: list[Chart]) -> None:
+    for chart in [*named(charts, "breakdown"), *named(charts, "breakdown-by-rank")]:
+        [unit] = {axis["title"]["text"].rpartition(", ")[2] for axis in axes(chart.narrow, "y").values()}
+        factor = {"s": 1, "ms": 1000}[unit]
+        for row in chart.rows:
+            parts = [value for key, value in row.items() if key.endswith("_seconds") and key != "step_seconds"]
+            assert sum(parts) == pytest.approx(row["step_seconds"])
+        drawn = sum(sum(trace["y"]) for trace in chart.figure["data"])
+        # A baseline is in the panel of every strategy that it is the baseline of.
+        assert drawn >= factor * sum(row["step_seconds"] for row in chart.rows) * 0.99
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_lines_of_a_panel_are_few_and_each_looks_its_own_way(charts: list[Chart], name: str) -> None:
+    for chart in named(charts, name):
+        panels: dict[tuple[str, bool], list[dict[str, Any]]] = {}
+        for trace in chart.figure["data"]:
+            if trace.get("mode") == "lines+markers":
+                panels.setdefault((trace["xaxis"], trace["visible"]), []).append(trace)
+        for (_, visible), traces in panels.items():
+            if visible:
+                assert len(traces) <= MOST_LINES
+                seen = [(t["line"]["color"], t["line"]["dash"], t["marker"]["symbol"]) for t in traces]
+                assert len(set(seen)) == len(seen)
+                greys = [(t["line"]["dash"], t["marker"]["symbol"]) for t in traces]
+                assert len(set(greys)) == len(greys), "in print without colours they look the same"
+
+
+def test_a_menu_shows_each_trace_on_one_of_its_pages(charts: list[Chart]) -> None:
+    menus = 0
+    for chart in charts:
+        for layout in layouts(chart):
+            for menu in layout.get("updatemenus", []):
+                menus += 1
+                pages = [button["args"][0]["visible"] for button in menu["buttons"]]
+                assert pages[0] == [trace["visible"] for trace in chart.figure["data"]]
+                assert all(sum(column) == 1 for column in zip(*pages, strict=True))
+                for button in menu["buttons"]:
+                    known = {name.partition(".")[0] for name in button["args"][1]} - {"annotations"}
+                    assert known <= set(layout)
+    assert menus >= 4
+
+
+def test_on_a_phone_panels_are_below_each_other(charts: list[Chart]) -> None:
+    for chart in charts:
+        assert all(axis["domain"] == [0, 1] for axis in axes(chart.narrow, "x").values())
+        heights = sorted(axis["domain"] for axis in axes(chart.narrow, "y").values())
+        assert all(lower[1] < upper[0] for lower, upper in pairwise(heights))
+
+
+def test_a_strategy_has_one_colour_in_all_charts(charts: list[Chart], served: Study) -> None:
+    colours = {
+        trace["line"]["color"]
+        for chart in draw(served)
+        if chart.name in ("weak", "throughput", "traffic")
+        for trace in chart.figure["data"]
+        if trace["name"].startswith("ring")
+    }
+    assert len(colours) == 1
+
+
+def test_emulated_runs_are_said_to_be(served: Study, trained: Study) -> None:
+    assert all("Emulated compute (k80" in chart.caption for chart in draw(served))
+    assert not any("mulated" in chart.caption for chart in draw(trained))
+
+
+def test_no_name_becomes_a_tag(charts: list[Chart]) -> None:
+    """One of the models is called like one."""
+    for chart in charts:
+        text = json.dumps([chart.figure, chart.narrow])
+        assert "</script>" not in text
+        assert '<b>\\"' not in text
+
+
+def test_the_experiment_says_which_charts_and_in_which_order(trained: Study) -> None:
+    assert trained.bench
+    asked = replace(trained, bench=replace(trained.bench, draw=("nodes", "servers", "strong")))
+    assert [chart.name for chart in draw(asked)] == ["nodes", "strong"], "there are no servers in it"
+    with pytest.raises(UsageError, match="unknown chart 'pie'"):
+        draw(replace(trained, bench=replace(trained.bench, draw=("pie",))))
+
+
+def test_of_nothing_nothing_is_drawn(trained: Study) -> None:
+    nothing = replace(trained, bench=None, groups=(), strong=(), weak=())
+    assert draw(nothing) == []
+
+
+def test_a_run_alone_has_its_own_charts(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", steady(0.1, 40))
+    assert {chart.name for chart in draw(read_study([tmp_path]))} == {"breakdown", "utilisation"}
+
+
+def scaling_study(folder: Path, serial: float, *, strategy: str = "ring") -> Study:
+    """A global batch of 64, of whose work a part is not divided."""
+    for n in (1, 2, 4, 8):
+        steps = steady(0.1 * (serial + (1 - serial) / n), 60, seed=n)
+        write_run(folder / f"{strategy}-{n}", steps, workers=n, batch=64 // n, strategy=strategy if n > 1 else None)
+    return read_study([folder])
+
+
+def test_strong_scaling_says_the_serial_part_and_draws_its_law(tmp_path: Path) -> None:
+    chart = DRAWN_BY["strong"](scaling_study(tmp_path, 0.2))
+    assert chart
+    assert "Amdahl's law (dotted) fits: ring " in chart.caption
+    assert float(chart.caption.partition("ring ")[2].partition(" %")[0]) == pytest.approx(20, abs=2)
+    [law] = [trace for trace in chart.figure["data"] if trace["line"].get("dash") == "dot"]
+    assert law["y"][0] == pytest.approx(1)
+    assert law["y"][-1] == pytest.approx(1 / (0.2 + 0.8 / 8), rel=0.1)
+    [ideal] = [trace for trace in chart.figure["data"] if trace["name"] == "ideal"]
+    assert (ideal["x"], ideal["y"]) == ([1, 8], [1, 8])
+    [line] = measured(chart)
+    assert line["x"] == [1, 2, 4, 8]
+    assert line["y"][0] == 1.0
+    assert all(high >= 0 and low >= 0 for high, low in zip(line["error_y"]["array"], line["error_y"]["arrayminus"],
+                                                          strict=True))  # fmt: skip
+
+
+def test_a_law_that_does_not_fit_is_not_drawn(tmp_path: Path) -> None:
+    """Two workers are slower than one, and more of them ever faster: no fixed part of the work does that."""
+    for n, seconds in {1: 0.1, 2: 0.4, 4: 0.1, 8: 0.03}.items():
+        write_run(tmp_path / f"{n}", steady(seconds, 60, seed=n), workers=n, batch=64 // n)
+    chart = DRAWN_BY["strong"](read_study([tmp_path]))
+    assert chart
+    assert "fits none of these" in chart.caption
+    assert not [trace for trace in chart.figure["data"] if trace["line"].get("dash") == "dot"]
+
+
+def test_weak_scaling_of_one_model_also_shows_the_whole_step(tmp_path: Path) -> None:
+    for n in (1, 2, 4):
+        write_run(tmp_path / f"{n}", steady(0.1 * n / (n - 0.1 * (n - 1)), 60, seed=n), workers=n)
+    chart = DRAWN_BY["weak"](read_study([tmp_path]))
+    assert chart
+    assert [axis["title"]["text"] for axis in axes(chart.narrow, "y").values()] == [
+        "efficiency, % of ideal",
+        "time of a step, ms",
+    ]
+    efficiency, step = measured(chart)
+    assert efficiency["y"][-1] == pytest.approx(100 * (4 - 0.1 * 3) / 4, rel=0.05)
+    assert step["y"][0] == pytest.approx(100, rel=0.05)
+
+
+def test_at_the_server_traffic_grows_and_at_workers_it_does_not(served: Study) -> None:
+    chart = DRAWN_BY["traffic"](served)
+    assert chart
+    one = [row for row in chart.rows if row["model"] == "resnet50" and row["servers"] == 1]
+    at = {role: [row["bytes_per_update"] for row in one if row["role"] == role] for role in ("server", "worker")}
+    assert at["server"][-1] > 4 * at["server"][0]
+    assert at["worker"][-1] == pytest.approx(at["worker"][0], rel=0.2)
+
+
+def test_a_chart_of_servers_sets_the_ring_beside_them(served: Study) -> None:
+    chart = DRAWN_BY["servers"](served)
+    assert chart
+    assert {row["servers"] for row in chart.rows} == {1, 2, 3}
+    assert {row["workers"] for row in chart.rows} == {6}
+    levels = [trace for trace in chart.figure["data"] if trace["name"] == "ring, no server"]
+    assert len(levels) == 2, "one for each model"
+    assert all(level["y"][0] == level["y"][1] for level in levels)
+
+
+def test_the_same_workers_on_more_nodes_are_beside_each_other(trained: Study) -> None:
+    chart = DRAWN_BY["nodes"](trained)
+    assert chart
+    bars = {trace["name"]: trace for trace in chart.figure["data"]}
+    assert set(bars) == {"1 node", "2 nodes"}
+    assert "4" in bars["1 node"]["x"]
+    assert "4" in bars["2 nodes"]["x"]
+    assert all(trace["marker"]["color"] in COLOURS for trace in bars.values())
+
+
+def test_one_setting_far_from_the_baseline_is_a_point_and_no_line(tmp_path: Path) -> None:
+    """Two servers were run with six workers only: nobody knows what is between."""
+    for workers, servers in ((1, 0), (2, 1), (4, 1), (6, 1), (6, 2)):
+        strategy = "ps-sync" if servers else "sequential"
+        write(tmp_path / f"{workers}-{servers}", MadeUp(strategy=strategy, workers=workers, servers=servers, steps=12))
+    chart = DRAWN_BY["throughput"](read_study([tmp_path]))
+    assert chart
+    assert {trace["name"]: trace["x"] for trace in chart.figure["data"]} == {
+        "1 server": [1, 2, 4, 6],
+        "2 servers": [6],
+    }
+
+
+def batches(folder: Path, learned: dict[int, float]) -> Study:
+    for batch, accuracy in learned.items():
+        write_run(folder / f"{batch}", steady(0.1, 20), batch=batch, test_accuracy=accuracy, test_loss=0.1)
+    return read_study([folder])
+
+
+def test_batch_sizes_are_the_ticks(tmp_path: Path) -> None:
+    chart = DRAWN_BY["accuracy-by-batch"](batches(tmp_path, {32: 0.98, 2048: 0.90}))
+    assert chart
+    [x] = axes(chart.narrow, "x").values()
+    assert (x["type"], x["tickvals"], x["ticktext"]) == ("log", [32, 2048], ["32", "2,048"])
+
+
+def test_an_axis_of_accuracies_does_not_make_much_of_nothing(tmp_path: Path) -> None:
+    chart = DRAWN_BY["accuracy-by-batch"](batches(tmp_path, {32: 0.98, 64: 0.9801}))
+    assert chart
+    [y] = axes(chart.narrow, "y").values()
+    assert y["range"][0] == pytest.approx(97.0, abs=0.1)
+    assert y["range"][1] == pytest.approx(99.0, abs=0.1)
+
+
+def test_a_training_that_diverged_is_a_gap(tmp_path: Path) -> None:
+    """Its loss is no number, which JSON does not have."""
+    nan = float("nan")
+    for batch, loss in ((32, 0.1), (64, nan), (128, 0.3)):
+        write_run(tmp_path / f"{batch}", steady(0.1, 20), batch=batch, per_epoch=10, losses=[loss] * 20, test_loss=loss,
+                  test_accuracy=loss, train_loss=[loss] * 2, train_accuracy=[loss] * 2)  # fmt: skip
+    charts = draw(read_study([tmp_path]))
+    [chart] = named(charts, "loss-by-batch")
+    assert chart.figure["data"][0]["y"] == [0.1, None, 0.3]
+    assert [row["test_loss"] for row in chart.rows] == [0.1, None, 0.3]
+    for chart in charts:
+        json.dumps([chart.figure, chart.narrow, chart.rows], allow_nan=False)
+        go.Figure(chart.figure)
+
+
+def test_many_lines_are_in_several_panels(tmp_path: Path) -> None:
+    for batch in (16, 32, 64, 128, 256, 512):
+        for strategy, workers in (("sequential", 1), ("ring", 2), ("gather", 2), ("allreduce", 2)):
+            write(tmp_path / f"{strategy}-{batch}", MadeUp(strategy=strategy, workers=workers, batch=batch, steps=12))
+    chart = DRAWN_BY["throughput"](read_study([tmp_path]))
+    assert chart
+    panels = [trace["xaxis"] for trace in chart.figure["data"]]
+    assert len(set(panels)) == 6
+    assert max(panels.count(each) for each in panels) <= MOST_LINES

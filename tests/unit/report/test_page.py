@@ -1,0 +1,249 @@
+"""The page: nothing in it can run but its own, nothing is fetched, and its tables have the numbers of the runs."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from made_up import steady, write_run
+from made_up_experiments import EVIL, MadeUp, training, write
+
+from paceline.analysis.checks import Doubt
+from paceline.analysis.claims import Case, Claim
+from paceline.analysis.findings import Finding
+from paceline.analysis.statistics import Interval
+from paceline.analysis.study import Study, read_study
+from paceline.report import sections, tables
+from paceline.report.figure import Chart
+from paceline.report.markup import as_json, number, table_of, within
+from paceline.report.page import page
+
+PLOTLY = "var Plotly = {};"
+
+
+class Scripts(HTMLParser):
+    """What a browser would see: every tag, the text outside scripts, each script's text, by its type."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.scripts: list[tuple[str, str]] = []
+        self._inside: str | None = None
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "script":
+            self._inside = dict(attrs).get("type") or "javascript"
+            self.scripts.append((self._inside, ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "script":
+            self._inside = None
+
+    def handle_data(self, data: str) -> None:
+        if self._inside is None:
+            self.text += data
+        else:
+            kind, text = self.scripts[-1]
+            self.scripts[-1] = (kind, text + data)
+
+
+def chart_of(text: str) -> Chart:
+    figure = {"data": [{"type": "scatter", "x": [1, 2], "y": [1.0, float("nan")], "name": text}], "layout": {}}
+    rows = [{f"name {text}": text, "n": 2}]
+    return Chart("strong", f"Title {text}", f"Caption {text}", figure, rows, {"height": 300})
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return read_study([training(tmp_path_factory.mktemp("made-up") / "training")])
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    folder = tmp_path_factory.mktemp("scaled")
+    for i in range(3):
+        learned = {"test_accuracy": 0.9 + i / 100, "peak_rss_bytes": [5 * 10**8]}
+        write_run(folder / f"one-{i}", steady(0.1, seed=i), seed=i, **learned)  # type: ignore[arg-type]
+        write_run(folder / f"two-{i}", steady(0.11, seed=9 + i), seed=i, workers=2, read_seconds=0.5)
+    return read_study([folder])
+
+
+def test_what_runs_are_called_never_becomes_html(study: Study) -> None:
+    evil = replace(
+        study,
+        findings=(Finding("ran", EVIL),),
+        doubts=(Doubt(EVIL, EVIL, EVIL),),
+        claims=(Claim("c", EVIL, EVIL, "holds", EVIL, (Case(EVIL, None, EVIL),)),),
+    )
+    seen = Scripts(page(evil, [chart_of(EVIL)], PLOTLY))
+    assert [kind for kind, _ in seen.scripts] == ["application/json", "javascript", "javascript"]
+    assert not [tag for tag, _ in seen.tags if tag in ("img", "iframe", "object", "embed")]
+    assert not [name for _, attributes in seen.tags for name in attributes if name.startswith("on")]
+    assert seen.text.count("onerror=") >= 10  # it is all there, to be read
+
+
+def test_the_figures_arrive_as_they_were(study: Study) -> None:
+    [(_, data), *_] = Scripts(page(study, [chart_of(EVIL)], PLOTLY)).scripts
+    figure = json.loads(data)
+    assert figure["data"][0]["name"] == EVIL
+    assert figure["data"][0]["y"] == [1.0, None]
+    assert figure["narrow"] == {"height": 300}
+
+
+def test_only_the_two_scripts_may_run_and_nothing_is_fetched(study: Study) -> None:
+    seen = Scripts(page(study, [chart_of("a")], PLOTLY))
+    [policy] = [str(a["content"]) for tag, a in seen.tags if tag == "meta" and "http-equiv" in a]
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for _, text in seen.scripts[-2:]]
+    assert re.findall(r"'sha256-([^']+)'", policy) == digests
+    assert policy.startswith("default-src 'none'; ")
+    assert "http" not in policy
+    addresses = [str(a.get(name)) for _, a in seen.tags for name in ("src", "href") if name in a]
+    assert not [each for each in addresses if not each.startswith(("#", "data:"))]
+
+
+def test_parts_come_in_their_order_and_the_contents_lead_to_them(study: Study) -> None:
+    seen = Scripts(page(study, [chart_of("a")], PLOTLY))
+    ids = [a["id"] for tag, a in seen.tags if tag == "section"]
+    assert ids == ["summary", "doubts", "limits", "charts", "results", "paper", "missing", "method"]
+    links = [str(a["href"])[1:] for tag, a in seen.tags if tag == "a"]
+    assert set(links) == {*ids, "chart-strong"}
+    assert {a.get("id") for _, a in seen.tags} >= set(links)
+
+
+def test_badges_say_what_is_not_the_real_thing(study: Study, tmp_path: Path) -> None:
+    assert "quick form" in sections.badges(study)
+    write(tmp_path / "a", MadeUp(compute="emulated:k80", steps=20))
+    assert "nothing was trained" in sections.badges(read_study([tmp_path]))
+    write_run(tmp_path / "b", steady(0.1), spec={"lr": 1})
+    mixed = sections.badges(read_study([tmp_path]))
+    assert "emulated compute in 1 of 2 runs" in mixed
+    assert "quick" not in mixed
+
+
+def test_sixty_runs_with_one_doubt_are_one_entry() -> None:
+    same = [Doubt("drift", f"run-{i}", "it had not settled") for i in range(60)]
+    html = sections.doubts([*same, Doubt("sum", "a", "one is wrong"), Doubt("of-tomorrow", "b", "who knows")])
+    assert html.count('class="doubt"') == 3
+    assert "60 ×" in html
+    assert html.count("it had not settled") == 1
+    assert "run-59" in html
+    assert "<b>Of tomorrow.</b>" in html
+
+
+def test_every_doubt_of_the_checks_has_words_here() -> None:
+    from paceline.analysis import checks
+
+    kinds = set(re.findall(r'Doubt\(\s*"([\w-]+)"', Path(checks.__file__).read_text()))
+    assert kinds
+    assert kinds <= set(sections.DOUBTS)
+
+
+def test_results_have_the_numbers_of_the_runs(scaled: Study) -> None:
+    one, two = tables.results(scaled)
+    assert (one["strategy"], one["workers"], one["repeats"]) == ("sequential", 1, 3)
+    assert one["update_seconds"] == pytest.approx(0.1, rel=0.02)
+    assert one["update_seconds_low"] <= one["update_seconds"] <= one["update_seconds_high"]
+    assert one["test_accuracy"] == pytest.approx(0.91)
+    assert one["peak_memory_bytes"] == 5 * 10**8
+    assert two["images_per_second"] == pytest.approx(64 / 0.11, rel=0.02)
+    assert two["speedup_weak"] == pytest.approx(2 * 0.1 / 0.11, rel=0.03)
+    assert one["speedup_weak"] == 1.0
+    assert two["speedup_strong"] is None
+    assert two["read_seconds"] == 0.5
+
+
+def test_what_all_settings_share_is_said_once(scaled: Study) -> None:
+    html = tables.results_html(scaled)
+    assert "In all of them: model mlp, data mnist-mini" in html
+    headers = re.findall(r"<th[^>]*>([^<]*)</th>", html)
+    assert headers[:4] == ["strategy", "workers", "batch", "repeats"]
+    assert "speedup, weak" in headers
+    assert "speedup, strong" not in headers
+    assert "test loss" not in headers
+
+
+def test_settings_that_differ_in_anything_can_be_told_apart(tmp_path: Path) -> None:
+    for i, lr in enumerate((0.1, 0.2)):
+        write_run(tmp_path / str(i), steady(0.1, seed=i), spec={"lr": lr})
+    assert "learning rate" in tables.results_html(read_study([tmp_path]))
+
+
+def test_what_only_repeats_the_strategy_is_not_told(tmp_path: Path) -> None:
+    for i, (workers, bucket, encrypt) in enumerate(((1, 4, True), (2, 25, True), (2, 25, False), (4, 25, True))):
+        write_run(tmp_path / str(i), steady(0.1), workers=workers, spec={"bucket_mb": bucket, "encrypt": encrypt})
+    html = tables.results_html(read_study([tmp_path]))
+    assert "bucket" not in html
+    assert ">encrypt</th>" in html
+    assert ">yes</td>" in html
+
+
+def test_a_papers_row_stands_beside_each_of_ours_that_it_is_about(study: Study) -> None:
+    rows = tables.beside_paper(study)
+    assert len(rows) == 4
+    assert {row["setting"] for row in rows[:3]} == {"2 workers, 1 node"}
+    assert "allreduce" in rows[0]["ours"]
+    for row in rows[:3]:
+        assert row["epoch_seconds_ratio"] == pytest.approx(row["epoch_seconds_ours"] / 82.06)
+    assert rows[3]["ours"] == ""
+    html = tables.paper_html(study)
+    assert "no run of this setting" in html
+    assert re.search(r"[−+]\d+\.\d\d\u00a0points", html)
+    assert "×\u00a00.0" in html
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fits"),
+    [
+        ({"workers": 2, "strategy": "ring"}, True),
+        ({"workers": [2, 4]}, True),
+        ({"device": "cpu", "nodes": 1, "model": "mlp", "optimizer": "sgd"}, True),
+        ({"workers": 3}, False),
+        ({"no_such_thing": 1}, False),
+    ],
+)
+def test_a_match_asks_summary_spec_and_machine(scaled: Study, wanted: dict[str, object], fits: bool) -> None:
+    assert any(tables.matches(one, wanted) for one in scaled.groups) is fits
+
+
+def test_what_is_missing_is_listed_with_its_reason(study: Study) -> None:
+    assert study.bench
+    bench = replace(study.bench, runs=(*study.bench.runs, "never"))
+    found = dict(tables.missing(replace(study, bench=bench)))
+    assert set(found) == {"damaged", "lost", "never"}
+    assert found["never"] == "not run yet"
+    assert found["lost"].startswith("rank 1 died")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (1234567, "1,234,567"), (1234.5, "1,234"), (0.001234, "0.00123"), (99.87, "99.9"), (-3.14159, "−3.14"),
+     (float("nan"), "–"), (None, "–"), (float("inf"), "–")],
+)  # fmt: skip
+def test_numbers_have_few_digits_and_no_exponent(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+def test_an_interval_has_as_many_decimals_as_its_value() -> None:
+    cell = within(Interval(0.1234, 0.12, 0.13), 1000)
+    assert (cell.text, cell.note) == ("123", "120–130")
+
+
+def test_a_long_table_is_cut_and_says_so() -> None:
+    html = table_of([{"n": i} for i in range(500)])
+    assert html.count("<tr>") == 201
+    assert "200 of 500 rows" in html
+
+
+def test_json_in_a_script_cannot_end_it() -> None:
+    assert "<" not in as_json({"a": "</script><!--"})
+    assert json.loads(as_json({"a": "</script><!--", "b": [float("inf")]})) == {"a": "</script><!--", "b": [None]}
