@@ -23,6 +23,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from paceline.launch.counters import Counters
+from paceline.launch.gpus import Gpus
 from paceline.launch.usage import PERIOD, Samples
 from paceline.records import LineWriter, read_lines
 
@@ -56,7 +57,7 @@ SKIP_SECONDS = 5.0  # the first steps fill caches
 def sample_seconds(own_processes: bool, count: int, folder: Path) -> float:
     """Processor seconds of one sample, written and flushed."""
     counters = Counters(lambda: [os.getpid()], own_processes=own_processes)
-    samples, lines = Samples(counters), LineWriter(folder / "samples.jsonl")
+    samples, lines = Samples(counters, Gpus()), LineWriter(folder / "samples.jsonl")
     start = time.thread_time()
     for _ in range(count):
         lines.write("sample", **samples.take())

@@ -218,11 +218,19 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class Gpu:
+    """Which part of the last moments it was busy, and its memory in use."""
+
+    busy: float | None
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True)
 class NodeSample:
     """A node at one moment, in seconds of the Unix clock. None is what could not be known.
 
     `cpu` is how many cores were busy on average since the sample before; `run_cpu` and `run_memory_bytes` are of the
-    run's ranks on this node alone.
+    run's ranks on this node alone. `gpus` are all of the machine, whoever uses them.
     """
 
     time: float
@@ -231,6 +239,7 @@ class NodeSample:
     run_cpu: float | None = None
     run_memory_bytes: int | None = None
     interfaces: dict[str, Traffic] = field(default_factory=dict)
+    gpus: tuple[Gpu, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -252,9 +261,9 @@ def read_samples(path: Path) -> list[NodeSample]:
 
 
 def _sample(record: dict[str, Any]) -> NodeSample:
-    values = {name: value for name, value in record.items() if name not in ("kind", "interfaces")}
+    values = {name: value for name, value in record.items() if name not in ("kind", "interfaces", "gpus")}
     traffic = {name: Traffic(**counts) for name, counts in record["interfaces"].items()}
-    return NodeSample(**values, interfaces=traffic)
+    return NodeSample(**values, interfaces=traffic, gpus=tuple(Gpu(**gpu) for gpu in record.get("gpus", [])))
 
 
 def read_nodes(folder: Path) -> dict[str, Node]:

@@ -19,6 +19,7 @@ from paceline.launch import rank as ranks
 from paceline.launch.counters import Reading
 from paceline.launch.env import Seat
 from paceline.launch.folder import make_folder, open_run
+from paceline.launch.gpus import Gpus
 from paceline.launch.usage import NodeUsage, RanksHere, Samples, beats, file_name
 from paceline.records import NodeSample, Traffic, read_lines, read_nodes, read_samples
 from paceline.spec import resolve
@@ -80,7 +81,7 @@ def test_cpu_is_how_many_cores_were_busy_since_the_sample_before(
 ) -> None:
     clock: Any = partial(next, iter(now))
     counted: Any = Counted(seconds)
-    samples = Samples(counted, clock)
+    samples = Samples(counted, Gpus(), clock)
     assert [samples.take()["cpu"] for _ in now] == cpu
 
 

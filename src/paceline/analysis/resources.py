@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
+from statistics import fmean
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from paceline.analysis.breakdown import COMPUTE
 from paceline.analysis.runs import Run, Step
 from paceline.analysis.scaling import nodes_of
 from paceline.analysis.statistics import Series
-from paceline.records import Node
+from paceline.records import Node, NodeSample
 
 LOOPBACK = "lo"
 SHORTEST = 0.1  # seconds between samples: less makes rates of a handful of packets
@@ -33,6 +34,7 @@ class NodeSeries:
     cores_busy: Series
     cores: int | None
     memory_bytes: Series
+    gpus_busy: Series  # part of the time, the mean of its GPUs
     packets_in: Series  # a second, as the rest
     packets_out: Series
     bits_in: Series
@@ -106,9 +108,15 @@ def node_series(run: Run) -> list[NodeSeries]:
             rates = np.diff(_counters(run, node), axis=0) / gaps[:, None]
         rates = np.where(rates >= 0, rates, np.nan)[kept]  # a counter that went back is of an interface made anew
         cpu, memory = (_known([getattr(s, field) for s in node.samples[1:]])[kept] for field in ("cpu", "memory_bytes"))
-        found.append(NodeSeries(name, by_node.get(name, ""), times[1:][kept], cpu, node.cores, memory,
+        gpus = _known([_gpus_busy(sample) for sample in node.samples[1:]])[kept]
+        found.append(NodeSeries(name, by_node.get(name, ""), times[1:][kept], cpu, node.cores, memory, gpus,
                                 rates[:, 0], rates[:, 1], rates[:, 2] * 8, rates[:, 3] * 8))  # fmt: skip
     return found
+
+
+def _gpus_busy(sample: NodeSample) -> float | None:
+    known = [gpu.busy for gpu in sample.gpus if gpu.busy is not None]
+    return fmean(known) if known else None
 
 
 def _known(values: Sequence[float | None]) -> Series:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.launch.counters import PROC, Counters, Reading
+from paceline.launch.gpus import Gpus
 from paceline.layout import cores
 from paceline.records import SCHEMA, LineWriter
 
@@ -61,17 +62,18 @@ class NodeUsage:
         try:
             with (
                 closing(Counters(ranks, own_processes=self._own_processes, proc=self._proc)) as counters,
+                closing(Gpus()) as gpus,
                 closing(LineWriter(self.path)) as lines,
             ):
-                self._sample(counters, lines)
+                self._sample(counters, gpus, lines)
         except (OSError, ValueError, LookupError) as error:
             self._complain(f"No samples of this node from now on: {error}")
 
-    def _sample(self, counters: Counters, lines: LineWriter) -> None:
+    def _sample(self, counters: Counters, gpus: Gpus, lines: LineWriter) -> None:
         count = cores() if self._own_processes else os.cpu_count()
         lines.write("node", schema=SCHEMA, name=self.name, cores=count, memory_bytes=counters.memory_bytes,
                     period=self._period, clock="unix", own_processes=self._own_processes)  # fmt: skip
-        samples = Samples(counters)
+        samples = Samples(counters, gpus)
         for _ in beats(self._period, self._stop.wait):
             lines.write("sample", **samples.take())
             lines.flush()
@@ -82,8 +84,8 @@ class NodeUsage:
 class Samples:
     """Turns counters into samples: what is a rate is so since the sample before."""
 
-    def __init__(self, counters: Counters, clock: Callable[[], float] = time.monotonic) -> None:
-        self._counters, self._clock = counters, clock
+    def __init__(self, counters: Counters, gpus: Gpus, clock: Callable[[], float] = time.monotonic) -> None:
+        self._counters, self._gpus, self._clock = counters, gpus, clock
         self._last: tuple[float, Reading] | None = None
         self.taken = 0
 
@@ -100,6 +102,8 @@ class Samples:
         if reading.run_seconds is not None:
             sample["run_cpu"] = _rate(reading.run_seconds, before and before[1].run_seconds, elapsed)
             sample["run_memory_bytes"] = reading.run_memory_bytes
+        if gpus := self._gpus.read():
+            sample["gpus"] = gpus
         return sample | {"interfaces": reading.interfaces}
 
 

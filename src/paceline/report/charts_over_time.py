@@ -83,13 +83,25 @@ def utilisation(study: Study) -> Chart | None:
             panel.traces.append(over_time(x, y, label, styles[label], hover))
             rows.extend(_node_rows(one, each))
 
+    def lowest(one: Group, panel: Panel) -> None:
+        found = node_series(middle(one))
+        styles = _looks([_called(each.name, each.role) for each in found])
+        for each in found:
+            label = _called(each.name, each.role)
+            x, y = thinned(each.seconds, 100 * each.gpus_busy)
+            hover = f"{label}: its GPUs are busy %{{y:.0f}} % of the time, at %{{x:.1f}} s"
+            panel.traces.append(over_time(x, y, label, styles[label], hover))
+
+    nodes = [each for strand in strands for one in some_sizes(strand) for each in node_series(middle(one))]
+    gpus = any(np.isfinite(each.gpus_busy).any() for each in nodes)
     pages = _over_time(study, strands, along, [
         ("computing", "time spent computing, %", above),
         ("cores", "cores busy", below),
+        *([("GPUs", "GPUs busy, %", lowest)] if gpus else []),
     ])  # fmt: skip
-    sampled = any(node_series(middle(one)) for strand in strands for one in some_sizes(strand))
     text = caption("The part of the time that each worker computes rather than waits or communicates",
-                   "(above), and the cores that work on each node (below)." if sampled else "over time.",
+                   "(above), and the cores that work on each node (below)." if nodes else "over time.",
+                   "Below them, how busy the node's GPUs are, on the mean." if gpus else "",
                    "The middle repeat of each setting; 0 s is its first step.", groups=settings(strands))  # fmt: skip
     return chart("utilisation", "Utilisation over time", text, pages, rows, columns=_columns(strands))
 
@@ -172,7 +184,7 @@ def _rank_rows(one: Group, each: RankSeries) -> list[Row]:
 
 
 def _node_rows(one: Group, each: NodeSeries) -> list[Row]:
-    columns = ("seconds", "cores_busy", "packets_in", "packets_out", "bits_in", "bits_out", "memory_bytes")
+    columns = ("seconds", "cores_busy", "gpus_busy", "packets_in", "packets_out", "bits_in", "bits_out", "memory_bytes")
     values = zip(*(getattr(each, column) for column in columns), strict=True)
     return [identity(one) | {"node": each.name, "role": each.role}
             | {column: None if np.isnan(value) else float(value) for column, value in zip(columns, row, strict=True)}

@@ -142,8 +142,8 @@ def caption(*sentences: str, groups: Iterable[Group]) -> str:
     found = [one.first.summary for one in groups]
     emulated = [each for each in found if each.compute != "real"]
     if emulated:
-        shrink = max(each.shrink for each in emulated)
-        smaller = f"; gradients {shrink:,} times smaller" if shrink > 1 else ""
+        shrunk = sorted({each.shrink for each in emulated if each.shrink > 1})
+        smaller = f"; gradients {listing([f'{each:,}' for each in shrunk])} times smaller" if shrunk else ""
         how = f"{listing(sorted({_paced(each.compute) for each in emulated}))}{smaller}"
         sentences += (f"Emulated compute ({how})." if len(emulated) == len(found) else
                       f"Compute is emulated ({how}) where it says so.",)  # fmt: skip

@@ -12,6 +12,8 @@ from test_runs import check_read
 
 from paceline.analysis.resources import node_series, rank_series, roles, traffic
 from paceline.analysis.runs import Run
+from paceline.analysis.study import read_study
+from paceline.report.draw import draw
 
 
 def served(folder: Path) -> Run:
@@ -158,3 +160,26 @@ def test_workers_of_servers_have_their_own_images_and_servers_have_no_parts(tmp_
     assert found[0].images_per_second == pytest.approx(32, rel=1e-3)
     assert found[0].waiting == pytest.approx(0.25, abs=1e-3)  # pushing is waiting
     assert len(rank_series(served(tmp_path / "s"))[0].busy) == 100
+
+
+def add_gpus(folder: Path) -> None:
+    """Two GPUs in every sample of node a: one is busy for 80 % of the time, of the other nobody knows."""
+    path, lines = folder / "node_a.jsonl", []
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        if record["kind"] == "sample":
+            record["gpus"] = [{"busy": 0.8, "memory_bytes": 5}, {"busy": None, "memory_bytes": None}]
+        lines.append(json.dumps(record))
+    path.write_text("\n".join(lines) + "\n")
+
+
+def test_gpus_are_read_where_there_are_some(tmp_path: Path) -> None:
+    served(tmp_path / "r")
+    add_gpus(tmp_path / "r")
+    with_gpus, without, _ = node_series(check_read(tmp_path / "r"))
+    assert with_gpus.gpus_busy == pytest.approx(0.8)
+    assert np.isnan(without.gpus_busy).all()
+    study = read_study([tmp_path])
+    titles = [axis["title"]["text"] for chart in draw(study) if chart.name == "utilisation"
+              for name, axis in chart.figure["layout"].items() if name.startswith("yaxis")]  # fmt: skip
+    assert "GPUs busy, %" in titles
