@@ -74,7 +74,7 @@ def test_a_loss_that_is_not_a_number_stays_one(tmp_path: Path) -> None:
     assert math.isnan(losses(check_read(write_run(tmp_path / "a", [0.1] * 2, losses=[1.0, math.nan])))[2][1])
 
 
-def test_the_target_is_round_and_reached_by_half(tmp_path: Path) -> None:
+def test_the_target_is_round_and_reached_by_a_quarter_of_the_runs_or_two(tmp_path: Path) -> None:
     best = [0.992, 0.975, 0.961, 0.5]
     runs = [learned(tmp_path / str(i), [0.3, value], batch=2**i) for i, value in enumerate(best)]
     assert target(groups_of(*runs)) == 0.95  # of validation: 0.982 and 0.965, of four
@@ -107,3 +107,10 @@ def test_settings_without_validation_are_compared_by_training(tmp_path: Path) ->
     runs = [learned(tmp_path / "a", [0.9]), learned(tmp_path / "b", [0.9], validated=False, batch=64)]
     assert {each.of for each in time_to_accuracy(groups_of(*runs), 0.9)} == {"training"}
     assert all(each.seconds for each in time_to_accuracy(groups_of(*runs), 0.9))
+
+
+def test_a_run_that_was_cut_short_in_its_first_epoch_has_no_epochs_end(tmp_path: Path) -> None:
+    values: dict[str, Any] = {"train_accuracy": [0.2], "train_loss": [2.0]}
+    run = check_read(write_run(tmp_path / "a", [0.1] * 8, spec={"steps": 8}, **values))
+    assert moments(run) == []
+    assert len(moments(check_read(write_run(tmp_path / "b", [0.1] * 8, **values)))) == 1
