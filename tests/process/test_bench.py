@@ -7,8 +7,11 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
 from live_run import BIN, until
 
+from paceline.bench.store import Store
+from paceline.errors import UsageError
 from paceline.records import COMPLETED, read_bench, read_summary
 
 BENCH = [str(BIN / "paceline"), "bench"]
@@ -82,6 +85,9 @@ def test_nothing_is_left_of_a_bench_that_was_killed(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         until("a rank trains", lambda: any(path.stat().st_size > 500 for path in tmp_path.glob("out/*/rank_1.jsonl")))
         process.kill()
+        process.wait()
+        with pytest.raises(UsageError, match="another bench is writing"), Store(tmp_path / "out").locked():
+            pass  # what is left of it still runs
     until("all processes have ended", lambda: not pids_of(tmp_path))
     until("its files have gone", lambda: not list((tmp_path / "out").glob(".run-*")))
 

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import random
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.bench.papers import read_paper
-from paceline.comm.table import has_gpu
+from paceline.comm.table import count_gpus
 from paceline.errors import UsageError, nearest, unknown
 from paceline.lab.plan import PRESETS, Plan, make_plan
 from paceline.report.table import CHARTS
@@ -24,6 +25,7 @@ EXTRA = ("lab", "nodes", "global_batch", "needs")
 TOP = ("title", "about", "source", "limits", "repeats", "fixed", "grid", "quick", "draw", "paper")
 QUICK = ("about", "limits", "repeats", "fixed", "grid")
 OWN = ("name", "output_dir")  # of a run, given by us
+GIVEN = "experiment"  # the source of values that are from the file
 MOST_RUNS = 5000
 
 
@@ -68,6 +70,8 @@ class Task:
         parts += [_count(spec.servers, "server")] if spec.servers else []
         parts += [_count(len(self.point.plan.nodes), "node")] if self.point.plan else []
         parts += [f"batch {spec.batch_size}", *([spec.compute] if spec.emulated else [])]
+        given = [key for key in ("threads", "overlap", "read", "shrink") if self.point.resolved.sources[key] == GIVEN]
+        parts += [f"{key} {getattr(spec, key)}" for key in given]
         return ", ".join([*parts, f"repeat {self.repeat + 1}"])
 
 
@@ -117,6 +121,8 @@ def read_experiment(path: Path, *, quick: bool = False, repeats: int | None = No
     over = over if quick else {}
     points, left_out = _all_points(values, over, path)
     count = repeats or _whole(over.get("repeats", values.get("repeats", 3)), f"{path}: repeats")
+    if any(point.resolved.spec.seed + count > 2**32 for point in points):
+        raise UsageError(f"{path}: seed: {count} repeats, each with the next seed, would pass 4294967295")
     if len(points) * count > MOST_RUNS:
         raise UsageError(f"{path}: {len(points) * count} runs; an experiment has up to {MOST_RUNS}")
     draw = _texts(values.get("draw", []), f"{path}: draw")
@@ -135,7 +141,7 @@ def read_experiment(path: Path, *, quick: bool = False, repeats: int | None = No
 
 def _all_points(values: Mapping[str, Any], over: Mapping[str, Any], path: Path) -> tuple[list[Point], list[str]]:
     """Of all grids, a setting of two of them once; and the grids that cannot be run here."""
-    fixed = _table(values.get("fixed", {}), f"{path}: fixed") | _table(over.get("fixed", {}), f"{path}: quick.fixed")
+    fixed = _named(values.get("fixed", {}), f"{path}: fixed") | _named(over.get("fixed", {}), f"{path}: quick.fixed")
     where = f"{path}: {'quick.' if 'grid' in over else ''}grid"
     grids = over.get("grid", values.get("grid", [{}]))
     if not isinstance(grids, list) or not grids:
@@ -143,14 +149,10 @@ def _all_points(values: Mapping[str, Any], over: Mapping[str, Any], path: Path) 
     found, left_out = dict[str, Point](), []
     for number, grid in enumerate(grids, 1):
         place = f"{where} {number}"
-        given = _over(fixed, _table(grid, place))
-        _check_keys(given, (*FIELDS, *EXTRA), place)
-        if given.pop("needs", None) is not None:
-            if grid["needs"] != "gpu":
-                raise UsageError(f'{place}: needs is {grid["needs"]!r}; it can be "gpu"')
-            if not has_gpu():
-                left_out.append(f"grid {number} needs a GPU, and there is none here")
-                continue
+        given = _over(fixed, _named(grid, place))
+        if why := _lacking(given.pop("needs", "gpu:0"), place):
+            left_out.append(f"grid {number} {why}")
+            continue
         for point in _points(given, place, path.parent):
             found.setdefault(point.digest(), point)
     if not found:
@@ -160,14 +162,40 @@ def _all_points(values: Mapping[str, Any], over: Mapping[str, Any], path: Path) 
 
 def _over(fixed: Mapping[str, Any], grid: dict[str, Any]) -> dict[str, Any]:
     """A grid's values over the fixed ones; of a batch for each worker and one for all, the grid's is meant."""
-    other = {"batch_size": "global_batch", "batch-size": "global_batch", "global_batch": "batch_size"}
+    other = {"batch_size": "global_batch", "global_batch": "batch_size"}
     hidden = {other[key] for key in grid if key in other} - set(grid)
-    return {key: value for key, value in fixed.items() if key.replace("-", "_") not in hidden} | grid
+    return {key: value for key, value in fixed.items() if key not in hidden} | grid
+
+
+def _named(values: Any, where: str) -> dict[str, Any]:
+    """A table of values by their names, which can have - or _ in them."""
+    table = _table(values, where)
+    _check_keys(table, (*FIELDS, *EXTRA), where)
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name in found:
+            raise UsageError(f"{where}: {name} is given twice")
+        found[name] = value
+    return found
+
+
+def _lacking(needs: Any, where: str) -> str:
+    """What a grid needs that is not here, in words; empty if nothing."""
+    found = re.fullmatch(r"gpu(?::(\d{1,4}))?", needs) if isinstance(needs, str) else None
+    if not found:
+        raise UsageError(f'{where}: needs is {needs!r}; it can be "gpu", or "gpu:4" for four of them')
+    wanted, there = int(found[1] or 1), count_gpus()
+    if there >= wanted:
+        return ""
+    return f"needs {_count(wanted, 'GPU')}, and there {'is' if there == 1 else 'are'} {there or 'none'} here"
 
 
 def _points(values: Mapping[str, Any], where: str, folder: Path) -> Iterator[Point]:
     """All combinations of a grid's lists; a value that is no list is the same for all."""
     axes = {key: value if isinstance(value, list) and key != "hidden" else [value] for key, value in values.items()}
+    if len(axes.get("seed", [])) > 1:
+        raise UsageError(f"{where}: seed is a list; every repeat has another seed already: give the first one")
     if empty := [key for key, axis in axes.items() if not axis]:
         raise UsageError(f"{where}: {empty[0]} is an empty list")
     for combination in itertools.product(*axes.values()):
@@ -176,12 +204,12 @@ def _points(values: Mapping[str, Any], where: str, folder: Path) -> Iterator[Poi
         try:
             yield _point(chosen, folder)
         except UsageError as error:
-            text = str(error).removeprefix("experiment: ")
+            text = str(error).removeprefix(f"{GIVEN}: ")
             raise UsageError(f"{where}{f' ({varied})' if varied else ''}: {text}") from None
 
 
 def _point(values: Mapping[str, Any], folder: Path) -> Point:
-    spec = {key.replace("-", "_"): value for key, value in values.items() if key not in EXTRA}
+    spec = {key: value for key, value in values.items() if key not in EXTRA}
     for key in OWN:
         if key in spec:
             raise UsageError(f"{key} is chosen for every run; leave it out")
@@ -193,7 +221,7 @@ def _point(values: Mapping[str, Any], folder: Path) -> Point:
         if type(together) is not int or type(workers) is not int or together < 1 or workers < 1 or together % workers:
             raise UsageError(f"global_batch {together!r} cannot be divided over {workers!r} workers")
         spec["batch_size"] = together // workers
-    resolved = resolve(("experiment", spec))
+    resolved = resolve((GIVEN, spec))
     ranks = resolved.spec.ranks
     nodes = values.get("nodes", ranks)
     if "lab" not in values:

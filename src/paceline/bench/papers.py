@@ -8,7 +8,10 @@ from typing import Any
 from paceline.errors import UsageError, unknown
 
 # What a row can be set beside: settings of ours.
-MATCH = ("model", "strategy", "workers", "servers", "nodes", "batch_size", "device", "compute")
+MATCH = ("model", "data", "strategy", "workers", "servers", "nodes", "batch_size", "epochs", "read", "device",
+         "compute")  # fmt: skip
+# `match` is what ours must be to stand beside it; `of` what else it was of, and ours need not be.
+SETTINGS = ("match", "of")
 # The numbers that papers print, by the names that ours have; an accuracy is a part, not a percentage.
 NUMBERS = ("read_seconds", "update_seconds", "epoch_seconds", "total_seconds", "images_per_second", "speedup",
            "train_loss", "train_accuracy", "test_loss", "test_accuracy")  # fmt: skip
@@ -23,20 +26,21 @@ def read_paper(rows: Any, where: str) -> tuple[dict[str, Any], ...]:
 def _row(row: Any, where: str) -> dict[str, Any]:
     if not isinstance(row, Mapping):
         raise UsageError(f"{where}: {row!r} is not a table")
-    match = row.get("match", {})
-    if not isinstance(match, Mapping):
-        raise UsageError(f"{where}: match is {match!r}; it takes a table, such as {{ workers = 2, nodes = 1 }}")
-    for key in match:
-        if key not in MATCH:
-            raise UsageError(f"{where}: match: {unknown('key', key, MATCH)}")
+    for name in SETTINGS:
+        settings = row.get(name, {})
+        if not isinstance(settings, Mapping):
+            raise UsageError(f"{where}: {name} is {settings!r}; it takes a table, such as {{ workers = 2, nodes = 1 }}")
+        for key in settings:
+            if key not in MATCH:
+                raise UsageError(f"{where}: {name}: {unknown('key', key, MATCH)}")
     for key, value in row.items():
         if key in NUMBERS:
             if type(value) not in (int, float):
                 raise UsageError(f"{where}: {key} is {value!r}; it takes a number")
             if key.endswith("accuracy") and not 0 <= value <= 1:
                 raise UsageError(f"{where}: {key} is {value!r}; it takes a part from 0 to 1, not a percentage")
-        elif key not in ("match", "note"):
-            raise UsageError(f"{where}: {unknown('key', key, ('match', 'note', *NUMBERS))}")
+        elif key not in (*SETTINGS, "note"):
+            raise UsageError(f"{where}: {unknown('key', key, (*SETTINGS, 'note', *NUMBERS))}")
         elif key == "note" and not isinstance(value, str):
             raise UsageError(f"{where}: note is {value!r}; it takes a text")
-    return {key: dict(value) if key == "match" else value for key, value in row.items()}
+    return {key: dict(value) if key in SETTINGS else value for key, value in row.items()}

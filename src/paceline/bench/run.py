@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.experiment import Experiment, Task
+from paceline.bench.experiment import GIVEN, Experiment, Task
 from paceline.bench.store import Store
 from paceline.data.prepare import prepare
 from paceline.errors import EXIT_INTERRUPTED
@@ -29,7 +29,7 @@ from paceline.spec import Resolved
 STOP_SECONDS = 30.0
 # Starting and ending processes, in a guess of the time that a run takes beside what it says itself.
 AROUND_SECONDS = 4.0
-GIVEN = ("name", "output_dir", "seed", "log_every")  # on the command line of every run
+BY_FLAG = ("name", "output_dir", "seed", "log_every")  # on the command line of every run
 
 Say = Callable[[str, str], None]
 
@@ -105,9 +105,10 @@ def _make(task: Task, store: Store) -> tuple[Summary | None, str | None]:
     """Run a task in processes of its own: its summary, or why there is none: `stopped`, or how it failed."""
     folder = store.clear(task)
     with _private(store.folder) as private, (private / "log").open("w+") as log:
-        process = subprocess.Popen(_command(task, store.folder, private), stdin=subprocess.DEVNULL, stdout=log,
-                                   stderr=log, start_new_session=True)  # fmt: skip
-        with _watched(process, private):
+        with _janitor(store.lock, private) as tell:
+            process = subprocess.Popen(_command(task, store.folder, private), stdin=subprocess.DEVNULL, stdout=log,
+                                       stderr=log, start_new_session=True)  # fmt: skip
+            tell(f"process {process.pid}")
             code = _wait(process)
         if code == EXIT_INTERRUPTED:
             return None, "stopped"
@@ -136,7 +137,7 @@ def _command(task: Task, folder: Path, private: Path) -> list[str]:
 
 def _lines(resolved: Resolved) -> list[str]:
     """The spec as a file that gives only what was asked for: what was chosen, is chosen again."""
-    keys = {key for key, source in resolved.sources.items() if source == "experiment"} - set(GIVEN)
+    keys = {key for key, source in resolved.sources.items() if source == GIVEN} - set(BY_FLAG)
     return [line for line in resolved.lines() if line.split(" ")[0] in keys]
 
 
@@ -159,19 +160,21 @@ def _private(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _watched(process: subprocess.Popen[bytes], private: Path) -> Iterator[None]:
-    """Should this process be killed, the janitor ends the run and removes its files."""
-    watcher = subprocess.Popen([sys.executable, "-I", "-S", janitor.__file__], stdin=subprocess.PIPE, text=True,
-                               start_new_session=True)  # fmt: skip
-    assert watcher.stdin is not None
-    print(f"folder {private}\nprocess {process.pid}", file=watcher.stdin, flush=True)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(BrokenPipeError):
-            print("done", file=watcher.stdin, flush=True)
-            watcher.stdin.close()
-        watcher.wait()
+def _janitor(lock: int, private: Path) -> Iterator[Callable[[str], None]]:
+    """Should this process be killed, it ends the run and removes its files, and holds the lock until it has."""
+    command = [sys.executable, "-I", "-S", janitor.__file__]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, text=True, start_new_session=True, pass_fds=[lock]
+    ) as watcher:
+        assert watcher.stdin is not None
+
+        def tell(line: str) -> None:
+            with contextlib.suppress(BrokenPipeError):
+                print(line, file=watcher.stdin, flush=True)
+
+        tell(f"folder {private}")
+        yield tell
+        tell("done")
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

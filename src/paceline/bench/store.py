@@ -10,17 +10,18 @@ import platform
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from paceline import __version__
 from paceline.bench.experiment import Experiment, Task
 from paceline.errors import UsageError
-from paceline.records import BENCH, COMPLETED, Bench, Summary, read_bench, read_summary, write_bench
+from paceline.records import BENCH, COMPLETED, Bench, Summary, read_bench, read_lines, read_summary, write_bench
 
 # What results must have in common to be compared, by what people call it.
-COMMON = {"version": "version of paceline", "source": "source code of paceline", "machine": "machine",
-          "processor": "processor", "cores": "number of cores"}  # fmt: skip
+COMMON = {"version": "version of paceline", "source": "source code of paceline", "torch": "version of torch",
+          "machine": "machine", "processor": "processor", "cores": "number of cores"}  # fmt: skip
 # Rooms that look at runs and do not make them: another report is no other result.
 READERS = ("analysis", "bench", "cli", "report")
 
@@ -33,8 +34,9 @@ def here() -> dict[str, Any]:
             digest.update(path.read_bytes())
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return {"version": __version__, "source": digest.hexdigest()[:12], "machine": platform.node(),
-            "processor": processor or platform.processor(), "cores": os.cpu_count()}  # fmt: skip
+    return {"version": __version__, "source": digest.hexdigest()[:12], "torch": version("torch"),
+            "machine": platform.node(), "processor": processor or platform.processor(),
+            "cores": os.cpu_count()}  # fmt: skip
 
 
 class Store:
@@ -42,6 +44,7 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.lock = -1  # its descriptor: whoever ends what a killed bench has left holds it until that is done
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -56,6 +59,7 @@ class Store:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UsageError(f"another bench is writing to {self.folder}: wait for it, or use another -o") from None
+            self.lock = file.fileno()
             yield
 
     def open(self, experiment: Experiment) -> None:
@@ -87,9 +91,13 @@ class Store:
         write_bench(self.folder, replace(bench, failed=others | ({task.name: failed} if failed else {})))
 
     def done(self, task: Task) -> Summary | None:
-        """The summary of a task's completed run."""
-        summary = read_summary(self.folder / task.name)
-        return summary if summary and summary.status == COMPLETED else None
+        """The summary of a task's completed run, if all its steps are written down as well."""
+        folder = self.folder / task.name
+        summary = read_summary(folder)
+        if not summary or summary.status != COMPLETED:
+            return None
+        steps = {line["step"] for line in read_lines(folder / "rank_0.jsonl") if line["kind"] == "step"}
+        return summary if len(steps) == summary.steps else None
 
     def clear(self, task: Task) -> Path:
         """Where a task's run goes; what a stopped or failed one left there is removed."""

@@ -38,6 +38,11 @@ def has_gpu() -> bool:
     return Path("/proc/driver/nvidia/version").exists()
 
 
+def count_gpus() -> int:
+    """NVIDIA GPUs, by what their driver says."""
+    return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+
+
 def check_installed(name: str, *, started: bool, here: bool = True) -> None:
     """Refuse a transport whose library is missing. `started`: by a launcher, already; `here`: on this machine."""
     if name == "nccl" and here and not has_gpu():

@@ -102,17 +102,21 @@ def test_grids_that_need_a_gpu_are_left_out_where_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = '[[grid]]\nmodel = "mlp"\n[[grid]]\nneeds = "gpu"\nmodel = "mlp"\nbatch_size = 7\n'
-    monkeypatch.setattr(module, "has_gpu", lambda: False)
+    monkeypatch.setattr(module, "count_gpus", lambda: 0)
     without = read(tmp_path, text)
-    assert (len(without.points), without.left_out) == (1, ("grid 2 needs a GPU, and there is none here",))
+    assert (len(without.points), without.left_out) == (1, ("grid 2 needs 1 GPU, and there are none here",))
     assert "nothing can be run here" in refusal(tmp_path, '[[grid]]\nneeds = "gpu"\n')
-    monkeypatch.setattr(module, "has_gpu", lambda: True)
+    monkeypatch.setattr(module, "count_gpus", lambda: 1)
     assert len(read(tmp_path, text).points) == 2
+    several = read(tmp_path, text.replace('"gpu"', '"gpu:4"'))
+    assert several.left_out == ("grid 2 needs 4 GPUs, and there is 1 here",)
+    fixed = '[fixed]\nneeds = "gpu"\n[[grid]]\nmodel = "mlp"\n'
+    assert len(read(tmp_path, fixed).points) == 1
 
 
 WRONG = {
     "ttle = 'x'": "try.toml: unknown key 'ttle'; did you mean 'title'?",
-    "[fixed]\nbatchsize = 3": "try.toml: grid 1: unknown key 'batchsize'; did you mean 'batch_size'?",
+    "[fixed]\nbatchsize = 3": "try.toml: fixed: unknown key 'batchsize'; did you mean 'batch_size'?",
     "[[grid]]\nmodel = 'mlp'\n[[grid]]\nworkers = [1, 2]\nstrategy = ['sequential', 'ring']": "grid 2 (workers = 2, "
     "strategy = 'sequential'): strategy sequential with 2 workers",
     "[[grid]]\nworkers = ['two']": "grid 1: --workers is 'two'; it takes a whole number",
@@ -125,7 +129,10 @@ WRONG = {
     "[[grid]]\nlab = '2gbit:4'": "did you mean '1gbit'?",
     "[[grid]]\nlab = { rate = '1mbit', nods = 2 }": "unknown key 'nods'",
     "[[grid]]\nname = 'mine'": "name is chosen for every run",
-    "[[grid]]\nneeds = 'tpu'": "needs is 'tpu'; it can be \"gpu\"",
+    "[[grid]]\nneeds = 'tpu'": 'needs is \'tpu\'; it can be "gpu", or "gpu:4"',
+    "[[grid]]\nseed = [0, 1]": "grid 1: seed is a list; every repeat has another seed already",
+    "[fixed]\nseed = 4294967295": "seed: 3 repeats, each with the next seed, would pass",
+    "[[grid]]\nbatch-size = 3\nbatch_size = 4": "grid 1: batch_size is given twice",
     "repeats = 0": "repeats: 0 is not a whole number from 1 to 1000",
     "repeats = 1000\n[[grid]]\nlr = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]": "6000 runs; an experiment has up to 5000",
     "draw = ['stong']": "draw: unknown chart 'stong'; did you mean 'strong'?",

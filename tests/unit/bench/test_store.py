@@ -125,8 +125,10 @@ def test_only_a_completed_run_is_done_and_failures_are_remembered_until_they_are
             task.name: "rank 0 died", other.name: "no memory"}  # fmt: skip
         assert not store.clear(task).exists()
         (store.folder / task.name).mkdir()
-        write_summary(store.folder / task.name, replace(summary, status=COMPLETED))
+        write_summary(store.folder / task.name, replace(summary, status=COMPLETED, steps=1))
         store.note(task, None)
+        assert store.done(task) is None  # its step is not written down
+        (store.folder / task.name / "rank_0.jsonl").write_text('{"kind": "step", "step": 0}\n')
         assert store.done(task)
     bench = read_bench(store.folder)
     assert bench
