@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean
 
-from paceline.analysis.runs import Run, Step
+from paceline.analysis.runs import APART, Run, Step
 
 COMPUTE = ("forward", "backward")
 
@@ -32,23 +32,19 @@ def by_rank(run: Run) -> dict[int, Parts]:
     workers = {rank: steps for rank, steps in run.steps.items() if rank >= run.summary.servers and steps}
     if not workers:
         return {}
-    by_number = {rank: {step.step: step for step in steps} for rank, steps in workers.items()}
-    common = sorted(set.intersection(*(set(steps) for steps in by_number.values())))
-    # Asynchronous workers make different updates: then nobody waits for the slowest.
-    together = len(common) > len(run.steps[0]) / 2
-    if not together:
-        return {
-            rank: _mean([_parts(step, 0.0) for step in steps[run.warm_up :] or steps])
-            for rank, steps in workers.items()
-        }
-    kept = common[run.warm_up :] or common
-    found: dict[int, list[Parts]] = {rank: [] for rank in workers}
-    for number in kept:
-        ready = {rank: _ready(steps[number]) for rank, steps in by_number.items()}
-        last = max(ready.values())
-        for rank, steps in by_number.items():
-            found[rank].append(_parts(steps[number], last - ready[rank]))
-    return {rank: _mean(parts) for rank, parts in found.items()}
+    if run.summary.strategy in APART:  # nobody waits for the slowest; each made its part of the updates
+        skip = run.warm_up // run.at_once
+        return {rank: _mean([_parts(step, 0.0) for step in steps[skip:] or steps]) for rank, steps in workers.items()}
+    by_number: dict[int, dict[int, Step]] = {}
+    for rank, steps in workers.items():
+        for step in steps:
+            by_number.setdefault(step.step, {})[rank] = step
+    found: dict[int, list[Parts]] = {}
+    for number in sorted(by_number)[run.warm_up :]:
+        last = max(map(_ready, by_number[number].values()))
+        for rank, step in by_number[number].items():
+            found.setdefault(rank, []).append(_parts(step, last - _ready(step)))
+    return {rank: _mean(parts) for rank, parts in sorted(found.items())}
 
 
 def _ready(step: Step) -> float:

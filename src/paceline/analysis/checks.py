@@ -7,12 +7,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.analysis.runs import Run
-from paceline.analysis.scaling import Curve, Group
+from paceline.analysis.runs import APART, Run
+from paceline.analysis.scaling import Curve, Group, label, machine_of, telling
 from paceline.analysis.statistics import drift, two_humps
+from paceline.analysis.wording import count, some
 
 FEW_REPEATS = 3
 MUCH_DRIFT = 0.1
+# Models by what they have in them unless told: records do not say it.
+PLAIN = ("mlp", "shallow-cnn")
+WITH_DROPOUT = ("mnist-cnn", "alexnet", "vgg16", "vgg19")
+WITH_BATCH_NORM = ("resnet18", "resnet50", "resnet152", "resnet50v2", "resnet101v2", "resnet152v2")
+# Of the spec, what makes two trainings the same, beside the model, data, batch, seed, length and learning rate.
+SAME_TRAINING = ("optimizer", "momentum", "weight_decay", "decay", "validation", "image_size", "augment", "normalize",
+                 "dtype", "hidden", "weights", "data_dir")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,11 +52,12 @@ def check_run(run: Run) -> Iterator[Doubt]:
     cores = run.environment.get("cores")
     hosts = {row["host"] for row in run.environment.get("ranks", [])}
     machines = 1 if run.environment.get("lab") else len(hosts)
-    processes = summary.workers * (summary.threads or 1)
-    if cores and not run.emulated and processes > cores * machines:
+    threads = summary.threads or 1
+    if cores and not run.emulated and summary.workers * threads > cores * machines:
+        shared, alone = count(cores * machines, "core"), summary.workers == 1
         text = (
-            f"{summary.workers} workers of {summary.threads or 1} thread(s) share {cores * machines} cores: it "
-            f"measures contention; use emulated compute, or fewer workers"
+            f"{count(summary.workers, 'worker')} of {count(threads, 'thread')} {'has' if alone else 'share'} {shared}: "
+            f"it measures contention; use {'fewer threads' if alone else 'emulated compute, or fewer workers'}"
         )
         yield Doubt("oversubscribed", name, text)
     if run.emulated:
@@ -59,21 +68,20 @@ def check_run(run: Run) -> Iterator[Doubt]:
         yield Doubt("lab", name, f"its lab could not reach its speed: {flag}")
 
 
-def check_group(group: Group, label: str) -> Iterator[Doubt]:
+def check_group(group: Group, among: Sequence[Group]) -> Iterator[Doubt]:
     """What repeats show about each other."""
+    about = label(group, among)
     if len(group.runs) < FEW_REPEATS:
-        count = len(group.runs)
-        yield Doubt(
-            "repeats", label, f"{count} run{'s' if count > 1 else ''}: too few to know how much runs differ; make 3"
-        )
+        runs = count(len(group.runs), "run")
+        yield Doubt("repeats", about, f"{runs}: too few to know how much runs differ; make {FEW_REPEATS}")
         return
     middles = [float(np.median(run.step_seconds)) for run in group.runs]
     spread = (max(middles) - min(middles)) / float(np.median(middles))
     if spread > 0.2:
-        yield Doubt("spread", label, f"its repeats differ by {spread:.0%}: differences smaller than that are not real")
+        yield Doubt("spread", about, f"its repeats differ by {spread:.0%}: differences smaller than that are not real")
 
 
-def check_curve(curve: Curve, label: str) -> Iterator[Doubt]:
+def check_curve(curve: Curve, among: Sequence[Group]) -> Iterator[Doubt]:
     """A baseline that flatters, and speedups that cannot be."""
     base = curve.baseline.first
     cores, threads = base.environment.get("cores"), base.summary.threads
@@ -83,50 +91,73 @@ def check_curve(curve: Curve, label: str) -> Iterator[Doubt]:
             f"one worker used {threads} of {cores} cores, and many used {min(cores, widest)}: a part of the speedup is "
             f"cores that one could have used"
         )
-        yield Doubt("baseline", label, text)
+        yield Doubt("baseline", label(curve.baseline, among), text)
     for point in curve.points:
         if point.speedup.low > point.workers * 1.05:
             text = (
-                f"{point.workers} workers are {point.speedup.value:.2f} times as fast as one: the baseline is slower "
-                f"than it could be"
+                f"it is {point.speedup.value:.2f} times as fast as one worker: the baseline is slower than it could be"
             )
-            yield Doubt("superlinear", label, text)
+            yield Doubt("superlinear", label(point.group, among), text)
+
+
+def _divides_alike(run: Run) -> bool:
+    """Whether its model learns the same however a batch is divided: each worker drops other activations, and
+    batch-norm is over its own part. Of a user's own model nothing is known.
+    """
+    model, dropout = run.summary.model, run.spec.get("dropout")
+    if model not in (*PLAIN, *WITH_DROPOUT, *WITH_BATCH_NORM):
+        return False
+    if dropout or (dropout is None and model in WITH_DROPOUT):
+        return False
+    return model not in WITH_BATCH_NORM or bool(run.spec.get("sync_batchnorm")) or run.summary.workers == 1
+
+
+def _training(run: Run) -> str:
+    """What decides what a synchronous run learns, apart from how its batches are divided."""
+    s, spec = run.summary, run.spec
+    rate, scale = spec.get("lr"), s.workers if spec.get("scale_lr", True) else 1
+    warm = (rate, spec.get("warmup_epochs")) if scale > 1 and spec.get("warmup_epochs") else None
+    whole = rate if rate is None else round(rate * scale, 12)
+    return repr((s.model, s.data, s.global_batch, s.seed, s.epochs, s.steps, whole, warm,
+                 [spec.get(name) for name in SAME_TRAINING]))  # fmt: skip
 
 
 def check_losses(groups: Sequence[Group]) -> Iterator[Doubt]:
-    """Synchronous ways of one problem and seed that learned something else: replicas that differ."""
-    seen: dict[tuple[object, ...], tuple[str, float]] = {}
-    for group in groups:
-        for run in group.runs:
-            s = run.summary
-            if not s.train_loss or s.strategy in ("ps-async", "ps-bounded") or run.spec.get("dropout") != 0.0:
-                continue
-            key = (
-                s.model,
-                s.data,
-                s.global_batch,
-                s.seed,
-                s.epochs,
-                s.steps,
-                run.spec.get("lr"),
-                run.spec.get("optimizer"),
+    """Synchronous ways of one problem and seed that learned something else in their first epoch: replicas that differ.
+
+    Later epochs are left out: rounding grows with every step.
+    """
+    seen: dict[str, tuple[str, float]] = {}
+    for run in (run for group in groups for run in group.runs):
+        s = run.summary
+        if not s.train_loss or run.emulated or s.strategy in APART or s.lost_workers or not _divides_alike(run):
+            continue
+        name, loss = seen.setdefault(_training(run), (run.folder.name, s.train_loss[0]))
+        if not abs(loss - s.train_loss[0]) <= 0.02 * max(abs(loss), 1e-3):
+            text = (
+                f"its loss is {s.train_loss[0]:.4f} in the first epoch, and that of {name}, the same training, "
+                f"{loss:.4f}: the replicas are not the same model"
             )
-            name, loss = seen.setdefault(key, (run.folder.name, s.train_loss[-1]))
-            if abs(loss - s.train_loss[-1]) > 0.02 * max(abs(loss), 1e-3):
-                text = (
-                    f"its loss is {s.train_loss[-1]:.4f}, and that of {name}, the same training, {loss:.4f}: "
-                    f"the replicas are not the same model"
-                )
-                yield Doubt("differ", run.folder.name, text)
+            yield Doubt("differ", run.folder.name, text)
+
+
+def check_machines(groups: Sequence[Group]) -> Iterator[Doubt]:
+    """Runs of several machines or versions, which are not to be compared with each other."""
+    runs: dict[tuple[str, ...], int] = {}
+    for group in groups:
+        runs[machine_of(group)] = runs.get(machine_of(group), 0) + len(group.runs)
+    shown = telling(runs)
+    if len(runs) > 1:
+        kinds = [f"{', '.join(facts[i] or 'unknown' for i in shown)} ({count(n, 'run')})" for facts, n in runs.items()]
+        text = f"they are of {len(runs)} machines or versions: {some(kinds)}; speedups are within each of these alone"
+        yield Doubt("mixed", "all runs", text)
 
 
 def all_doubts(groups: Sequence[Group], curves: Iterable[Curve]) -> list[Doubt]:
     """Everything, one of a kind and text only once."""
-    found = [doubt for group in groups for run in group.runs for doubt in check_run(run)]
-    for group in groups:
-        s = group.first.summary
-        found += check_group(group, f"{s.model}, {s.strategy}, {s.workers} workers, batch {s.batch_size}")
-    for curve in curves:
-        found += check_curve(curve, f"{curve.label['model']}, {curve.label['strategy']}")
+    found = [*check_machines(groups)]
+    found += [doubt for group in groups for run in group.runs for doubt in check_run(run)]
+    found += [doubt for group in groups for doubt in check_group(group, groups)]
+    found += [doubt for curve in curves for doubt in check_curve(curve, groups)]
     found += check_losses(groups)
     return list({(doubt.kind, doubt.about, doubt.text): doubt for doubt in found}.values())

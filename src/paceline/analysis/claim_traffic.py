@@ -1,20 +1,32 @@
-"""The bytes that an update moves through a server, or through a node of a ring, by the number of workers."""
+"""The bytes that an update moves through a server, or through a node of a ring, and whether they grow with workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 
-from paceline.analysis.lines import Line
+from paceline.analysis.lines import Line, faster, speed
 from paceline.analysis.resources import traffic
 from paceline.analysis.runs import Run
 from paceline.analysis.scaling import Group, nodes_of
-from paceline.analysis.wording import count
+from paceline.analysis.statistics import Interval
+from paceline.analysis.trust import allow, decide, doubt
+from paceline.analysis.verdicts import Claim, Found, claim, fewest_runs, place
+from paceline.analysis.wording import count, number, percent, size, within
 
 WIDTHS = {"float32": 4, "float64": 8}
+FIT = 0.15  # how far from a law a number may be
+CONSTANT = 0.25  # how much a constant may change
+OVERHEAD = 0.1  # headers and acknowledgements, beside the gradient's own bytes
+THESIS = "D. Shi, 2019 (thesis), chapter 5"
+UNIT = (
+    "The thesis shows packets per second; here it is bytes an update, which do not depend on how fast updates are, "
+    "and beside them the rate, in bits per second, which does."
+)
+BYTES, RATE, BOUNDED, SAME = "in bytes an update", "as a rate", "bounded", "the same for all"
 
 
 @dataclass(frozen=True)
@@ -29,6 +41,31 @@ class Moved:
         """How far, as a part, the numbers are at most from the multiple of this law that fits best."""
         x, y = np.array([law(n) for n in self.bytes]), np.array(list(self.bytes.values()))
         return float(np.abs(y / (x * (x @ y) / (x @ x)) - 1).max())
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Bits a second with the fewest workers and with the most, and how many times as much that is."""
+
+    fewest: float
+    most: float
+    times: Interval
+    doubt: str
+
+    @property
+    def why(self) -> str:
+        shown = [f"{number(value / 1e6)} Mbit/s" for value in (self.fewest, self.most)]
+        doubt = f"; {self.doubt}" if self.doubt else ""
+        return f"{shown[0]}, and with the most workers {shown[1]}: {within(self.times)} times as much{doubt}"
+
+
+def rate(line: Line, data: Moved) -> Rate:
+    """What an update moves, by the updates a second; each update is of one batch of all workers."""
+    few, most = (line.groups[n] for n in (min(data.bytes), max(data.bytes)))
+    bits = [8 * data.bytes[one.workers] / one.first.summary.global_batch for one in (few, most)]  # an image
+    times = allow(faster(most, few), few, most)
+    grown = Interval(*(value * bits[1] / bits[0] for value in (times.value, times.low, times.high)))
+    return Rate(bits[0] * speed(few), bits[1] * speed(most), grown, doubt(few, most))
 
 
 def moved(line: Line) -> Moved | str:
@@ -73,3 +110,77 @@ def _by_ranks(run: Run) -> float:
 def _gradient(run: Run) -> float | None:
     s = run.summary
     return None if not s.parameters else s.parameters * WIDTHS.get(run.spec.get("dtype", ""), 4) / s.shrink
+
+
+def server_traffic(served: Sequence[Line]) -> Claim:
+    found = []
+    for line in served:
+        where, data = place(line, served), moved(line)
+        if isinstance(data, str):
+            found.append(Found(line.model, line.servers, where, None, data))
+            continue
+        off, few, most = data.misfit(lambda n: n), min(data.bytes), max(data.bytes)
+        why = (
+            f"an update moves {size(data.bytes[few])} through the busiest server with {count(few, 'worker')} and "
+            f"{size(data.bytes[most])} with {most} ({data.how}): {number(data.bytes[most] / data.bytes[few])} times "
+            f"as much for {most / few:.3g} times the workers, at most {percent(off)} off a straight line"
+        )
+        found.append(Found(line.model, line.servers, where, off <= FIT, why, off, BYTES))
+        seen = rate(line, data)
+        grows = decide(seen.times, (1 - FIT) * most / few, line.groups[few], line.groups[most])
+        why = f"with {count(few, 'worker')} {seen.why}, for {most / few:.3g} times the workers"
+        found.append(Found(line.model, line.servers, where, grows, why, reading=RATE))
+    text = (
+        f"Traffic at the parameter server grows in proportion to the workers: bytes in and out an update are within "
+        f"{percent(FIT)} of a straight line through zero. {UNIT} The rate of a server whose link is full cannot grow."
+    )
+    return claim("server-traffic-grows", text, f"{THESIS}, of Figure 5.1", found, fewest_runs(served),
+                 "Farthest from that line", percent)  # fmt: skip
+
+
+def ring_traffic(rings: Sequence[Line]) -> Claim:
+    found = []
+    for line in rings:
+        where, data = place(line, rings), moved(line)
+        if isinstance(data, str):
+            found.append(Found(line.model, 0, where, None, data))
+            continue
+        few, most = min(data.bytes), max(data.bytes)
+        off, top = data.misfit(lambda n: (n - 1) / n), max(data.bytes, key=lambda n: data.bytes[n])
+        bound = 4 * data.gradient * (1 + OVERHEAD) if data.gradient else float("inf")
+        why = f"at most {percent(off)} off 2(n-1)/n of the gradient each way; the most is {_sized(data, top)}"
+        found.append(Found(line.model, 0, where, off <= FIT and data.bytes[top] <= bound, why, reading=BOUNDED))
+        change, due = data.bytes[most] / data.bytes[few], (most - 1) / most * few / (few - 1)
+        why = (
+            f"an update moves {_sized(data, few)} through each node with {count(few, 'worker')} and "
+            f"{_sized(data, most)} with {most} ({data.how}): {number(change)} times as much, where a ring is due "
+            f"{number(due)}"
+        )
+        found.append(Found(line.model, 0, where, abs(change - 1) <= CONSTANT, why, change, SAME))
+        seen = rate(line, data)
+        why = f"with {count(few, 'worker')} {seen.why}"
+        found.append(Found(line.model, 0, where, _constant(seen), why, reading=RATE))
+    text = (
+        f"Traffic of a ring's node stays constant as workers are added. A ring moves 2(n-1)/n of the gradient each way "
+        f"in an update: once with 2 workers, 1.67 times with 6, and never twice. So it is asked in three ways. "
+        f"Bounded: bytes in and out follow that within {percent(FIT)}, and stay below four times the gradient in all; "
+        f"this is what a correct ring does. The same for all: they change by at most {percent(CONSTANT)} from the "
+        f"fewest workers to the most; a correct ring does that from 4 or 5 workers up, and not from 2. As a rate: "
+        f"so do bits per second. {UNIT}"
+    )
+    return claim("ring-traffic-constant", text, f"{THESIS}, of Figures 4.15 and 4.18", found, fewest_runs(rings),
+                 "Bytes with the most workers, against the fewest", lambda value: f"{number(value)} times")  # fmt: skip
+
+
+def _constant(seen: Rate) -> bool | None:
+    low, high = 1 - CONSTANT, 1 + CONSTANT
+    if seen.doubt:
+        return None
+    if low <= seen.times.low and seen.times.high <= high:
+        return True
+    return False if seen.times.high < low or seen.times.low > high else None
+
+
+def _sized(data: Moved, workers: int) -> str:
+    value = data.bytes[workers]
+    return size(value) + (f" ({number(value / data.gradient)} times the gradient)" if data.gradient else "")

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.analysis.checks import Doubt, check_run
-from paceline.analysis.scaling import NOT_THE_SETTING, Group
-from paceline.analysis.statistics import Interval, interval, medians
+from paceline.analysis.runs import MACHINE
+from paceline.analysis.scaling import NOT_THE_SETTING, USUAL_MTU, Group
+from paceline.analysis.statistics import Interval, ratio
+from paceline.analysis.wording import count
 
-# Of the environment, what can make a difference in speed.
-MACHINE = ("processor", "cores", "gpus", "platform", "torch", "python")
 # Runs of one setting differ by this much on machines that are shared; of single runs, less proves nothing.
 BETWEEN_RUNS = 0.1
 
@@ -39,21 +39,31 @@ def compare(first: Group, second: Group) -> Comparison:
     found = [Difference("spec", name, one.spec.get(name), two.spec.get(name)) for name in names]
     found += [Difference("environment", name, one.environment.get(name), two.environment.get(name)) for name in MACHINE]
     found.append(Difference("environment", "lab", *(describe_lab(run.environment.get("lab")) for run in (one, two))))
-    top = medians([run.seconds_per_image for run in first.runs], seed=1)
-    bottom = medians([run.seconds_per_image for run in second.runs], seed=2)
-    faster = interval(second.images_per_second().value / first.images_per_second().value, top / bottom)
+    faster = ratio(first.series, second.series)
     doubts = [doubt for group in (first, second) for run in group.runs for doubt in check_run(run)]
     different = tuple(each for each in found if each.first != each.second)
     return Comparison(different, faster, verdict(faster, min(len(first.runs), len(second.runs))), tuple(doubts))
 
 
 def describe_lab(lab: dict[str, Any] | None) -> str | None:
-    """Its nodes and links in a few words; what it was called makes no difference."""
+    """Its nodes and links in a few words, and what else is unusual; what it was called makes no difference."""
     if not lab:
         return None
-    links = sorted({(node["up"] // 10**6, node["down"] // 10**6) for node in lab["nodes"]})
-    speeds = ", ".join(f"{up} up and {down} down" for up, down in links)
-    return f"{len(lab['nodes'])} nodes, Mbit/s: {speeds}"
+    links = sorted({(node["up"] / 1e6, node["down"] / 1e6) for node in lab["nodes"]})
+    text = f"{len(lab['nodes'])} nodes, Mbit/s: {', '.join(f'{up:g} up and {down:g} down' for up, down in links)}"
+    for key, usual in (("speed", 1.0), ("cpu", None)):
+        if (found := {node.get(key) or usual for node in lab["nodes"]}) != {usual}:
+            text += f"; {key} {', '.join(sorted(map(str, found)))}"
+    if lab.get("mtu", USUAL_MTU) != USUAL_MTU:
+        text += f"; mtu {lab['mtu']}"
+    for key, what in (("racks", "rack"), ("faults", "fault")):
+        if lab.get(key):
+            text += f"; {count(len(lab[key]), what)}: {', '.join(_fields(each) for each in lab[key])}"
+    return text
+
+
+def _fields(given: dict[str, Any]) -> str:
+    return " ".join(f"{key} {value}" for key, value in given.items() if value is not None)
 
 
 def verdict(faster: Interval, runs: int) -> str:

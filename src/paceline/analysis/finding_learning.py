@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from paceline.analysis.learning import Reached, moments, target, time_to_accuracy
+from paceline.analysis.learning import Reached, moments, seen, target, time_to_accuracy
 from paceline.analysis.lines import ENOUGH_RUNS, faster, speed, told
 from paceline.analysis.problems import Problem
 from paceline.analysis.scaling import Group, label
@@ -13,7 +13,10 @@ from paceline.analysis.statistics import Interval
 from paceline.analysis.wording import accuracy, count, percent, seconds, some, spread, within
 
 POINT = 0.01  # of accuracy: of few runs, less is not told from chance
+ALIKE = 0.02  # of the images seen: a last batch more or less makes no difference
 FOLLOWS_BATCH = ("batch_size", "lr", "warmup_epochs", "threads")  # may be chosen anew for each batch size
+
+Scored = tuple[Group, list[float]]  # a setting, and the accuracy of each of its runs
 
 
 def scores(one: Group, of: str) -> list[float]:
@@ -27,7 +30,7 @@ def scores(one: Group, of: str) -> list[float]:
     return [value for value in found if value is not None] if None not in found else []
 
 
-def scored(groups: Sequence[Group]) -> tuple[str, list[tuple[Group, list[float]]]]:
+def scored(groups: Sequence[Group]) -> tuple[str, list[Scored]]:
     """By the test where all that learned have one, else by validation, else by training."""
     learned = [one for one in groups if any(moments(run) for run in one.runs) or scores(one, "test")]
     for of in ("test", "validation", "training"):
@@ -38,31 +41,48 @@ def scored(groups: Sequence[Group]) -> tuple[str, list[tuple[Group, list[float]]
 
 
 def apart(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether the first is really better: with enough runs, its worst than the other's best."""
-    if min(len(one), len(other)) >= ENOUGH_RUNS:
-        return min(one) > max(other)
-    return median(one) - median(other) > POINT
+    """Whether the first is really better: its worst run than the other's best; with few runs also by a whole point."""
+    enough = min(len(one), len(other)) >= ENOUGH_RUNS or median(one) - median(other) > POINT
+    return enough and min(one) > max(other)
+
+
+def as_long(found: Sequence[Scored]) -> list[Scored]:
+    """Of settings those that saw as many images: the most of them, and of equals those that saw the most images."""
+    rows: list[list[Scored]] = []
+    for each in sorted(found, key=lambda each: seen(each[0].first)):
+        if rows and seen(each[0].first) <= (1 + ALIKE) * seen(rows[-1][0][0].first):
+            rows[-1].append(each)
+        else:
+            rows.append([each])
+    return max(reversed(rows), key=len)
 
 
 def best_accuracy(problem: Problem) -> Iterator[str]:
     """Which setting learned best, which cannot be told from it, and which learned least."""
-    of, found = scored(problem.groups)
-    if not found:
+    of, every = scored(problem.groups)
+    if not every:
         return
-    found = sorted(found, key=lambda each: -median(each[1]))
+    found = sorted(as_long(every), key=lambda each: -median(each[1]))
     groups = [one for one, _ in found]
     top, values = found[0]
-    if len(found) == 1:
+    if len(every) == 1:
         yield problem.say(f"{of} accuracy is {_score(values)}.{problem.few(top)}")
         return
-    text = f"the best {of} accuracy is {_score(values)}, of {label(top, groups)}"
+    left = ""
+    if len(found) < len(every):
+        images = [seen(one.first) for one, _ in every]
+        left = f" Others saw fewer or more images ({min(images):,} to {max(images):,} in all) and are not compared."
+    if len(found) == 1:
+        text = f"{label(top, [one for one, _ in every])} has {_score(values)} {of} accuracy"
+    else:
+        text = f"the best {of} accuracy is {_score(values)}, of {label(top, groups)}"
     worse = [(one, each) for one, each in found[1:] if apart(values, each)]
     alike = len(found) - 1 - len(worse)
     if alike:
         text += f"; {_of(alike, len(found) - 1)} cannot be told from it"
     if worse:
         text += f"; {label(worse[-1][0], groups)} has the least, {_score(worse[-1][1])}"
-    yield problem.say(f"{text}.{problem.few(*groups)}")
+    yield problem.say(f"{text}.{left}{problem.few(*groups)}")
 
 
 def _of(some_of: int, all_of: int) -> str:
@@ -92,9 +112,15 @@ def soonest(problem: Problem) -> Iterator[str]:
         return
     first, when = reached[0]
     wanted_text = f"{100 * wanted:g} % {first.of} accuracy"
-    text = f"{wanted_text} is reached first by {label(first.group, groups)}, after {within(when, seconds)} of training"
     ties = [label(r.group, groups) for r, later in reached[1:] if not _sooner(first, when, r, later)]
-    if ties:
+    text = f"{wanted_text} is reached first by {label(first.group, groups)}, after {within(when, seconds)} of training"
+    if len(ties) == len(reached) - 1 > 1:
+        who = label(first.group, groups)
+        text = (
+            f"{wanted_text} is reached after {within(when, seconds)} of training at best ({who}); "
+            f"which of the {len(reached)} settings that reach it is the first cannot be told"
+        )
+    elif ties:
         text += f"; these runs cannot tell it from {some(ties)}"
     elif len(reached) > 1:
         text += f"; next is {label(reached[1][0].group, groups)}, after {within(reached[1][1], seconds)}"
@@ -124,12 +150,12 @@ def batch_sizes(problem: Problem) -> Iterator[str]:
         text += f"none is shown to be faster than {_batch(smallest):,}"
         top = smallest
     of, found = scored(sweep)
-    if found:
+    if found and len(as_long(found)) == len(sweep):
         text += _price(top, of, found)
     yield problem.say(f"{text}.{problem.few(*sweep)}")
 
 
-def _price(top: Group, of: str, found: Sequence[tuple[Group, list[float]]]) -> str:
+def _price(top: Group, of: str, found: Sequence[Scored]) -> str:
     """What the fastest batch size costs in accuracy, and the fastest that costs nothing."""
     by_group = {id(one): values for one, values in found}
     best, values = max(found, key=lambda each: median(each[1]))

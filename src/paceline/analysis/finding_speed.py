@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from statistics import fmean
 
 from paceline.analysis.breakdown import Parts, by_rank
 from paceline.analysis.lines import Line, all_lines, certain, faster, name, speed, told
 from paceline.analysis.problems import Problem
 from paceline.analysis.scaling import Curve, Group, Point, label, nodes_of
+from paceline.analysis.statistics import Interval
+from paceline.analysis.trust import allow, asynchronous, crowded
 from paceline.analysis.wording import count, number, percent, percents, seconds, some, within
 
 NEAR = 0.7  # of the best speed: what is slower is no rival, and need not be asked
 LITTLE = 0.25  # of the ideal: workers that add less than this are not worth it
+KINDS = {"strong": "the batch of all is fixed", "weak": "each worker's batch is fixed"}
 GOOD_FIT = 0.15
+VAGUE = 3.0  # times its lower end: an interval that goes so far says nothing
 MOST_LINES = 3  # in one sentence
 SHOWN = 0.05  # of a step: smaller parts are not named
+NONE_FASTER = "no setting of more workers is faster"
+NONE_SHOWN = "that more workers are faster is not shown"
+NOT_SHOWN = "that it is faster than one worker is not shown"
+TIMES = "times one worker"
 MUCH = 0.2  # of a step: a larger part is worth an advice
 WHAT = {"compute": "computing", "input": "waiting for input", "slowest": "waiting for the slowest worker",
         "communication": "communication", "optimizer": "updating the weights", "other": "other work"}  # fmt: skip
@@ -37,47 +45,87 @@ def best(problem: Problem, curves: Sequence[Curve]) -> Iterator[str]:
     if len(groups) == 1:
         yield problem.say(f"the speed of {label(top, groups)} is {rate}.{problem.few(top)}")
         return
-    text = f"the fastest is {label(top, groups)}: {rate}{_over_one(problem, top, curves)}."
-    near = [one for one in groups if one is not top and speed(one) > NEAR * speed(top)]
-    rivals = [label(one, groups) for one in near if told(faster(top, one), top, one) is None]
-    if rivals:
-        text += f" These runs cannot tell it from {some(rivals)}."
+    said, speedup = over_one(problem, top, curves)
+    over = f"; {said}" if said else ""
+    if speedup:
+        over = f", {within(speedup)} {said}" if said == TIMES else f"; {said}: {within(speedup)} times"
+    text = f"the fastest is {label(top, groups)}: {rate}{over}.{stale(top, groups)}"
+    if rivals := rivals_of(top, groups):
+        text += f" These runs cannot tell it from {some([label(one, groups) for one in rivals])}."
     yield problem.say(text + problem.few(top))
 
 
-def _over_one(problem: Problem, top: Group, curves: Sequence[Curve]) -> str:
-    if top.workers == 1 and any(one.workers > 1 for one in problem.groups):
-        return "; no setting of more workers is faster"
+def stale(top: Group, groups: Sequence[Group]) -> str:
+    """Images/s of workers that do not wait are not those of others."""
+    if not asynchronous(top) or all(map(asynchronous, groups)):
+        return ""
+    return " Its workers do not wait for each other: images are seen sooner, and may teach less."
+
+
+def rivals_of(top: Group, groups: Sequence[Group]) -> list[Group]:
+    """What cannot be told from the fastest."""
+    near = [one for one in groups if one is not top and speed(one) > NEAR * speed(top)]
+    return [one for one in near if told(faster(top, one), top, one) is None]
+
+
+def over_one(problem: Problem, top: Group, curves: Sequence[Curve]) -> tuple[str, Interval | None]:
+    """What is known of the fastest beside one worker: in words, and by how much; nothing without one worker."""
+    several = [one for one in problem.groups if one.workers > 1]
+    if top.workers == 1:
+        if not several:
+            return "", None
+        rival = max(several, key=speed)
+        behind = told(allow(faster(rival, top), rival, top), rival, top) is False
+        return (NONE_FASTER if behind else NONE_SHOWN), None
     for curve, point in problem.points(curves):
         if point.group is top:
-            if told(point.speedup, top, curve.baseline):
-                return f", {within(point.speedup)} times one worker"
-            return f"; that it is faster than one worker is not shown: {within(point.speedup)} times"
-    return ""
+            speedup = allow(point.speedup, top, curve.baseline)
+            return (TIMES if told(point.speedup, top, curve.baseline) else NOT_SHOWN), speedup
+    return "", None
 
 
 def widest(problem: Problem, curves: Sequence[Curve]) -> list[tuple[Curve, Point]]:
-    """The point of most workers of each curve, the most efficient first."""
+    """The point of most workers of each curve, the most efficient first; not of workers that had to take turns."""
     found: dict[int, tuple[Curve, Point]] = {}
     for curve, point in problem.points(curves):
         known = found.get(id(curve))
+        if any(crowded(run) for run in point.group.runs):
+            continue
         if known is None or (point.workers, point.speedup.value) > (known[1].workers, known[1].speedup.value):
             found[id(curve)] = curve, point
     return sorted(found.values(), key=lambda each: -each[1].efficiency.value)
 
 
+def of_kind(curves: Sequence[Curve], kind: str) -> list[Curve]:
+    """An update of ps-async is of one worker's batch: no batch of all is divided, and its scaling is weak."""
+    return [curve for curve in curves if curve.kind == kind
+            and not (kind == "strong" and curve.label["strategy"] == "ps-async")]  # fmt: skip
+
+
+def efficiency(curve: Curve, point: Point) -> Interval:
+    return allow(point.efficiency, point.group, curve.baseline)
+
+
+def parts_of(found: Interval) -> str:
+    """As percents; runs that differ so much that these mean little are said to."""
+    if found.high <= VAGUE * max(found.low, 0.0):
+        return percents(found)
+    return f"about {percent(found.value)}, by runs that differ too much to say"
+
+
 def scaling(problem: Problem, curves: Sequence[Curve]) -> Iterator[str]:
     """Efficiency at the widest, and the law's serial part where a law fits."""
-    for kind, fixed in (("strong", "the batch of all is fixed"), ("weak", "each worker's batch is fixed")):
-        found = widest(problem, [curve for curve in curves if curve.kind == kind])
+    for kind, fixed in KINDS.items():
+        found = widest(problem, of_kind(curves, kind))
         if not found:
             continue
         among = [point.group for _, point in found]
         shown = found if len(found) <= MOST_LINES else [found[0], found[-1]]
-        items = [f"{label(p.group, among)} has {percents(p.efficiency)} of the ideal speed" for _, p in shown]
-        rest = f"; {len(found) - 2} more are between them" if len(found) > MOST_LINES else ""
+        items = [f"{label(p.group, among)} {parts_of(efficiency(c, p))}" for c, p in shown]
+        rest = f", {len(found) - 2} more between them" if len(found) > MOST_LINES else ""
         low = problem.few(*(each for curve, point in shown for each in (curve.baseline, point.group)))
-        yield problem.say(f"{kind} scaling ({fixed}): {'; '.join(items)}{rest}.{_law(found[0][0], len(found))}{low}")
+        law = _law(found[0][0], len(found))
+        yield problem.say(f"{kind} scaling ({fixed}), of the ideal speed: {'; '.join(items)}{rest}.{law}{low}")
 
 
 def _law(curve: Curve, among: int) -> str:
@@ -96,7 +144,7 @@ def _law(curve: Curve, among: int) -> str:
     return f"{what} by Amdahl's law{limit}."
 
 
-def cost(problem: Problem, curves: Sequence[Curve], most_settings: int = 2) -> Iterator[str]:
+def cost(problem: Problem, curves: Sequence[Curve]) -> Iterator[str]:
     """Where a step's time goes, with the most workers: in the most efficient setting, and in the least."""
     found = [point.group for _, point in widest(problem, curves)]
     if not found:
@@ -104,9 +152,7 @@ def cost(problem: Problem, curves: Sequence[Curve], most_settings: int = 2) -> I
         found = [one for one in problem.groups if one.workers == most]
         found = [max(found, key=speed)] if most > 1 else []
     chosen = found[:1] if len(found) < 2 or found[0] is found[-1] else [found[0], found[-1]]
-    for one in chosen[:most_settings]:
-        if parts := mean_parts(one):
-            yield problem.say(f"a step of {label(one, problem.groups)} takes {_spent(parts, one)}")
+    yield from (problem.say(said) for one in chosen if (said := spent(one, problem.groups)))
 
 
 def mean_parts(one: Group) -> Parts | None:
@@ -117,10 +163,15 @@ def mean_parts(one: Group) -> Parts | None:
     return Parts(**{part.name: fmean(getattr(row, part.name) for row in rows) for part in fields(Parts)})
 
 
-def _spent(parts: Parts, one: Group) -> str:
+def spent(one: Group, among: Sequence[Group]) -> str:
+    """What a step is made of, and what would help; a step of a worker that does not wait is a gradient of its own."""
+    parts = mean_parts(one)
+    if parts is None:
+        return ""
     share = {part.name: getattr(parts, part.name) / max(parts.total, 1e-12) for part in fields(Parts)}
     lost = sorted((key for key in share if key != "compute" and share[key] >= SHOWN), key=lambda key: -share[key])
-    text = f"{seconds(parts.total)}: {percent(share['compute'])} computing"
+    step = "a worker's step" if asynchronous(one) else "a step"
+    text = f"{step} of {label(one, among)} takes {seconds(parts.total)}: {percent(share['compute'])} computing"
     text += "".join(f", {percent(share[key])} {WHAT[key]}" for key in lost)
     if not lost or share[lost[0]] < MUCH or lost[0] not in ADVICE:
         return f"{text}."
@@ -132,54 +183,120 @@ def _spent(parts: Parts, one: Group) -> str:
     return f"{text}; {advice}."
 
 
+@dataclass(frozen=True)
+class Idle:
+    """From how many workers to how many speed hardly grows, in which line, and by how much it does."""
+
+    fewer: int
+    most: int
+    who: str
+    ratio: Interval
+    pair: tuple[Group, Group]
+
+
+@dataclass(frozen=True)
+class Slower:
+    """The fastest of the lines with so many workers, and which part of its speed the others have, beyond doubt."""
+
+    most: int
+    who: str
+    beaten: tuple[tuple[str, Interval], ...]
+    groups: tuple[Group, ...]
+
+
 def not_worth(problem: Problem, curves: Sequence[Curve]) -> Iterator[str]:
     """Workers that add nothing or little, and strategies that are slower than another, beyond doubt."""
-    found = all_lines(problem.groups)
-    idle = sorted((said for line in found if (said := _idle(line, found, problem, curves))), key=lambda each: each[0])
-    if idle:
-        items = [text for _, text, _ in idle[:MOST_LINES]]
-        rest = f"; and {len(idle) - MOST_LINES} more" if len(idle) > MOST_LINES else ""
-        low = problem.few(*(one for *_, pair in idle for one in pair))
-        yield problem.say(f"more workers are not worth it {'; '.join(items)}{rest}.{low}")
-    families: dict[str, list[Line]] = {}
-    for line in found:
-        families.setdefault(line.family, []).append(line)
-    slower = [beaten for members in families.values() if (beaten := _slower(problem, members, found))]
-    for _, text in sorted(slower, key=lambda each: -each[0])[:MOST_LINES]:
-        yield problem.say(text)
+    if found := idle(problem, curves):
+        yield problem.say(idle_text(problem, found))
+    yield from (problem.say(slower_text(problem, each)) for each in slower(problem)[:MOST_LINES])
 
 
-def _idle(
-    line: Line, among: Sequence[Line], problem: Problem, curves: Sequence[Curve]
-) -> tuple[float, str, tuple[Group, Group]] | None:
-    """From how many workers on more are not faster, or add next to nothing: by how much, in words, and which two."""
+def idle_text(problem: Problem, found: Sequence[Idle]) -> str:
+    items = [f"from {i.fewer} to {i.most} with {i.who}: {within(i.ratio)} times the speed" for i in found[:MOST_LINES]]
+    rest = f"; and {len(found) - MOST_LINES} more" if len(found) > MOST_LINES else ""
+    low = problem.few(*(one for each in found for one in each.pair))
+    return f"more workers are not worth it {'; '.join(items)}{rest}.{crowds(found)}{low}"
+
+
+def crowds(found: Sequence[Idle]) -> str:
+    """Of how many that is no wonder."""
+    number_of = sum(any(map(crowded, each.pair[1].runs)) for each in found)
+    if not number_of:
+        return ""
+    which = ("They have" if number_of > 1 else "It has") if number_of == len(found) else f"{number_of} of them have"
+    return f" {which} more workers than this machine has cores: other machines may say otherwise."
+
+
+def slower_text(problem: Problem, each: Slower) -> str:
+    said = [f"{who} has {percents(ratio)} of its speed" for who, ratio in each.beaten]
+    shown = said if len(said) <= MOST_LINES else [said[0], said[-1]]
+    rest = f"; {len(said) - 2} more are between them" if len(said) > MOST_LINES else ""
+    start = f"with {count(each.most, 'worker')} the fastest is {each.who}"
+    return f"{start}: {'; '.join(shown)}{rest}.{problem.few(*each.groups)}"
+
+
+def varied(groups: Sequence[Group]) -> frozenset[str]:
+    """Strategies that ran with overlap and without."""
+    ways: dict[str, set[str]] = {}
+    for one in groups:
+        if one.workers > 1:
+            ways.setdefault(one.strategy, set()).add(str(one.setting.get("overlap")))
+    return frozenset(strategy for strategy, found in ways.items() if len(found) > 1)
+
+
+def called(line: Line, among: Sequence[Line], also: frozenset[str] = frozenset()) -> str:
+    """Its strategy and what tells it from the others: of these strategies always whether they overlap."""
+    always = ("strategy", "servers", *(("overlap",) if line.strategy in also else ()))
+    said = name(line, among, without=("model",), always=always)
+    alike = [each for each in among if name(each, among, without=("model",), always=always) == said]
+    return said if len(alike) < 2 else label(line.widest, [each.widest for each in alike])
+
+
+def idle(problem: Problem, curves: Sequence[Curve], also: frozenset[str] = frozenset()) -> list[Idle]:
+    """Lines with workers that are not worth it, the worst first."""
+    lines = all_lines(problem.groups)
+    found = [each for line in lines if (each := _idle(line, problem, curves, called(line, lines, also)))]
+    return sorted(found, key=lambda each: each.ratio.value)
+
+
+def _idle(line: Line, problem: Problem, curves: Sequence[Curve], who: str) -> Idle | None:
+    """From how many workers on more of them add next to nothing, as far as that is told."""
     rows = [(n, one) for n, one in line.groups.items() if n > 1]
     baseline = next((c.baseline for c, p in problem.points(curves) if p.group is line.widest), line.groups.get(1))
     rows = [(1, baseline), *rows] if baseline else rows
-    start = len(rows) - 1
-    while start > 0 and _adds_little(rows[start - 1], rows[start]):
+    last = len(rows) - 1
+    start = last
+    while start > 0 and _adds_little(rows[start - 1], rows[start], rows[start][0]):
         start -= 1
-    most, last = rows[-1]
-    not_beaten = [told(faster(last, one), last, one) is not True and certain(one) for _, one in rows[:-1]]
-    start = min([start, *(i for i, each in enumerate(not_beaten) if each)])
-    if start == len(rows) - 1 or not certain(last):
+    # All further workers together add less than a part of what the next alone could.
+    start = min([start, *(i for i in range(last) if _adds_little(rows[i], rows[-1], rows[i + 1][0]))])
+    if start == last:
         return None
-    fewer, one = rows[start]
-    ratio, who = faster(last, one), name(line, among, always=("strategy",), without=("model",))
-    return ratio.value, f"from {fewer} to {most} with {who}: {within(ratio)} times the speed", (one, last)
+    (fewer, one), (most, widest_one) = rows[start], rows[-1]
+    return Idle(fewer, most, who, allow(faster(widest_one, one), widest_one, one), (one, widest_one))
 
 
-def _adds_little(fewer: tuple[int, Group], more: tuple[int, Group]) -> bool:
-    """Less than a quarter of what they could, or nothing that can be told; of runs too short nothing is said."""
-    ratio, ideal = faster(more[1], fewer[1]), more[0] / fewer[0] - 1
+def _adds_little(fewer: tuple[int, Group], more: tuple[int, Group], ideal: int) -> bool:
+    """Surely less than a quarter of what so many workers could add; of runs too short nothing is said."""
     if not certain(more[1]) or not certain(fewer[1]):
         return False
-    return told(ratio, more[1], fewer[1]) is not True or ratio.high - 1 < LITTLE * ideal
+    ratio = allow(faster(more[1], fewer[1]), more[1], fewer[1])
+    return ratio.high - 1 < LITTLE * (ideal / fewer[0] - 1)
 
 
-def _slower(problem: Problem, members: Sequence[Line], among: Sequence[Line]) -> tuple[int, str] | None:
-    """Of lines that differ in strategy, servers and the like: those that the fastest beats with most workers."""
-    counts = [n for line in members for n in line.groups if n > 1]
+def slower(problem: Problem, also: frozenset[str] = frozenset()) -> list[Slower]:
+    """Of lines that can be compared: those that the fastest beats with most workers; the most workers first."""
+    lines = all_lines(problem.groups)
+    families: dict[str, list[Line]] = {}
+    for line in lines:
+        families.setdefault(line.family, []).append(line)
+    names = {id(line): called(line, lines, also) for line in lines}
+    found = [each for members in families.values() if (each := _slower(members, lambda line: names[id(line)]))]
+    return sorted(found, key=lambda each: -each.most)
+
+
+def _slower(members: Sequence[Line], who: Callable[[Line], str]) -> Slower | None:
+    counts = [n for line in members for n, one in line.groups.items() if n > 1 and not any(map(crowded, one.runs))]
     common = [n for n in set(counts) if counts.count(n) > 1]
     if not common:
         return None
@@ -188,15 +305,10 @@ def _slower(problem: Problem, members: Sequence[Line], among: Sequence[Line]) ->
     top = max(rivals, key=lambda line: speed(line.groups[most]))
     beaten = []
     for line in rivals:
-        ratio = faster(line.groups[most], top.groups[most])
-        if line is not top and told(ratio, line.groups[most], top.groups[most]) is False:
-            beaten.append((ratio, line))
-    if not beaten:
-        return None
-    beaten.sort(key=lambda each: -each[0].value)
-    said = [f"{name(line, among, always=('strategy',))} has {percents(ratio)} of its speed" for ratio, line in beaten]
-    shown = said if len(said) <= MOST_LINES else [said[0], said[-1]]
-    rest = f"; {len(said) - 2} more are between them" if len(said) > MOST_LINES else ""
-    low = problem.few(*(line.groups[most] for line in rivals))
-    who = name(top, among, always=("strategy",))
-    return most, f"with {count(most, 'worker')} the fastest is {who}: {'; '.join(shown)}{rest}.{low}"
+        pair = line.groups[most], top.groups[most]
+        ratio = faster(*pair)
+        if line is not top and told(ratio, *pair) is False:
+            beaten.append((who(line), allow(ratio, *pair)))
+    beaten.sort(key=lambda each: -each[1].value)
+    groups = tuple(line.groups[most] for line in rivals)
+    return Slower(most, who(top), tuple(beaten), groups) if beaten else None

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.analysis.finding_learning import batch_sizes, best_accuracy, scored, soonest
+from paceline.analysis.finding_many import cost_of, fastest, not_worth_of, scaling_of
 from paceline.analysis.finding_speed import best, cost, not_worth, scaling
 from paceline.analysis.lines import ENOUGH_RUNS, ENOUGH_STEPS, certain, links
-from paceline.analysis.problems import problems
+from paceline.analysis.problems import Problem, problems
 from paceline.analysis.runs import LeftOut
-from paceline.analysis.scaling import Curve, Group, label, nodes_of
-from paceline.analysis.wording import count, link, listing, some
-
-LONG = 6  # numbers in a row: more are given as a range
+from paceline.analysis.scaling import Curve, Group, label, nodes_of, stands_for
+from paceline.analysis.wording import count, link, listing, numbers, ranged, some
 
 
 @dataclass(frozen=True)
@@ -29,18 +28,37 @@ def findings(
     groups: Sequence[Group], strong: Sequence[Curve], weak: Sequence[Curve], left_out: Sequence[LeftOut] = ()
 ) -> list[Finding]:
     """All that these runs carry, in the order that a reader wants it."""
-    found = problems(groups)
+    found = _problems(groups)
     curves = [*strong, *weak]
     said = [("ran", ran(groups))] if groups else []
-    said += [("best", text) for problem in found for text in best(problem, curves)]
+    said += list(_speed(found, curves, "best"))
     for problem in found:
         said += [("learned", t) for part in (soonest, best_accuracy, batch_sizes) for t in part(problem)]
-    said += [("scaling", text) for problem in found for text in scaling(problem, curves)]
-    each = 2 if len(found) < 3 else 1
-    said += [("cost", text) for problem in found for text in cost(problem, curves, each)]
-    said += [("not-worth", text) for problem in found for text in not_worth(problem, curves)]
+    for kind in ("scaling", "cost", "not-worth"):
+        said += list(_speed(found, curves, kind))
     said += [("missing", text) for text in missing(groups, curves, left_out)]
     return [Finding(kind, text) for kind, text in dict.fromkeys(said)]
+
+
+def _problems(groups: Sequence[Group]) -> list[Problem]:
+    """With labels for people: a device is one that is emulated."""
+    return [replace(each, label=", ".join(map(_device, each.label.split(", ")))) for each in problems(groups)]
+
+
+def _device(word: str) -> str:
+    kind, _, device = word.partition(":")
+    device += " s" if device.replace(".", "", 1).isdigit() else ""
+    return "real compute" if word == "real" else f"emulated compute ({device})" if kind == "emulated" else word
+
+
+def _speed(found: Sequence[Problem], curves: Sequence[Curve], kind: str) -> Iterator[tuple[str, str]]:
+    """Of one problem in detail; of several in one sentence over all, and the details are in the tables."""
+    one = {"best": best, "scaling": scaling, "cost": cost, "not-worth": not_worth}[kind]
+    all_of = {"best": fastest, "scaling": scaling_of, "cost": cost_of, "not-worth": not_worth_of}[kind]
+    if len(found) == 1:
+        yield from ((kind, text) for text in one(found[0], curves))
+    elif found:
+        yield from ((kind, text) for text in all_of(found, curves))
 
 
 def ran(groups: Sequence[Group]) -> str:
@@ -56,9 +74,9 @@ def ran(groups: Sequence[Group]) -> str:
     words = [
         f"{verb} {_names(s.model for s in summaries)} on {_names(s.data for s in summaries)}",
         f"by {_names(s.strategy for s in summaries)}",
-        f"with {_numbers({s.workers for s in summaries}, 'worker')}"
-        + (f" and {_numbers(servers, 'server')}" if servers else ""),
-        f"batch {_range({s.batch_size for s in summaries})} a worker: {size}, {_where(groups)}.",
+        f"with {numbers({s.workers for s in summaries}, 'worker')}"
+        + (f" and {numbers(servers, 'server')}" if servers else ""),
+        f"batch {ranged({s.batch_size for s in summaries})} a worker: {size}, {_where(groups)}.",
     ]
     text = ", ".join(words)
     if emulated:
@@ -66,24 +84,14 @@ def ran(groups: Sequence[Group]) -> str:
         text += f" {which} emulated ({listing(emulated)}): times are of communication and waiting, nothing was learned."
     shrunk = sorted({s.shrink for s in summaries if s.shrink > 1})
     if shrunk:
-        text += f" Gradients were {_range(set(shrunk))} times smaller than the models'."
+        real_links = sorted({float(f"{speed:.3g}") for one in groups if (speed := stands_for(one))})
+        stand = f", so that links stand for {listing([link(speed) for speed in real_links])}" if real_links else ""
+        text += f" Gradients were {ranged(set(shrunk))} times smaller than the models'{stand}."
     return text
 
 
 def _names(values: Iterator[str]) -> str:
     return listing(list(dict.fromkeys(values)))
-
-
-def _range(values: set[int]) -> str:
-    ordered = sorted(values)
-    in_a_row = len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1))
-    if in_a_row or len(ordered) > LONG:
-        return f"{ordered[0]:,} to {ordered[-1]:,}"
-    return listing([f"{value:,}" for value in ordered])
-
-
-def _numbers(values: set[int], what: str) -> str:
-    return f"{_range(values)} {what}{'' if values == {1} else 's'}"
 
 
 def _where(groups: Sequence[Group]) -> str:
@@ -94,7 +102,7 @@ def _where(groups: Sequence[Group]) -> str:
         nodes = {nodes_of(run) for one in labs for run in one.runs}
         speeds = {float(speed) for one in labs for row in links(one) for speed in row[:2] if speed}
         some_of = "" if len(labs) == len(groups) else " in part"
-        text += f",{some_of} in a lab of {_numbers(nodes, 'node')}"
+        text += f",{some_of} in a lab of {numbers(nodes, 'node')}"
         text += f" with links of {listing([link(speed) for speed in sorted(speeds)])}" if speeds else ""
     elif (most := max(nodes_of(run) for one in groups for run in one.runs)) > 1:
         text += f", {count(most, 'machine')} at most"
@@ -117,7 +125,7 @@ def missing(groups: Sequence[Group], curves: Sequence[Curve], left_out: Sequence
     beside = [point.group for curve in curves for point in curve.points]
     alone = [one for one in groups if one.workers > 1 and not any(one is each for each in beside)]
     if alone:
-        names = [problem.label for problem in problems(groups) if problem.label and any(map(problem.has, alone))]
+        names = [problem.label for problem in _problems(groups) if problem.label and any(map(problem.has, alone))]
         which = some(names or [label(one, groups) for one in alone])
         yield (
             f"No run of one worker fits {count(len(alone), 'setting')} ({which}): by how much more workers are faster "
@@ -133,8 +141,8 @@ def missing(groups: Sequence[Group], curves: Sequence[Curve], left_out: Sequence
     if short:
         which = "Every setting has" if len(short) == len(groups) else f"{len(short)} of {len(groups)} settings have"
         yield (
-            f"{which} fewer than {ENOUGH_RUNS} runs, so that nobody knows how much runs differ; differences below "
-            f"10 % are not told from chance. Repeat them."
+            f"{which} fewer than {ENOUGH_RUNS} runs, so that nobody knows how much runs differ: speeds are taken to "
+            f"be within 10 %, no better. Repeat them."
         )
     trained = [one for one in groups if not one.first.emulated]
     if trained and scored(trained)[0] == "training":

@@ -61,6 +61,11 @@ def moments(run: Run) -> list[Moment]:
     ]  # fmt: skip
 
 
+def seen(run: Run) -> int:
+    """Samples of all workers, of all its updates."""
+    return sum(step.samples for step in run.steps[0])
+
+
 def _at(values: Sequence[float], index: int) -> float | None:
     return values[index] if index < len(values) else None
 

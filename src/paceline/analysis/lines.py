@@ -6,22 +6,27 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from paceline.analysis import scaling
 from paceline.analysis.compare import BETWEEN_RUNS
-from paceline.analysis.scaling import BY_DIVISION, NAMED, Group, nodes_of
-from paceline.analysis.statistics import Interval, interval, medians
+from paceline.analysis.runs import MACHINE
+from paceline.analysis.scaling import (
+    AT_LAST,
+    BY_DIVISION,
+    BY_WORKERS,
+    OF_STRATEGY,
+    Group,
+    along_workers,
+    nodes_of,
+    size,
+    stands_for,
+)
+from paceline.analysis.statistics import Interval, ratio
 from paceline.analysis.wording import count, link, listing
 
+LENGTH = scaling.LENGTH
 ENOUGH_RUNS = 3
 ENOUGH_STEPS = 5  # without warm-up: of fewer, a run's speed is a guess
 MATTERS = 0.03  # of speed: a smaller difference may be real, and decides nothing
-# How long a run was and what came after it: its speed is not of them.
-LENGTH = ("epochs", "steps", "test", "validation")
-# What follows from the number of workers, and so may differ along a line.
-BY_WORKERS = ("workers", "batch_size", "threads", "lab", *LENGTH)
-# What a strategy has of its own: it tells its lines apart, and not one strategy from another.
-OF_STRATEGY = ("servers", "transport", "encrypt", "overlap")
 
 
 @dataclass(frozen=True)
@@ -55,13 +60,12 @@ class Line:
     def family(self) -> str:
         """What lines must have in common so that their strategies can be compared."""
         kept = {key: value for key, value in self.first.setting.items() if key not in (*BY_DIVISION, *BY_WORKERS)}
-        return repr((sorted(kept.items()), links(self.first), self.kind, _size(self.first, self.kind)))
+        return repr((sorted(kept.items()), links(self.first), self.kind, size(self.first, self.kind)))
 
 
 def links(one: Group) -> tuple[tuple[Any, ...], ...]:
     """The kinds of nodes and links of its lab, however many there are of each."""
-    rows = {tuple(node.get(key) for key in ("up", "down", "cpu", "speed")) for node in one.setting.get("lab") or []}
-    return tuple(sorted(rows, key=repr))
+    return scaling.links(one)
 
 
 def network(one: Group) -> str:
@@ -70,39 +74,10 @@ def network(one: Group) -> str:
     return f"links of {listing([link(speed) for speed in speeds])}" if speeds else ""
 
 
-def _size(one: Group, kind: str) -> int:
-    s = one.first.summary
-    return s.batch_size if kind == "weak" else s.global_batch
-
-
 def lines(groups: Iterable[Group], kind: str) -> list[Line]:
     """Weak or strong lines; those of one number of workers only are weak ones."""
-    found: dict[str, list[Group]] = {}
-    for one in groups:
-        kept = {key: value for key, value in one.setting.items() if key not in BY_WORKERS}
-        key = repr((sorted(kept.items()), links(one), one.first.summary.transport, _size(one, kind)))
-        found.setdefault(key, []).append(one)
-    made = [Line(kind, rows) for members in found.values() for rows in _by_workers(members)]
-    return made if kind == "weak" else [line for line in made if _divides(line)]
-
-
-def _divides(line: Line) -> bool:
-    """Whether the batch of all is divided: that of ps-async is one worker's, however many there are."""
-    return len({one.first.summary.batch_size for one in line.groups.values()}) > 1
-
-
-def _by_workers(members: Sequence[Group]) -> list[dict[int, Group]]:
-    """One line, or one for each number of nodes where the same workers were put on several numbers of them.
-
-    Of settings that differ in their length alone, the longest counts.
-    """
-    ordered = sorted(members, key=lambda one: (one.workers, -sum(len(run.steady) for run in one.runs)))
-    if len({one.workers for one in ordered}) == len(ordered):
-        return [{one.workers: one for one in ordered}]
-    found: dict[int, dict[int, Group]] = {}
-    for one in ordered:
-        found.setdefault(nodes_of(one.first), {}).setdefault(one.workers, one)
-    return list(found.values())
+    made = [Line(kind, rows) for rows in along_workers(groups, kind)]
+    return made if kind == "weak" else [line for line in made if len(line.groups) > 1]
 
 
 def all_lines(groups: Sequence[Group]) -> list[Line]:
@@ -114,15 +89,15 @@ def all_lines(groups: Sequence[Group]) -> list[Line]:
 
 def words(line: Line) -> dict[str, str]:
     """What a line is, by what it is about; all but its workers."""
-    s, setting = line.first.first.summary, line.first.setting
+    s, found = line.first.first.summary, scaling.words(line.first)
     batch = f"batch {s.batch_size}" if line.kind == "weak" else f"global batch {s.global_batch}"
-    said = {"model": s.model, "strategy": s.strategy, "servers": count(s.servers, "server") if s.servers else "",
-            "links": network(line.first), "batch": batch, "data": s.data, "compute": s.compute,
-            "transport": s.transport}  # fmt: skip
-    named = {*NAMED, *LENGTH} - {*OF_STRATEGY}
-    rest = {key: value for key, value in setting.items() if key not in {*named, *said}}
-    nodes = {"nodes": count(nodes_of(line.widest.first), "node")}
-    return said | {key: f"{key.replace('_', ' ')} {value}" for key, value in sorted(rest.items())} | nodes
+    said = {"model": s.model, "strategy": s.strategy, "servers": found["servers"], "links": network(line.first),
+            "batch": batch, "data": s.data, "compute": s.compute, "transport": s.transport}  # fmt: skip
+    left_out = {*said, *LENGTH, *AT_LAST, "workers", "threads", "nodes"} - {*MACHINE}
+    if stands := stands_for(line.first):
+        found["shrink"] = f"as {link(stands)}"
+    rest = {key: word for key, word in sorted(found.items()) if key not in left_out}
+    return said | rest | {"nodes": count(nodes_of(line.widest.first), "node")}
 
 
 def name(line: Line, among: Sequence[Line], without: Sequence[str] = (), always: Sequence[str] = ()) -> str:
@@ -140,20 +115,18 @@ def name(line: Line, among: Sequence[Line], without: Sequence[str] = (), always:
 
 
 def speed(one: Group) -> float:
-    """Images/s, the median run's."""
-    return float(np.median([1 / np.median(run.seconds_per_image) for run in one.runs]))
+    """Images/s, the middle run's."""
+    return one.speed
 
 
 def faster(one: Group, other: Group) -> Interval:
     """How many times as fast as the other it is, in images/s."""
-    top = medians([run.seconds_per_image for run in other.runs], seed=1)
-    bottom = medians([run.seconds_per_image for run in one.runs], seed=2)
-    return interval(speed(one) / speed(other), top / bottom)
+    return ratio(other.series, one.series)
 
 
 def certain(one: Group) -> bool:
     """Whether its runs have steps enough to know their speed."""
-    return all(len(run.steady) >= ENOUGH_STEPS for run in one.runs)
+    return all(len(x) >= ENOUGH_STEPS for x in one.series)
 
 
 def told(ratio: Interval, *groups: Group) -> bool | None:

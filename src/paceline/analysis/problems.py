@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.analysis.lines import ENOUGH_RUNS, network
-from paceline.analysis.scaling import Curve, Group, Point
-from paceline.analysis.wording import count, sentence
+from paceline.analysis.scaling import Curve, Group, Point, machine_of, stands_for, telling, words
+from paceline.analysis.wording import count, link, listing, sentence
 
 
 @dataclass(frozen=True)
@@ -42,19 +42,19 @@ def problems(groups: Sequence[Group]) -> list[Problem]:
     found: dict[tuple[str, ...], list[Group]] = {}
     for one in groups:
         found.setdefault(_key(one), []).append(one)
-    shown: list[int] = []
-    for i in range(5):  # only as much as tells them apart
-        if len({_part(key, [*shown, i]) for key in found}) > len({_part(key, shown) for key in found}):
-            shown.append(i)
+    shown = telling(found)
     all_few = all(len(one.runs) < ENOUGH_RUNS for one in groups)
-    return [Problem(", ".join(_part(key, shown)), tuple(members), all_few) for key, members in found.items()]
-
-
-def _part(key: tuple[str, ...], shown: Sequence[int]) -> tuple[str, ...]:
-    return tuple(key[i] for i in shown)
+    return [Problem(", ".join(key[i] for i in shown), tuple(members), all_few) for key, members in found.items()]
 
 
 def _key(one: Group) -> tuple[str, ...]:
-    s = one.first.summary
+    """What settings must share so that one can be called the fastest; in words, for where it differs."""
+    s, setting, said = one.first.summary, one.setting, words(one)
     smaller = f"gradients {s.shrink} times smaller" if s.shrink > 1 else "gradients of full size"
-    return s.model, s.data, s.compute, network(one) or "outside a lab", smaller
+    if stands := stands_for(one):
+        smaller = f"as with links of {link(stands)}"
+    image = f"images of {setting['image_size']} pixels" if setting.get("image_size") else "images as they are"
+    hidden = f"hidden layers of {listing([f'{each}' for each in setting.get('hidden') or []]) or 'the usual size'}"
+    return (s.model, s.data, s.compute, network(one) or "outside a lab", smaller, image, hidden,
+            setting.get("dtype", "float32"), f"augment {setting.get('augment', 'none')}", said["speed"], said["cpu"],
+            *machine_of(one))  # fmt: skip

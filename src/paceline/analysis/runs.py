@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,11 @@ import numpy as np
 
 from paceline.analysis.statistics import Series, warm_up
 from paceline.records import COMPLETED, Node, Summary, read_lines, read_nodes, read_summary
+
+# Workers of these do not wait for each other.
+APART = ("ps-async", "ps-bounded")
+# Of the environment, what can make a difference in speed.
+MACHINE = ("processor", "cores", "gpus", "torch", "python", "platform")
 
 
 @dataclass(frozen=True)
@@ -47,24 +53,39 @@ class Run:
     def emulated(self) -> bool:
         return self.summary.compute != "real"
 
+    @property
+    def at_once(self) -> int:
+        """Updates that are timed together. Those of ps-async come in bursts, and one gap between two of them is no
+        measure of anything; as many as there are workers take as long as a worker needs for one.
+        """
+        return self.summary.workers if self.summary.strategy == "ps-async" else 1
+
     @cached_property
     def warm_up(self) -> int:
         """Steps of rank 0 that are left out of all that follows."""
-        return warm_up([step.seconds for step in self.steps[0]])
+        return self.at_once * warm_up([sum(step.seconds for step in steps) for steps in self.rounds(self.steps[0])])
 
     @cached_property
     def steady(self) -> list[Step]:
         return self.steps[0][self.warm_up :]
 
+    def rounds(self, steps: Sequence[Step]) -> list[Sequence[Step]]:
+        """Whole ones; where there is none, all steps are one."""
+        count = self.at_once
+        return [steps[i : i + count] for i in range(0, len(steps) - count + 1, count)] or [steps]
+
     @cached_property
     def step_seconds(self) -> Series:
         """Of whole batches, warm-up left out: an epoch's smaller last batch is another kind of step."""
-        whole = max(step.samples for step in self.steady)
-        return np.array([step.seconds for step in self.steady if step.samples == whole])
+        rounds = self.rounds(self.steady)
+        samples = [sum(step.samples for step in steps) for steps in rounds]
+        return np.array([sum(step.seconds for step in steps) / len(steps)
+                         for steps, count in zip(rounds, samples, strict=True) if count == max(samples)])  # fmt: skip
 
     @cached_property
     def seconds_per_image(self) -> Series:
-        return np.array([step.seconds / step.samples for step in self.steady])
+        return np.array([sum(step.seconds for step in steps) / sum(step.samples for step in steps)
+                         for steps in self.rounds(self.steady)])  # fmt: skip
 
     @property
     def images_per_second(self) -> float:
@@ -83,6 +104,8 @@ def read_run(folder: Path) -> Run | LeftOut:
     """A run from its folder, or why not. Nothing of a folder that is half written or damaged is used."""
     summary = read_summary(folder)
     if summary is None:
+        if (folder / "spec.toml").exists() and not (folder / "summary.json").exists():
+            return LeftOut(folder, "no summary that can be read: it has not come to its end")
         return LeftOut(folder, "no summary that can be read: not a run folder, or one of another version")
     if summary.status != COMPLETED:
         because = f": {summary.error}" if summary.error else ""
@@ -92,12 +115,45 @@ def read_run(folder: Path) -> Run | LeftOut:
         environment = json.loads((folder / "env.json").read_text("utf-8"))
         ranks = range(summary.servers + summary.workers)
         steps = {rank: _steps(folder / f"rank_{rank}.jsonl") for rank in ranks}
-        nodes = read_nodes(folder)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return LeftOut(folder, f"damaged: {type(error).__name__}: {error}")
-    if len(steps[0]) != summary.steps or not steps[0]:
-        return LeftOut(folder, f"damaged: {len(steps[0])} steps are written down, and the summary says {summary.steps}")
-    return Run(folder, spec, summary, environment, steps, nodes)
+        run = Run(folder, spec, summary, environment, steps, read_nodes(folder))
+        wrong = next(_faults(run), None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        wrong = f"{type(error).__name__}: {error}"
+    return LeftOut(folder, f"damaged: {wrong}") if wrong else run
+
+
+def _faults(run: Run) -> Iterator[str]:
+    """What of a run cannot be; the order matters, as what comes later rests on what is before it."""
+    s, environment, steps = run.summary, run.environment, run.steps[0]
+    if not isinstance(environment, dict):
+        yield "env.json is not a table"
+    ranks = environment.get("ranks")
+    if not isinstance(ranks, list) or not ranks or not all(isinstance(row.get("host"), str) for row in ranks):
+        yield "env.json does not say on which hosts its ranks were"
+    lab = environment.get("lab")
+    if lab is not None and not all(_is_positive(node.get(key)) for node in lab["nodes"] for key in ("up", "down")):
+        yield "env.json has a node of a lab without its speeds up and down"
+    for name in ("epoch_seconds", "train_loss", "train_accuracy", "validation_loss", "validation_accuracy"):
+        values = getattr(s, name)
+        if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
+            yield f"summary.json has no list of numbers as {name}"
+    if len(steps) != s.steps or not steps:
+        yield f"{len(steps)} steps are written down, and the summary says {s.steps}"
+    timed = all(sum(step.seconds for step in each) > 0 for each in run.rounds(steps))
+    if not timed or not all(step.samples > 0 and 0 <= step.seconds < inf for step in steps):
+        yield "it has steps of no samples or of no time"
+    for rank in range(s.servers, s.servers + s.workers if _is_together(s) else 0):
+        if len(run.steps[rank]) != s.steps:
+            yield f"rank {rank} has {len(run.steps[rank])} steps written down, and the run {s.steps}"
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and 0 < value < inf
+
+
+def _is_together(summary: Summary) -> bool:
+    """Whether every worker has a part in every update; those of a server are given up when they are silent."""
+    return summary.strategy not in APART and not summary.lost_workers and not summary.returns
 
 
 def _steps(path: Path) -> list[Step]:
@@ -114,9 +170,9 @@ def _loss(record: dict[str, Any]) -> float | None:
 
 
 def find_folders(paths: Iterable[Path]) -> list[Path]:
-    """The run folders in these folders: themselves, or those below them."""
+    """The run folders in these folders: themselves, or those below them, whether they came to their end or not."""
     found = []
     for path in paths:
-        inner = sorted(summary.parent for summary in path.rglob("summary.json"))
-        found += [path] if (path / "summary.json").exists() or not inner else inner
+        inner = sorted({each.parent for name in ("summary.json", "spec.toml") for each in path.rglob(name)})
+        found += [path] if path in inner or not inner else inner
     return list(dict.fromkeys(found))

@@ -1,30 +1,41 @@
-"""Speedup and efficiency over workers: of a fixed problem (strong) and of fixed work for each worker (weak)."""
+"""Settings and their names; speedup and efficiency over workers: of a fixed problem (strong), and of fixed work for
+each worker (weak).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-import numpy as np
+from paceline.analysis.runs import MACHINE, Run
+from paceline.analysis.statistics import Interval, Series, amdahl, gustafson, median, middle, ratio
+from paceline.analysis.wording import count, link
 
-from paceline.analysis.runs import Run
-from paceline.analysis.statistics import Interval, amdahl, gustafson, interval, median, medians
-
-# What makes two runs repeats of each other is all of the spec but these.
+# What makes two runs repeats of each other is all of the spec but these, and the machine.
 NOT_THE_SETTING = ("seed", "name", "output_dir", "timeout", "log_every", "check_replicas")
 # What may differ between a run and the run of one worker that it is compared with.
 BY_DIVISION = ("strategy", "workers", "servers", "batch_size", "transport", "overlap", "bucket_mb", "read",
                "staleness", "staleness_lr", "worker_timeout", "snapshot_every", "restarts", "encrypt",
                "threads")  # fmt: skip
-# How long a run is makes no difference to its speed.
-LENGTH = ("steps", "epochs", "test")
-# What `label` says in its own way, or does not say.
-NAMED = (*BY_DIVISION, "model", "data", "compute", "lab", "normalize", "steps", "test")
-# What tells settings apart only where these are the same.
-OF_STRATEGY = ("servers", "transport", "read", "threads", "links")
+# How long a run was and what came after it: its speed is not of them.
+LENGTH = ("epochs", "steps", "test", "validation")
+# What follows from the number of workers, and so may differ along a line.
+BY_WORKERS = ("workers", "batch_size", "threads", "lab", *LENGTH)
+# Of a lab, what is between its nodes; one worker has nothing of it.
+NETWORK = ("mtu", "racks", "faults")
+USUAL_MTU = 1500
+# What a strategy has of its own: it tells its settings apart, and not one strategy from another.
+OF_STRATEGY = ("servers", "transport", "read", "threads", "encrypt", "overlap", "bucket_mb", "staleness",
+               "staleness_lr", "worker_timeout", "snapshot_every", "restarts")  # fmt: skip
+# What is told apart only where these are the same.
 ONLY_WITHIN: dict[str, tuple[str, ...]] = dict.fromkeys(OF_STRATEGY, ("strategy",))
 ONLY_WITHIN["nodes"] = ("strategy", "workers", "servers", "model", "compute")
+# What is said only where nothing else tells two settings apart.
+AT_LAST = ("normalize", "steps", "test", *MACHINE)
+# What settings in labs are told apart by; others have none of it.
+OF_LAB = ("links", "shrink", "speed", "cpu", "mtu", "racks")
 
 
 @dataclass(frozen=True)
@@ -46,13 +57,28 @@ class Group:
     def strategy(self) -> str:
         return self.first.summary.strategy
 
+    @property
+    def series(self) -> list[Series]:
+        """Seconds an image, by run: what all that is said of speed is computed from."""
+        return [run.seconds_per_image for run in self.runs]
+
+    @cached_property
+    def speed(self) -> float:
+        """Images/s, of the middle run: the value of `images_per_second`."""
+        return 1 / middle(self.series)
+
+    @cached_property
+    def said(self) -> tuple[dict[str, str], dict[str, str]]:
+        """In words: as it ran, and as what it stands for."""
+        return _words(self, scaled=False), _words(self, scaled=True)
+
     def step(self) -> Interval:
         """Seconds of one update."""
         return median([run.step_seconds for run in self.runs])
 
     def images_per_second(self) -> Interval:
-        values = [1 / np.median(run.seconds_per_image) for run in self.runs]
-        return interval(float(np.median(values)), 1 / medians([run.seconds_per_image for run in self.runs]))
+        found = median(self.series)
+        return Interval(1 / found.value, 1 / found.high, 1 / found.low)
 
 
 def nodes_of(run: Run) -> int:
@@ -60,40 +86,113 @@ def nodes_of(run: Run) -> int:
     return max(1, len({row["host"] for row in run.environment.get("ranks", [])}))
 
 
+def stands_for(one: Group) -> float | None:
+    """The links, in bit/s, that those of its lab stand for: slower, as gradients are smaller and devices faster.
+
+    None where nothing is scaled, outside a lab, and where devices are not of one speed.
+    """
+    s, nodes = one.first.summary, one.setting["lab"]
+    speeds = {float(node["speed"] or 1.0) for node in nodes}
+    if not one.first.emulated or len(speeds) != 1 or (s.shrink == 1 and speeds == {1.0}):
+        return None
+    return float(min(node["up"] for node in nodes) * s.shrink / speeds.pop())
+
+
+def telling(rows: Iterable[Sequence[str]]) -> list[int]:
+    """Which places of these rows tell them apart: from the first on, only as many as are needed."""
+    kinds, shown = {tuple(row) for row in rows}, list[int]()
+
+    def told(places: Sequence[int]) -> int:
+        return len({tuple(row[i] for i in places) for row in kinds})
+
+    for i in range(min(map(len, kinds), default=0)):
+        if told([*shown, i]) > told(shown):
+            shown.append(i)
+    return shown
+
+
 def label(one: Group, among: Sequence[Group]) -> str:
     """A short name of a setting: its strategy and workers, and what else tells it from these."""
-    mine, others = _words(one), [_words(each) for each in among]
+    scaled = len({(each.first.summary.shrink, _each(each, "speed")) for each in (one, *among) if _ranks(each) > 1}) > 1
+    mine, others = words(one, scaled), [(words(each, scaled), _ranks(each)) for each in among]
+    facts = {MACHINE[i] for i in telling([machine_of(each) for each in (one, *among)])}
     shown = []
-    for name, word in mine.items():
-        alike = [o for o in others if all(o[key] == mine[key] for key in ONLY_WITHIN.get(name, ()))]
-        if word and (name in ("strategy", "workers") or any(o.get(name) != word for o in alike)):
-            shown.append(word)
-    return ", ".join(shown)
+    for key in mine:
+        alike = [o for o, ranks in others if all(o[k] == mine[k] for k in ONLY_WITHIN.get(key, ()))
+                 and (key not in OF_LAB or (min(ranks, _ranks(one)) > 1 and o["links"] and mine["links"]))]  # fmt: skip
+        differs = key in facts if key in AT_LAST else any(o.get(key, "") != mine[key] for o in alike)
+        if key in ("strategy", "workers") or differs:
+            shown.append(key)
+    rivals = [o for o, _ in others if all(o.get(key, "") == mine[key] for key in shown)]
+    for key in mine:
+        if any(rival.get(key, "") != mine[key] for rival in rivals):
+            shown.append(key)
+            rivals = [rival for rival in rivals if rival.get(key, "") == mine[key]]
+    return ", ".join(dict.fromkeys(mine[key] for key in mine if key in shown and mine[key]))
 
 
-def _words(one: Group) -> dict[str, str]:
-    """What a setting is, by what it is about."""
-    s, nodes = one.first.summary, nodes_of(one.first)
+def words(one: Group, scaled: bool = False) -> dict[str, str]:
+    """What a setting is, by what it is about. `scaled`: its links are those that they stand for."""
+    return dict(one.said[scaled])
 
-    def count(number: int, what: str) -> str:
-        return f"{number} {what}{'' if number == 1 else 's'}" if number else ""
 
-    links = {(node["up"], node["down"]) for node in one.setting["lab"]} if s.workers + s.servers > 1 else set()
-    words = {"model": s.model, "data": s.data, "strategy": s.strategy, "workers": count(s.workers, "worker"),
-             "servers": count(s.servers, "server"), "nodes": count(nodes, "node"), "batch": f"batch {s.batch_size}",
-             "threads": count(one.setting.get("threads") or 0, "thread"), "transport": s.transport,
-             "read": f"read {one.setting.get('read', 'own')}",
-             "links": " and ".join(f"{up / 1e6:g}/{down / 1e6:g} Mbit/s" for up, down in sorted(links)),
-             "compute": s.compute}  # fmt: skip
-    rest = {key: value for key, value in one.setting.items() if key not in NAMED}
-    return words | {key: f"{key.replace('_', ' ')} {value}" for key, value in sorted(rest.items())}
+def _words(one: Group, *, scaled: bool) -> dict[str, str]:
+    s, setting = one.first.summary, dict(one.setting)
+    links = sorted({(node["up"], node["down"]) for node in setting.pop("lab")})
+    faults = [f"{fault['node']} {fault['do']} at {fault['at']:g} s" for fault in setting.pop("faults", [])]
+    racks = sorted({_ends(rack["up"], rack["down"]) for rack in setting.pop("racks", [])})
+    said = {"model": s.model, "data": s.data, "strategy": s.strategy, "workers": count(s.workers, "worker"),
+            "servers": count(s.servers, "server") if s.servers else "", "nodes": count(nodes_of(one.first), "node"),
+            "batch": f"batch {s.batch_size}",
+            "threads": count(setting["threads"], "thread") if setting.get("threads") else "",
+            "transport": s.transport, "read": f"read {setting.get('read', 'own')}",
+            "links": " and ".join(_ends(up, down) for up, down in links), "compute": s.compute,
+            "shrink": f"shrink {s.shrink}" if s.shrink > 1 else "", "speed": _each(one, "speed", "node speed {:g}"),
+            "cpu": _each(one, "cpu", "{:g} cores a node"), "mtu": f"MTU {setting['mtu']}" if setting.get("mtu") else "",
+            "racks": f"{' and '.join(racks)} between racks" if racks else "", "faults": " and ".join(faults),
+            "encrypt": "encrypted" if setting.get("encrypt", True) else "not encrypted"}  # fmt: skip
+    if scaled and (stands := stands_for(one)):
+        said |= {"links": f"as {link(stands)}", "shrink": ""}
+    facts = {key: text for key, text in zip(MACHINE, machine_of(one), strict=True) if text}
+    rest = {key: value for key, value in setting.items() if key not in (*said, *MACHINE, "batch_size")}
+    return said | {key: f"{key.replace('_', ' ')} {value}" for key, value in sorted(rest.items())} | facts
+
+
+def _ranks(one: Group) -> int:
+    return one.workers + one.first.summary.servers
+
+
+def _ends(up: float, down: float) -> str:
+    return f"{up / 1e6:g}/{down / 1e6:g} Mbit/s"
+
+
+def _each(one: Group, key: str, form: str = "{:g}") -> str:
+    """A number of the lab's nodes, of each kind of them."""
+    return " and ".join(
+        form.format(value) for value in sorted({node[key] or 0 for node in one.setting["lab"]}) if value
+    )
+
+
+def machine_of(one: Group) -> tuple[str, ...]:
+    """What its runs were made on, in words, in the order of MACHINE; empty where that is not known."""
+    given = one.setting
+    gpus = given.get("gpus")
+    names = {"processor": given.get("processor"), "cores": count(given["cores"], "core") if given.get("cores") else "",
+             "gpus": "" if gpus is None else " and ".join(map(str, gpus)) or "no GPU",
+             "torch": f"torch {given['torch']}" if given.get("torch") else "",
+             "python": f"Python {given['python']}" if given.get("python") else "",
+             "platform": given.get("platform")}  # fmt: skip
+    return tuple(str(names[key] or "") for key in MACHINE)
 
 
 def setting_of(run: Run) -> dict[str, Any]:
-    """The spec, and the lab that it ran in."""
+    """The spec, the machine, and the lab that it ran in: its nodes, and what else a lab has where it is unusual."""
     lab = run.environment.get("lab") or {}
-    links = [{key: node.get(key) for key in ("up", "down", "cpu", "speed", "rack")} for node in lab.get("nodes", [])]
-    return {key: value for key, value in run.spec.items() if key not in NOT_THE_SETTING} | {"lab": links}
+    nodes = [{key: node.get(key) for key in ("up", "down", "cpu", "speed", "rack")} for node in lab.get("nodes", [])]
+    machine = {key: run.environment[key] for key in MACHINE if run.environment.get(key) is not None}
+    rest = {key: lab[key] for key in NETWORK if lab.get(key) and (key, lab[key]) != ("mtu", USUAL_MTU)}
+    spec = {key: value for key, value in run.spec.items() if key not in NOT_THE_SETTING}
+    return spec | machine | rest | {"lab": nodes}
 
 
 def group(runs: Iterable[Run]) -> list[Group]:
@@ -125,62 +224,80 @@ class Curve:
     serial: float | None
 
 
+def links(one: Group) -> tuple[tuple[Any, ...], ...]:
+    """The kinds of nodes and links of its lab, however many there are of each: up, down, cpu, speed."""
+    rows = {tuple(node[key] for key in ("up", "down", "cpu", "speed")) for node in one.setting["lab"]}
+    return tuple(sorted(rows, key=repr))
+
+
+def size(one: Group, kind: str) -> int:
+    """The batch that is the same along a line: of each worker, or of all."""
+    s = one.first.summary
+    return s.batch_size if kind == "weak" else s.global_batch
+
+
+def along_workers(groups: Iterable[Group], kind: str) -> list[dict[int, Group]]:
+    """Settings that differ in their number of workers alone, by workers, rising; ps-async has no batch to divide.
+
+    The same workers on several numbers of nodes, or with several numbers of threads, make lines of their own; of
+    settings that differ in their length alone, the longest counts.
+    """
+    found: dict[str, list[Group]] = {}
+    for one in groups:
+        if kind == "strong" and one.strategy == "ps-async":
+            continue
+        kept = {key: value for key, value in one.setting.items() if key not in BY_WORKERS}
+        key = repr((sorted(kept.items()), links(one), one.first.summary.transport, size(one, kind)))
+        found.setdefault(key, []).append(one)
+    made = list[dict[int, Group]]()
+    for members in found.values():
+        ordered = sorted(members, key=lambda one: (one.workers, -sum(len(run.steady) for run in one.runs)))
+        apart: dict[tuple[Any, ...], dict[int, Group]] = {}
+        for one in ordered:
+            apart.setdefault(_varied(one, ordered), {}).setdefault(one.workers, one)
+        made += apart.values()
+    return made
+
+
+def _varied(one: Group, among: Sequence[Group]) -> tuple[Any, ...]:
+    """Its nodes and threads, each if the same number of workers had several of them."""
+    workers, found = {each.workers for each in among}, list[Any]()
+    for what in (lambda each: nodes_of(each.first), lambda each: each.setting.get("threads")):
+        several = len({(each.workers, what(each)) for each in among}) > len(workers)
+        found.append(what(one) if several else None)
+    return tuple(found)
+
+
 def _family(one: Group) -> str:
-    """Settings that differ only in how the work is divided, how long it goes on, and in links."""
-    kept = {key: value for key, value in one.setting.items() if key not in (*BY_DIVISION, *LENGTH, "lab")}
+    """Settings that differ only in how the work is divided, how long it goes on, and in links; on one machine."""
+    kept = {key: value for key, value in one.setting.items() if key not in (*BY_DIVISION, *LENGTH, *NETWORK, "lab")}
     devices = {(node["cpu"], node["speed"]) for node in one.setting["lab"]}
     return repr(sorted(kept.items())) + repr(sorted(devices, key=repr))
 
 
-def _links(one: Group) -> str:
-    return repr([[node[key] for key in ("up", "down", "rack")] for node in one.setting["lab"]][:1])
-
-
 def curves(groups: Sequence[Group], kind: str) -> list[Curve]:
     """All strong or weak scaling that the groups have a baseline for."""
-    size: Callable[[Group], int] = {
-        "strong": lambda one: one.first.summary.global_batch,
-        "weak": lambda one: one.first.summary.batch_size,
-    }[kind]
     found = []
     alone = [one for one in groups if one.workers == 1 and not one.first.summary.servers]
-    several = [one for one in groups if one.workers > 1 or one.first.summary.servers]
-    for (family, batch, strategy, servers, transport, _, nodes), members in _lines(several, size).items():
-        fitting = [one for one in alone if (_family(one), size(one)) == (family, batch)]
+    for members in along_workers([one for one in groups if _ranks(one) > 1], kind):
+        one = next(iter(members.values()))
+        fitting = [each for each in alone if (_family(each), size(each, kind)) == (_family(one), size(one, kind))
+                   and each.setting.get("faults") in (None, one.setting.get("faults"))]  # fmt: skip
         if not fitting:
             continue
         # With as many threads a worker; if one worker had other numbers of them only, the fastest is the honest rival.
-        same = [one for one in fitting if one.setting.get("threads") == members[0].setting.get("threads")]
-        baseline = max(same or fitting, key=lambda one: one.images_per_second().value)
-        points = [_point(baseline, one) for one in sorted(members, key=lambda one: one.workers)]
-        label = {"strategy": strategy, "servers": servers, "transport": transport, "nodes": nodes, "batch": batch,
-                 "model": baseline.first.summary.model, "compute": baseline.first.summary.compute}  # fmt: skip
+        same = [each for each in fitting if each.setting.get("threads") == one.setting.get("threads")]
+        baseline = max(same or fitting, key=lambda each: each.speed)
+        points = [_point(baseline, each) for each in members.values()]
+        s, nodes = one.first.summary, {nodes_of(each.first) for each in members.values()}
+        label = {"strategy": one.strategy, "servers": s.servers, "transport": s.transport, "batch": size(one, kind),
+                 "nodes": nodes.pop() if len(nodes) == 1 else None, "model": s.model, "compute": s.compute}  # fmt: skip
         found.append(Curve(kind, label, baseline, tuple(points), _serial(kind, points)))
     return found
 
 
-def _lines(groups: Sequence[Group], size: Callable[[Group], int]) -> dict[tuple[Any, ...], list[Group]]:
-    """Settings that differ in their number of workers only, and in that of nodes, unless that was varied as well."""
-    found: dict[tuple[Any, ...], list[Group]] = {}
-    for one in groups:
-        s = one.first.summary
-        way = (_links(one), one.setting.get("read"))
-        key = (_family(one), size(one), one.strategy, s.servers, s.transport, way)
-        found.setdefault(key, []).append(one)
-    apart: dict[tuple[Any, ...], list[Group]] = {}
-    for key, members in found.items():
-        varied = len({one.workers for one in members}) < len({(one.workers, nodes_of(one.first)) for one in members})
-        for one in members:
-            apart.setdefault((*key, nodes_of(one.first) if varied else None), []).append(one)
-    return apart
-
-
 def _point(baseline: Group, one: Group) -> Point:
-    top = medians([run.seconds_per_image for run in baseline.runs], seed=1)
-    bottom = medians([run.seconds_per_image for run in one.runs], seed=2)
-    value = baseline.images_per_second().value
-    speedup = interval(one.images_per_second().value / value, top / bottom)
-    n = one.workers
+    speedup, n = ratio(baseline.series, one.series), one.workers
     return Point(one, n, speedup, Interval(speedup.value / n, speedup.low / n, speedup.high / n))
 
 

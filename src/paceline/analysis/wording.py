@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import isfinite
 
 from paceline.analysis.statistics import Interval
+
+LONG = 6  # numbers in a row: more are given as a range
 
 
 def count(number: int, what: str) -> str:
@@ -22,6 +24,19 @@ def listing(words: Sequence[str]) -> str:
 def some(words: Sequence[str], most: int = 3) -> str:
     """A list that stays short: what is left out is counted."""
     return listing(words if len(words) <= most + 1 else [*words[:most], f"{len(words) - most} more"])
+
+
+def ranged(values: Collection[int]) -> str:
+    """1, 2 and 4; those that follow each other, and long lists, as a range: 1 to 6."""
+    ordered = sorted(set(values))
+    in_a_row = len(ordered) > 2 and ordered == list(range(ordered[0], ordered[-1] + 1))
+    if in_a_row or len(ordered) > LONG:
+        return f"{ordered[0]:,} to {ordered[-1]:,}"
+    return listing([f"{value:,}" for value in ordered])
+
+
+def numbers(values: Collection[int], what: str) -> str:
+    return f"{ranged(values)} {what}{'' if set(values) == {1} else 's'}"
 
 
 def number(value: float) -> str:

@@ -37,23 +37,27 @@ def write_run(
     threads: int = 1,
     lab: dict[str, Any] | None = None,
     spec: dict[str, Any] | None = None,
+    machine: dict[str, Any] | None = None,  # more of the environment
     **summary: Any,
 ) -> Path:
     """A completed run whose steps took these seconds."""
     folder.mkdir(parents=True)
     chosen = strategy or ("ps-sync" if servers else "sequential" if workers == 1 else "ring")
     values = {"model": "mlp", "data": "mnist-mini", "strategy": chosen, "workers": workers, "batch_size": batch,
-              "seed": seed, "dropout": 0.0, "lr": 0.01, "optimizer": "sgd", **({"servers": servers} if servers else {}),
-              **(spec or {})}  # fmt: skip
+              "seed": seed, "lr": 0.01, "scale_lr": False, "optimizer": "sgd",
+              **({"servers": servers} if servers else {}), **(spec or {})}  # fmt: skip
     write_whole(folder / "spec.toml", "\n".join(f"{key} = {json.dumps(value)}" for key, value in values.items()) + "\n")
     places = list(hosts or ["here"] * (servers + workers))
     ranks = [{"rank": rank, "role": "server" if rank < servers else "worker", "host": host, "pid": rank + 1}
              for rank, host in enumerate(places)]  # fmt: skip
-    write_whole(folder / "env.json", json.dumps({"schema": 1, "ranks": ranks, "cores": cores, "lab": lab}))
+    write_whole(
+        folder / "env.json", json.dumps({"schema": 1, "ranks": ranks, "cores": cores, "lab": lab} | (machine or {}))
+    )
+    in_all = batch if chosen == "ps-async" else workers * batch
     parts = list(compute or [0.7] * workers)
     for rank in range(servers + workers):
         part = None if rank < servers else parts[rank - servers]
-        own = batch if part is not None and servers else workers * batch
+        own = batch if part is not None and servers else in_all
         _write_rank(folder / f"rank_{rank}.jsonl", seconds if rank == 0 or part is not None else [], part, own,
                     served=bool(servers), per_epoch=per_epoch or len(seconds), losses=losses)  # fmt: skip
     for host, (bytes_in, bytes_out) in (moves or {}).items():
@@ -64,7 +68,7 @@ def write_run(
     ]
     given = {"status": COMPLETED, "strategy": chosen, "workers": workers, "transport": "zmq" if servers else "gloo",
              "servers": servers, "model": values["model"], "data": values["data"], "batch_size": batch,
-             "global_batch": workers * batch, "epochs": epochs, "seed": seed, "steps": len(seconds), "threads": threads,
+             "global_batch": in_all, "epochs": epochs, "seed": seed, "steps": len(seconds), "threads": threads,
              "epoch_seconds": times, "train_loss": [0.5] * epochs, "total_seconds": sum(seconds) + 1.0,
              **summary}  # fmt: skip
     write_summary(folder, Summary(**given))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 from made_up import steady, write_run
 from test_runs import check_read
 
-from paceline.analysis.checks import all_doubts
+from paceline.analysis.checks import all_doubts, check_run
 from paceline.analysis.runs import Run
 from paceline.analysis.scaling import curves, group
 
@@ -73,7 +75,61 @@ def test_a_baseline_that_flatters_is_seen(tmp_path: Path) -> None:
     assert {"baseline", "superlinear"} <= kinds(one + four)
 
 
-def test_replicas_that_differ_are_seen(tmp_path: Path) -> None:
-    runs = [check_read(write_run(tmp_path / "a", steady(0.1), train_loss=[0.5]))]
-    runs.append(check_read(write_run(tmp_path / "b", steady(0.06), workers=2, batch=16, train_loss=[0.9])))
-    assert "differ" in kinds(runs)
+def pair(folder: Path, losses: tuple[float, float], first: dict[str, Any], second: dict[str, Any]) -> set[str]:
+    """One worker and two, of one global batch; specs as runs write them, which have no dropout unless it was given."""
+    runs = [check_read(write_run(folder / "a", steady(0.1), train_loss=[losses[0], 0.4], spec=first))]
+    runs.append(check_read(write_run(folder / "b", steady(0.06), workers=2, batch=16, train_loss=[losses[1], 0.1],
+                                     spec=second)))  # fmt: skip
+    return kinds(runs)
+
+
+ALIKE: list[dict[str, Any]] = [
+    {"model": "mlp"},
+    {"model": "shallow-cnn"},
+    {"model": "mnist-cnn", "dropout": 0.0},
+    {"model": "resnet18", "sync_batchnorm": True},
+]
+
+
+@pytest.mark.parametrize("spec", ALIKE)
+def test_replicas_that_differ_are_seen(tmp_path: Path, spec: dict[str, Any]) -> None:
+    assert "differ" in pair(tmp_path / "x", (0.5, 0.9), spec, spec)
+    assert "differ" not in pair(tmp_path / "y", (0.5, 0.505), spec, spec)
+
+
+@pytest.mark.parametrize("spec", [{"model": "mnist-cnn"}, {"model": "resnet18"}, {"model": "own:net"},
+                                  {"model": "mlp", "dropout": 0.2}])  # fmt: skip
+def test_models_that_learn_by_how_batches_are_divided_are_left_out(tmp_path: Path, spec: dict[str, Any]) -> None:
+    assert "differ" not in pair(tmp_path, (0.5, 0.9), spec, spec)
+
+
+@pytest.mark.parametrize("other", [{"scale_lr": True}, {"lr": 0.02}, {"momentum": 0.9}, {"validation": 0.1},
+                                   {"augment": "crop"}, {"decay": "cosine"}, {"weight_decay": 0.1}])  # fmt: skip
+def test_other_trainings_may_learn_something_else(tmp_path: Path, other: dict[str, Any]) -> None:
+    assert "differ" not in pair(tmp_path, (0.5, 0.9), {}, other)
+
+
+def test_a_rate_that_was_scaled_is_compared_as_it_was(tmp_path: Path) -> None:
+    scaled = {"scale_lr": True, "warmup_epochs": 0.0}
+    assert "differ" in pair(tmp_path, (0.5, 0.9), scaled | {"lr": 0.02}, scaled | {"lr": 0.01})
+
+
+def test_several_machines_are_told_and_are_no_repeats(tmp_path: Path) -> None:
+    runs = [check_read(write_run(tmp_path / f"{i}", steady(0.1), seed=i, machine={"processor": name, "torch": "2.1"}))
+            for i, name in enumerate(("slow", "fast", "fast"))]  # fmt: skip
+    groups = group(runs)
+    assert [len(one.runs) for one in groups] == [1, 2]
+    [found] = [doubt for doubt in all_doubts(groups, []) if doubt.kind == "mixed"]
+    assert "2 machines or versions: slow (1 run) and fast (2 runs)" in found.text
+    assert "mixed" not in kinds(runs[1:])
+
+
+def test_doubts_name_their_setting(tmp_path: Path) -> None:
+    places = (["a", "a"], ["a", "b"])
+    groups = group(check_read(write_run(tmp_path / f"{i}", steady(0.1), workers=2, hosts=where))
+                   for i, where in enumerate(places))  # fmt: skip
+    found = {doubt.about for doubt in all_doubts(groups, []) if doubt.kind == "repeats"}
+    assert found == {"ring, 2 workers, 1 node", "ring, 2 workers, 2 nodes"}
+    alone = check_read(write_run(tmp_path / "alone", steady(0.1), threads=4, cores=1))
+    [crowded] = [doubt for doubt in check_run(alone) if doubt.kind == "oversubscribed"]
+    assert crowded.text.startswith("1 worker of 4 threads has 1 core:")

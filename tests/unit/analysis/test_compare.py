@@ -46,7 +46,7 @@ def test_the_verb_prints_it_and_refuses_what_is_no_run(tmp_path: Path, capsys: p
     said = capsys.readouterr().out
     assert "workers         1 -> 2" in said
     assert "really faster" in said
-    assert "share 1 cores" in said
+    assert "share 1 core:" in said
     (tmp_path / "none").mkdir()
     for wrong in ("none", "nowhere", "."):
         assert main(["compare", str(tmp_path / "a"), str(tmp_path / wrong)]) == 2

@@ -11,7 +11,7 @@ import pytest
 from made_up import write_run
 from test_runs import check_read
 
-from paceline.analysis.learning import losses, moments, target, time_to_accuracy
+from paceline.analysis.learning import losses, moments, seen, target, time_to_accuracy
 from paceline.analysis.runs import Run
 from paceline.analysis.scaling import Group, group
 
@@ -114,3 +114,9 @@ def test_a_run_that_was_cut_short_in_its_first_epoch_has_no_epochs_end(tmp_path:
     run = check_read(write_run(tmp_path / "a", [0.1] * 8, spec={"steps": 8}, **values))
     assert moments(run) == []
     assert len(moments(check_read(write_run(tmp_path / "b", [0.1] * 8, **values)))) == 1
+
+
+def test_images_that_a_run_saw_are_those_of_all_workers(tmp_path: Path) -> None:
+    assert seen(learned(tmp_path / "a", [0.5, 0.8], workers=2)) == 20 * 64
+    served = check_read(write_run(tmp_path / "b", [0.1] * 10, workers=3, servers=1, strategy="ps-async"))
+    assert seen(served) == 10 * 32  # each update is of one worker's batch

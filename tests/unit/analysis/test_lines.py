@@ -41,7 +41,7 @@ def test_a_name_says_as_much_as_is_needed(tmp_path: Path) -> None:
 
 def test_the_same_workers_on_more_nodes_are_another_line(tmp_path: Path) -> None:
     groups = [one(tmp_path / f"{n}-{nodes}", workers=n, hosts=[f"h{i % nodes}" for i in range(n)],
-                  lab={"nodes": [{"up": 1}] * nodes})
+                  lab={"nodes": [{"up": 1, "down": 1}] * nodes})
               for nodes in (1, 2) for n in (2, 4)]  # fmt: skip
     found = all_lines(groups)
     assert [list(line.groups) for line in found] == [[2, 4], [2, 4]]

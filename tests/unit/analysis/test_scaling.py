@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_up import steady, write_run
 from test_runs import check_read
 
 from paceline.analysis.breakdown import by_rank
-from paceline.analysis.scaling import curves, group, label
+from paceline.analysis.problems import problems
+from paceline.analysis.scaling import curves, group, label, stands_for
 
 
 def test_repeats_are_one_group_and_other_settings_another(tmp_path: Path) -> None:
@@ -99,3 +101,106 @@ def test_a_label_says_only_what_tells_settings_apart(tmp_path: Path) -> None:
         "sequential, 1 worker", "ring, 2 workers, 2 nodes", "ring, 2 workers, 1 node",
         "ps-sync, 2 workers, 1 server", "ps-sync, 2 workers, 2 servers"]  # fmt: skip
     assert label(groups[1], groups[:2]) == "ring, 2 workers"
+
+
+def lab_of(nodes: int, up: int = 10**9, speed: float = 1.0, **more: Any) -> dict[str, Any]:
+    return {"nodes": [{"up": up, "down": up, "cpu": None, "speed": speed, "rack": 0}] * nodes} | more
+
+
+def named(folder: Path, settings: list[dict[str, Any]]) -> list[str]:
+    runs = []
+    for i, given in enumerate(settings):
+        options = {"workers": 2} | given
+        ranks = options["workers"] + options.get("servers", 0)
+        hosts = [f"n{k}" for k in range(ranks)]
+        runs.append(check_read(write_run(folder / str(i), steady(0.1), hosts=hosts, **options)))
+    groups = group(runs)
+    assert len(groups) == len(settings)
+    return [label(one, groups).removeprefix("ring, 2 workers, ") for one in groups]
+
+
+def test_a_label_says_what_one_strategy_was_varied_in(tmp_path: Path) -> None:
+    varied: list[dict[str, Any]] = [{"spec": {"overlap": "on"}}, {"spec": {"overlap": "off"}}, {"workers": 1}]
+    assert named(tmp_path / "overlap", varied) == ["overlap on", "overlap off", "sequential, 1 worker"]
+    served: list[dict[str, Any]] = [{"servers": 1, "strategy": "ps-bounded", "spec": {"staleness": n}} for n in (1, 4)]
+    assert named(tmp_path / "stale", [*served, {}]) == [
+        "ps-bounded, 2 workers, staleness 1", "ps-bounded, 2 workers, staleness 4", "ring, 2 workers"]  # fmt: skip
+    secret = [{"servers": 1, "spec": {"encrypt": each}} for each in (True, False)]
+    assert named(tmp_path / "secret", secret) == ["ps-sync, 2 workers, encrypted", "ps-sync, 2 workers, not encrypted"]
+    assert named(tmp_path / "long", [{"spec": {"steps": n}} for n in (10, 20)]) == ["steps 10", "steps 20"]
+
+
+def test_a_label_tells_machines_and_labs_apart(tmp_path: Path) -> None:
+    machines = [{"machine": {"processor": "x", "torch": torch, "python": python}}
+                for torch, python in (("2.1", "3.11"), ("2.2", "3.12"))]  # fmt: skip
+    assert named(tmp_path / "machines", machines) == ["torch 2.1", "torch 2.2"]
+    labs = [lab_of(2), lab_of(2, mtu=9000), lab_of(2, racks=[{"up": 10**8, "down": 10**8}] * 2),
+            lab_of(2, faults=[{"at": 5.0, "do": "slow", "node": "n1"}]), lab_of(2, 10**8)]  # fmt: skip
+    assert named(tmp_path / "labs", [{"lab": each} for each in labs]) == [
+        "1000/1000 Mbit/s", "1000/1000 Mbit/s, MTU 9000",
+        "1000/1000 Mbit/s, 100/100 Mbit/s between racks", "1000/1000 Mbit/s, n1 slow at 5 s",
+        "100/100 Mbit/s"]  # fmt: skip
+
+
+def test_links_of_runs_with_smaller_gradients_are_named_by_what_they_stand_for(tmp_path: Path) -> None:
+    compute = "emulated:k80"
+    runs = [check_read(write_run(tmp_path / f"{shrink}-{n}", steady(0.1), workers=n, hosts=["n1", "n2"][:n],
+                                 lab=lab_of(2, 5 * 10**8, 8.0), spec={"shrink": shrink, "compute": compute}))
+            for shrink in (32, 256) for n in (1, 2)]  # fmt: skip
+    for run in runs:
+        run.summary.compute, run.summary.shrink = compute, run.spec["shrink"]
+    groups = group(runs)
+    assert [stands_for(one) for one in groups] == [2e9, 2e9, 16e9, 16e9]
+    assert [label(one, groups) for one in groups] == [
+        "sequential, 1 worker, as 2 Gbit/s", "ring, 2 workers, as 2 Gbit/s",
+        "sequential, 1 worker, as 16 Gbit/s", "ring, 2 workers, as 16 Gbit/s"]  # fmt: skip
+    [plain] = group([check_read(write_run(tmp_path / "plain", steady(0.1), workers=2, lab=lab_of(2)))])
+    assert stands_for(plain) is None
+
+
+def test_what_was_varied_makes_curves_of_its_own(tmp_path: Path) -> None:
+    uneven = lab_of(3)
+    uneven["nodes"] = [*uneven["nodes"][:2], {**uneven["nodes"][2], "up": 10**7}]
+    runs = [check_read(write_run(tmp_path / "1", steady(0.1), lab=lab_of(1)))]
+    for number, (overlap, lab) in enumerate((("on", lab_of(3)), ("off", lab_of(3)), ("on", uneven))):
+        runs += [check_read(write_run(tmp_path / f"{number}-{n}", steady(0.1, seed=n), workers=n, lab=lab,
+                                      spec={"overlap": overlap})) for n in (2, 3)]  # fmt: skip
+    assert [[p.workers for p in curve.points] for curve in curves(group(runs), "weak")] == [[2, 3]] * 3
+
+
+def test_one_worker_of_another_machine_is_no_baseline(tmp_path: Path) -> None:
+    one = check_read(write_run(tmp_path / "1", steady(0.1), machine={"processor": "x"}))
+    two = check_read(write_run(tmp_path / "2", steady(0.1), workers=2, machine={"processor": "y"}))
+    assert curves(group([one, two]), "weak") == []
+
+
+def test_the_batch_of_asynchronous_workers_is_not_divided(tmp_path: Path) -> None:
+    runs = [check_read(write_run(tmp_path / f"{n}", steady(0.1 / n), workers=n, servers=int(n > 1),
+                                 strategy="ps-async" if n > 1 else None)) for n in (1, 2, 4)]  # fmt: skip
+    assert curves(group(runs), "strong") == []
+    [curve] = curves(group(runs), "weak")
+    assert [point.speedup.value for point in curve.points] == pytest.approx([2.0, 4.0], rel=0.02)
+
+
+@pytest.mark.parametrize("strategy", ["ps-async", "ps-bounded"])
+def test_workers_that_need_not_be_together_do_not_wait_for_the_slowest(tmp_path: Path, strategy: str) -> None:
+    run = check_read(write_run(tmp_path / "a", [0.1] * 60, workers=3, servers=1, strategy=strategy,
+                               compute=[0.5, 0.8, 0.5]))  # fmt: skip
+    assert all(parts.slowest == 0 for parts in by_rank(run).values())
+    together = check_read(write_run(tmp_path / "b", [0.1] * 60, workers=3, servers=1, compute=[0.5, 0.8, 0.5]))
+    assert by_rank(together)[1].slowest == pytest.approx(0.03, rel=0.1)
+
+
+def test_settings_that_cannot_be_ranked_together_are_problems_of_their_own(tmp_path: Path) -> None:
+    specs: list[dict[str, Any]] = [{}, {"image_size": 64}, {"hidden": [256, 64]}, {"dtype": "float64"},
+                                   {"augment": "crop"}]  # fmt: skip
+    runs = [check_read(write_run(tmp_path / str(i), steady(0.1), spec=each)) for i, each in enumerate(specs)]
+    slow = lab_of(1)
+    slow["nodes"][0]["cpu"] = 0.5
+    runs += [check_read(write_run(tmp_path / f"lab-{i}", steady(0.1), lab=each))
+             for i, each in enumerate((lab_of(1), lab_of(1, speed=2.0), slow))]  # fmt: skip
+    found = problems(group(runs))
+    assert len(found) == len(runs)
+    assert "images of 64 pixels" in found[1].label
+    assert "hidden layers of 256 and 64" in found[2].label
+    assert len({each.label for each in found}) == len(found)

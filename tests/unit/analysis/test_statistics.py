@@ -13,6 +13,7 @@ from paceline.analysis.statistics import (
     gustafson,
     median,
     ratio,
+    t_quantile,
     two_humps,
     warm_up,
 )
@@ -50,6 +51,43 @@ def test_more_runs_that_differ_widen_the_interval() -> None:
     alike = median([noisy(0.1, 100, seed) for seed in range(4)])
     apart = median([noisy(mean, 100, seed) for seed, mean in enumerate((0.08, 0.1, 0.12, 0.14))])
     assert apart.high - apart.low > 3 * (alike.high - alike.low)
+
+
+def runs_of(count: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Of one setting: 5 % from run to run, 3 % within each."""
+    return [0.1 * np.exp(rng.normal(0, 0.05)) * rng.lognormal(0, 0.03, 60) for _ in range(count)]
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_the_interval_of_few_runs_holds_the_truth_as_often_as_it_says(count: int) -> None:
+    rng = np.random.default_rng(count)
+    held = [not median(runs_of(count, rng)).excludes(0.1) for _ in range(150)]
+    assert np.mean(held) >= 0.9
+
+
+@pytest.mark.parametrize("counts", [(2, 2), (3, 3), (5, 5), (2, 5), (1, 3)])
+def test_equal_settings_are_seldom_told_apart(counts: tuple[int, int]) -> None:
+    rng = np.random.default_rng(sum(counts))
+    wrong = [ratio(*(runs_of(count, rng) for count in counts)).excludes(1.0) for _ in range(150)]
+    assert np.mean(wrong) <= 0.08
+
+
+def test_runs_that_are_alike_by_luck_are_as_uncertain_as_their_steps() -> None:
+    x = noisy(0.1, 40, spread=0.3)
+    assert median([x, x, x]).half_width > 0.05
+    assert ratio([x, x], [x]).half_width > 0.05
+
+
+def test_a_ratio_upside_down_is_the_same() -> None:
+    a, b = [noisy(0.1, 50, seed) for seed in range(3)], [noisy(0.3, 50, seed) for seed in range(5, 9)]
+    one, other = ratio(a, b), ratio(b, a)
+    assert (one.value, one.low, one.high) == pytest.approx((1 / other.value, 1 / other.high, 1 / other.low))
+
+
+@pytest.mark.parametrize(("freedom", "t"), [(1, 12.706), (2, 4.303), (10, 2.228), (30, 2.042), (400, 2.042)])
+def test_quantiles_of_t(freedom: float, t: float) -> None:
+    assert t_quantile(freedom) == t
+    assert t_quantile(freedom + 0.5) <= t
 
 
 def test_a_ratio_is_real_only_if_its_interval_says_so() -> None:
