@@ -1,4 +1,4 @@
-"""Two whole experiments that were never run, in the real format: together they have every chart that there is."""
+"""Four whole experiments that were never run, in the real format: together they have every chart that there is."""
 
 from __future__ import annotations
 
@@ -37,6 +37,10 @@ class MadeUp:
     speed: float = 2500.0  # images/s of one worker
     bits: float = 1e9  # of a link; only where there are several nodes
     compute: str = "real"
+    shrink: int = 1  # how many times smaller gradients are than the model's
+    pace: float = 1.0  # how many times as fast the lab's devices are
+    overlap: str = "auto"
+    cores: int = 16
     steps: int | None = None  # instead of epochs
     seed: int = 0
     spec: dict[str, Any] = field(default_factory=dict)
@@ -45,10 +49,16 @@ class MadeUp:
     def seconds(self) -> tuple[float, float]:
         """Of computing and of communicating in one step."""
         bits = self.bits if self.nodes > 1 else 2e10
-        through = 8e6 * self.megabytes / bits
+        through, computing = 8e6 * self.sent / bits, self.batch / self.speed / self.pace
         if self.servers:
-            return self.batch / self.speed, 2 * through * self.workers / self.servers
-        return self.batch / self.speed, 2 * through * (self.workers - 1) / self.workers
+            return computing, 2 * through * self.workers / self.servers
+        hidden = 0.4 * computing if self.overlap == "on" else 0.0
+        return computing, max(0.0, 2 * through * (self.workers - 1) / self.workers - hidden)
+
+    @property
+    def sent(self) -> float:
+        """Megabytes of an update."""
+        return self.megabytes / self.shrink
 
     @property
     def per_epoch(self) -> int:
@@ -70,13 +80,15 @@ def write(folder: Path, one: MadeUp) -> None:
     ends = START + 1 + np.cumsum(steps)
     values = {"model": one.model, "data": one.data, "strategy": one.strategy, "workers": one.workers,
               "servers": one.servers, "batch_size": one.batch, "epochs": one.epochs, "seed": one.seed, "dropout": 0.0,
-              "lr": 0.01, "optimizer": "sgd", "compute": one.compute, "device": "auto", **one.spec}  # fmt: skip
+              "lr": 0.01, "optimizer": "sgd", "compute": one.compute, "device": "auto",
+              "shrink": one.shrink, "overlap": one.overlap, **({"steps": one.steps} if one.steps else {}),
+              **one.spec}  # fmt: skip
     write_whole(folder / "spec.toml", "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
     ranks = [{"rank": rank, "role": "server" if rank < one.servers else "worker", "host": f"n{rank % one.nodes + 1}",
               "pid": rank + 1} for rank in range(one.servers + one.workers)]  # fmt: skip
-    lab = {"nodes": [{"name": f"n{i + 1}", "up": one.bits, "down": one.bits, "cpu": None, "speed": 1.0, "rack": 0}
+    lab = {"nodes": [{"name": f"n{i + 1}", "up": one.bits, "down": one.bits, "cpu": None, "speed": one.pace, "rack": 0}
                      for i in range(one.nodes)]}  # fmt: skip
-    environment = {"schema": 1, "ranks": ranks, "cores": 16, "gpus": [], "lab": lab, "processor": "made up",
+    environment = {"schema": 1, "ranks": ranks, "cores": one.cores, "gpus": [], "lab": lab, "processor": "made up",
                    "platform": "Linux", "torch": "2.13.0", "python": "3.11"}  # fmt: skip
     write_whole(folder / "env.json", json.dumps(environment))
     for rank in range(one.servers + one.workers):
@@ -114,7 +126,7 @@ def _write_node(path: Path, one: MadeUp, node: int, end: float) -> None:
     lines.write("node", schema=1, name=path.stem.removeprefix("node_"), cores=16, memory_bytes=64 * 10**9,
                 period=PERIOD, clock="unix", own_processes=True)  # fmt: skip
     share = one.workers / one.servers if node < one.servers else 1.0
-    rate = 1e6 * one.megabytes * share / sum(one.seconds)
+    rate = 1e6 * one.sent * share / sum(one.seconds)
     for number in range(int((end - START) / PERIOD) + 2):
         moved = int(rate * number * PERIOD)
         sizes = (("bytes", 1), ("packets", 1500))
@@ -128,7 +140,7 @@ def _summary(one: MadeUp, steps: Any) -> Summary:
     emulated, ranks = one.compute != "real", one.servers + one.workers
     epochs = 1 if emulated else one.epochs
     times = [float(part.sum()) for part in np.split(steps, epochs)]
-    moved = [int(1e6 * one.megabytes * len(steps))] * ranks
+    moved = [int(1e6 * one.sent * len(steps))] * ranks
     learned: dict[str, Any] = {}
     if not emulated:
         rising = [one.learned * (1 - 0.5 ** (epoch + 2)) for epoch in range(epochs)]
@@ -139,6 +151,7 @@ def _summary(one: MadeUp, steps: Any) -> Summary:
         status=COMPLETED, strategy=one.strategy, workers=one.workers, servers=one.servers, model=one.model,
         transport="zmq" if one.servers else "gloo", data=one.data, batch_size=one.batch, seed=one.seed,
         global_batch=one.batch * one.workers, epochs=epochs, compute=one.compute, steps=len(steps), threads=1,
+        shrink=one.shrink, overlap=one.overlap == "on" if one.strategy == "ring" else None,
         compute_seconds=one.seconds[0] if emulated else None, parameters=int(one.megabytes * 250_000),
         read_seconds=0.21, update_seconds=float(np.median(steps)), epoch_seconds=times, bytes_sent=moved,
         bytes_received=moved, total_seconds=sum(times) + 2.5, wire="exact",
@@ -183,13 +196,56 @@ def training(folder: Path) -> Path:
 
 
 def servers_and_ring(folder: Path) -> Path:
-    """Emulated compute on nodes of a lab: two models, a ring, one to three servers."""
+    """Emulated compute on nodes of a lab, as in experiments/ps-vs-ring.toml: links of two speeds by smaller gradients.
+
+    Two models; at the slower links one to three servers, and a ring that averages while backward goes on or after it.
+    """
     runs = []
-    for model, megabytes in ((SHORT_EVIL, 60.0), ("resnet50", 10.0)):
-        given: dict[str, Any] = {"model": model, "data": "cifar10", "megabytes": megabytes, "speed": 100, "batch": 32,
-                                 "compute": "emulated:k80", "steps": 16}  # fmt: skip
-        runs.append(MadeUp(**given))
-        runs += [MadeUp(strategy="ring", workers=n, nodes=n, **given) for n in (2, 3, 6)]
-        runs += [MadeUp(strategy="ps-sync", workers=n, servers=servers, nodes=n + servers, **given)
-                 for n in (1, 3, 6) for servers in ((1,) if n < 6 else (1, 2, 3))]  # fmt: skip
-    return _write_all(folder, runs, title="Made-up servers and ring")
+    for model, megabytes in ((SHORT_EVIL, 1920.0), ("resnet50", 320.0)):
+        given: dict[str, Any] = {"model": model, "data": "cifar10", "megabytes": megabytes, "speed": 12.5, "batch": 32,
+                                 "compute": "emulated:k80", "steps": 16, "pace": 8.0, "bits": 5e8}  # fmt: skip
+        for shrink in (32, 256):
+            runs.append(MadeUp(shrink=shrink, **given))
+            runs += [MadeUp(strategy="ring", workers=n, nodes=n, shrink=shrink, overlap="on", **given)
+                     for n in (2, 3, 6)]  # fmt: skip
+            runs += [MadeUp(strategy="ps-sync", workers=n, servers=1, nodes=n + 1, shrink=shrink, **given)
+                     for n in (1, 3, 6)]  # fmt: skip
+        runs += [MadeUp(strategy="ring", workers=n, nodes=n, shrink=32, overlap="off", **given) for n in (2, 6)]
+        runs += [MadeUp(strategy="ps-sync", workers=6, servers=servers, nodes=6 + servers, shrink=32, **given)
+                 for servers in (2, 3)]  # fmt: skip
+    return _write_all(folder, runs, title="Made-up servers and ring", about="As `paceline bench` would make it.")
+
+
+def sizes_cut_short(folder: Path) -> Path:
+    """As the quick form of experiments/batch-size-guide.toml: one network trains, of the other only time is known.
+
+    The paper's rows are of other data, one of them of a setting that was never run.
+    """
+    spec = {"validation": 0.1, "normalize": False, "read": "own", "dtype": "float32"}
+    runs = [MadeUp(data="mnist-mini", batch=batch, epochs=3, seed=seed, spec=spec)
+            for batch in (32, 256, 2048) for seed in range(2)]  # fmt: skip
+    runs += [MadeUp(data="mnist-mini", strategy="allreduce", workers=2, batch=batch // 2, epochs=3, spec=spec)
+             for batch in (32, 2048)]  # fmt: skip
+    runs += [MadeUp(model="resnet18", data="mnist-mini", speed=50, batch=batch, epochs=1, steps=steps,
+                    spec={**spec, "validation": 0.0, "test": False})
+             for batch, steps in ((16, 80), (64, 20), (160, 8))]  # fmt: skip
+    paper = ({"match": {"model": "shallow-cnn", "batch_size": 32}, "of": {"data": "mnist", "epochs": 5},
+              "update_seconds": 0.01, "epoch_seconds": 9.0},
+             {"match": {"data": "mnist", "epochs": 5, "read": "own"}, "epoch_seconds": 9.0})  # fmt: skip
+    draw = ("time-by-batch", "accuracy-by-batch", "loss-by-batch", "throughput", "strong", "learning-time",
+            "learning-samples", "time-to-accuracy", "breakdown", "memory")  # fmt: skip
+    return _write_all(folder, runs, title="Made-up batch sizes", draw=draw, paper=paper)
+
+
+def workers_on_nodes(folder: Path) -> Path:
+    """As the quick form of experiments/mpi-mnist.toml, whose settings have the longest names: real and emulated."""
+    given: dict[str, Any] = {"model": "mnist-cnn", "data": "mnist-mini", "epochs": 3}
+    runs = [MadeUp(batch=batch, **given) for batch in (128, 512)]
+    sizes = ((2, 128), (4, 128), (8, 128), (2, 256))
+    runs += [MadeUp(strategy=strategy, workers=workers, batch=batch, **given)
+             for strategy in ("reduce-bcast", "allreduce") for workers, batch in sizes]  # fmt: skip
+    emulated: dict[str, Any] = given | {"compute": "emulated:0.175", "speed": 731, "steps": 12}
+    runs.append(MadeUp(**emulated))
+    runs += [MadeUp(strategy="reduce-bcast", workers=workers, nodes=nodes, bits=1e10, **emulated)
+             for workers, nodes in ((2, 1), (4, 1), (8, 1), (4, 2), (8, 2), (4, 4), (8, 4))]  # fmt: skip
+    return _write_all(folder, runs, title="Made-up workers on nodes")

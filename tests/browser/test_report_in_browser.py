@@ -7,7 +7,7 @@ from pathlib import Path
 
 import look
 import pytest
-from made_up_experiments import servers_and_ring, training
+from made_up_experiments import servers_and_ring, sizes_cut_short, training, workers_on_nodes
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
@@ -26,10 +26,10 @@ def driver() -> Iterator[Chrome]:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Of two made-up experiments, which together have every chart."""
+    """Of made-up experiments, which together have every chart; the last three are like quick forms of real ones."""
     folder = tmp_path_factory.mktemp("reports")
     found, drawn = [], set()
-    for make in (training, servers_and_ring):
+    for make in (training, servers_and_ring, sizes_cut_short, workers_on_nodes):
         study = read_study([make(folder / make.__name__)])
         charts = draw(study)
         drawn |= {chart.name for chart in charts}

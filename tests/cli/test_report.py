@@ -97,3 +97,12 @@ def test_an_output_that_cannot_be_is_refused(runs: Path, tmp_path: Path, capsys:
     assert "cannot make the folder" in capsys.readouterr().err
     assert main(["report", str(runs), "-o", str(tmp_path / "a.html"), "--csv", str(tmp_path / "file")]) == 2
     assert not (tmp_path / "a.html").exists()
+
+
+def test_numbers_that_cannot_be_written_are_refused(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "csv" / "results.csv").mkdir(parents=True)
+    assert main(["report", str(runs), "-o", str(tmp_path / "a.html"), "--csv", str(tmp_path / "csv")]) == 2
+    assert f"cannot write {tmp_path / 'csv' / 'results.csv'}: Is a directory" in capsys.readouterr().err
+    assert not (tmp_path / "a.html").exists()

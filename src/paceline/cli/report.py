@@ -46,10 +46,7 @@ def run(args: argparse.Namespace) -> int:
     for folder, form in ((args.svg, "svg"), (args.png, "png")):
         if folder:
             write_images(charts, folder, form)
-    try:
-        write_whole(args.output, page(study, charts, plotly_js()))
-    except OSError as error:
-        raise UsageError(f"cannot write {args.output}: {error.strerror}") from None
+    _write(args.output, page(study, charts, plotly_js()))
     gone = missing(study)
     for name, why in gone[:10]:
         print(f"left out: {name}: {why}")
@@ -98,4 +95,11 @@ def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_whole(path, text.getvalue())
+    _write(path, text.getvalue())
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None

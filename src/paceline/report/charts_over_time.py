@@ -155,7 +155,7 @@ def _over_time(
     """A page for each kind of setting; on it a column for each number of workers, a line for each quantity."""
     columns, pages = _columns(strands), []
     for sheet in arrange(study, strands, words, None, without=(along,)):
-        for title, part in sheet.panels.items():
+        for part in sheet.panels.values():
             panels, chosen = list[Panel](), some_sizes(part[0].thing)
             for what, quantity, fill in halves:
                 line = [Panel("", from_zero("time, s"), axis(quantity)) for _ in range(columns)]
@@ -163,8 +163,7 @@ def _over_time(
                     panel.title = f"{facets(one)[along]}: {what}"
                     fill(one, panel)
                 panels += _one_scale(line)
-            heading = ", ".join(each for each in (sheet.name, title) if each)
-            pages.append(Page(heading or part[0].full, panels))
+            pages.append(Page(part[0].full, panels))
     return pages
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
+from paceline.analysis.claim_traffic import _by_kernel, _by_ranks
 from paceline.analysis.resources import traffic as node_traffic
 from paceline.analysis.runs import Run
-from paceline.analysis.scaling import Group, nodes_of
+from paceline.analysis.scaling import Group
 from paceline.analysis.statistics import Interval
 from paceline.analysis.study import Study
 from paceline.analysis.wording import count, number, size
@@ -26,7 +28,6 @@ from paceline.report.traces import (
     identity,
     line,
     of_runs,
-    over_repeats,
     scaled,
     with_interval,
     wrapped,
@@ -34,6 +35,11 @@ from paceline.report.traces import (
 
 MB = 1e6
 ROLES = ("server", "worker")
+BY_KERNEL, BY_RANKS = "by the kernel's counters", "as the ranks counted"
+COUNTED = {
+    BY_KERNEL: "all that goes over its network",
+    BY_RANKS: "the gradients and weights that they send and receive",
+}
 
 
 @dataclass(frozen=True)
@@ -43,14 +49,12 @@ class Flow:
     facets: Facets
     role: str
     values: list[tuple[Group, Interval]]  # bytes in and out
+    how: str  # they were counted
 
 
 def traffic(study: Study) -> Chart | None:
-    """Bytes in and out of one node for each update: by the kernel where each rank has a node, else as ranks count."""
-    strands = few(by_workers(study))
-    shared = [one for one in settings(strands) if _ranks(one) > 1]
-    counted = all(_by_kernel(run) is not None for one in shared for run in one.runs)
-    flows = [flow for strand in strands for flow in _flows(strand.facets, strand.groups, counted)]
+    """Bytes in and out of one node for each update, as the claims have them."""
+    flows = [flow for strand in few(by_workers(study)) for flow in _flows(strand.facets, strand.groups)]
     pages, rows = [], list[Row]()
     for sheet in arrange(study, flows, lambda flow: flow.facets, PROBLEM, without=("workers",)):
         panels = []
@@ -61,10 +65,12 @@ def traffic(study: Study) -> Chart | None:
             panels.append(panel)
         pages.append(Page(sheet.name, panels))
     for flow in flows:
-        rows += [identity(one) | {"role": flow.role} | with_interval("bytes_per_update", y) for one, y in flow.values]
-    how = ("by the kernel's counters, all that goes over its network" if counted else
-           "the gradients and weights that ranks send and receive, as they count them")  # fmt: skip
-    text = caption(f"What goes in and out of the busiest server and the busiest worker for each update: {how}.",
+        rows += [identity(one) | {"role": flow.role} | with_interval("bytes_per_update", y) | {"counted": flow.how}
+                 for one, y in flow.values]  # fmt: skip
+    ways = [way for way in COUNTED if any(flow.how == way for flow in flows)]
+    how = "; or, of runs too short for these or with several ranks on a node, ".join(f"{way}: {COUNTED[way]}"
+                                                                                     for way in ways)  # fmt: skip
+    text = caption(f"What goes in and out of the busiest server, and of a worker on the mean, for each update, {how}.",
                    SPREAD, groups=[one for flow in flows for one, _ in flow.values])  # fmt: skip
     return chart("traffic", "Traffic of an update", text, pages, rows)
 
@@ -73,41 +79,35 @@ def _ranks(one: Group) -> int:
     return one.first.summary.workers + one.first.summary.servers
 
 
-def _flows(shared: Facets, groups: Sequence[Group], counted: bool) -> Iterator[Flow]:
+def _flows(shared: Facets, groups: Sequence[Group]) -> Iterator[Flow]:
+    """By the kernel's counters, if all of them have these."""
     several = [one for one in groups if _ranks(one) > 1]
+    counted = all(_by_kernel(run) > 0 for one in several for run in one.runs)
     for role in ROLES:
         values = []
         for one in several:
-            moved = [found[role] for run in one.runs
-                     if role in (found := (_by_kernel(run) if counted else _by_meter(run)) or {})]  # fmt: skip
-            values += [(one, over_repeats(moved))] if moved else []
+            moved = [each for run in one.runs if np.isfinite(each := _bytes(run, role, counted))]
+            values += [(one, Interval(fmean(moved), min(moved), max(moved)))] if moved else []
         if values:
-            yield Flow({**shared, "role": f"at the {role}"}, role, values)
+            yield Flow({**shared, "role": f"at the {role}"}, role, values, BY_KERNEL if counted else BY_RANKS)
 
 
-def _by_kernel(run: Run) -> dict[str, float] | None:
-    """Of the busiest node of each role; None where nodes are shared, or samples too few."""
-    found: dict[str, list[float]] = {}
-    for node in node_traffic(run):
-        found.setdefault(node.role, []).append(node.bytes_in + node.bytes_out)
-    alone = nodes_of(run) == run.summary.workers + run.summary.servers and set(found) <= set(ROLES)
-    if not alone or not found or not all(np.isfinite(values).all() for values in found.values()):
-        return None
-    return {role: max(values) for role, values in found.items()}
-
-
-def _by_meter(run: Run) -> dict[str, float]:
+def _bytes(run: Run, role: str, counted: bool) -> float:
+    """Of the busiest server, and of a worker, the mean: in and out for each update. Nan where nobody knows."""
+    servers = run.summary.servers
+    if role == "server" or not servers:  # what the claims are about
+        return (_by_kernel if counted else _by_ranks)(run) if servers or role == "worker" else float("nan")
+    if counted:
+        return fmean(node.bytes_in + node.bytes_out for node in node_traffic(run) if node.role == role)
     s = run.summary
-    moved = [sent + received for sent, received in zip(s.bytes_sent, s.bytes_received, strict=True)]
-    found = {"server": moved[: s.servers], "worker": moved[s.servers :]}
-    return {role: max(values) / max(1, s.steps) for role, values in found.items() if values}
+    return fmean(map(sum, zip(s.bytes_sent[servers:], s.bytes_received[servers:], strict=True))) / max(1, s.steps)
 
 
 def _moved(styled: Styled[Flow]) -> Trace:
-    found = []
+    found, whose = [], "the busiest server" if styled.thing.role == "server" else "a worker"
     for one, y in styled.thing.values:
-        text = (f"{styled.full}, {count(one.workers, 'worker')}: {size(y.value)} in and out of the busiest "
-                f"{styled.thing.role} for an update, {of_runs(one)}")  # fmt: skip
+        text = (f"{styled.full}, {count(one.workers, 'worker')}: {size(y.value)} in and out of {whose} for an update, "
+                f"{styled.thing.how}, {of_runs(one)}")  # fmt: skip
         found.append(Measured(one.workers, scaled(y, 1 / MB), text))
     return line(found, styled.label, styled.look)
 

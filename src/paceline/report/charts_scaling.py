@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from paceline.analysis.scaling import Group, Point
+from paceline.analysis.finding_speed import GOOD_FIT
+from paceline.analysis.scaling import BY_DIVISION, LENGTH, Group, Point
 from paceline.analysis.statistics import Interval, Series
 from paceline.analysis.study import Study
 from paceline.analysis.wording import count
-from paceline.report.figure import DASHES, Chart, Page, Panel, axis, from_zero, whole_numbers
-from paceline.report.placing import chart
-from paceline.report.series import PROBLEM, Sheet, Styled, arrange, common, facets, name
-from paceline.report.strands import Strand, apart, by_workers, few, few_servers, of_curves, settings, words
+from paceline.report.figure import COLOURS, DASHES, Chart, Page, Panel, axis, from_zero, whole_numbers
+from paceline.report.placing import MOST_ABOVE, chart
+from paceline.report.series import PROBLEM, Sheet, Styled, arrange, common, facets, name, palette
+from paceline.report.strands import Strand, apart, by_servers, by_workers, few, few_servers, of_curves, settings, words
 from paceline.report.traces import (
     INTERVALS,
     Measured,
@@ -37,7 +38,6 @@ LAWS: dict[str, Callable[[float, Any], Any]] = {
     "Amdahl's": lambda s, n: 1 / (s + (1 - s) / n),
     "Gustafson's": lambda s, n: n - s * (n - 1),
 }
-NEAR = 0.15  # a law that is farther off at some number of workers does not fit
 MOST_LAWS = 4  # dotted lines in a panel
 BASELINE = "one worker, which the others are measured by"
 
@@ -72,19 +72,34 @@ def weak(study: Study) -> Chart | None:
 
 def speedup_by_model(study: Study) -> Chart | None:
     """A panel per strategy; of one model, all in one."""
-    lines = few_servers(of_curves(study.weak or study.strong))
+    everything = of_curves(study.weak or study.strong)
+    lines = _whole_lines(everything)
     several = len({one.facets["model"] for one in lines}) > 1
     if not several and not study.weak:
         return None
-    panels = ("strategy", "servers", "batch", "transport", "link", "nodes") if several else ()
+    panels = ("strategy", "servers", "overlap", "batch", "transport", "link", "nodes", *PROBLEM[1:]) if several else ()
     sheets = arrange(study, lines, words, panels, colour="model" if several else "strategy", without=("workers",))
-    shared = max((point.speedup.high for one in lines for point in one.points), default=1.0)
+    found = [point.speedup for one in lines for point in one.points]
+    shared = min(max((each.high for each in found), default=1.0),
+                 MOST_ABOVE * max((each.value for each in found), default=1.0))  # fmt: skip
     pages = [Page(sheet.name, [_speedups(title, part, top=shared) for title, part in sheet.panels.items()])
              for sheet in sheets]  # fmt: skip
     how = "with the same batch for each worker" if study.weak else "of the same global batch"
-    text = caption(f"Images per second beside those of one worker, {how}.", INTERVALS, groups=settings(lines))
+    more = {one.facets["servers"] for one in everything} - {one.facets["servers"] for one in lines}
+    rest = "Of more servers there are only some numbers of workers: they are in the chart by number of servers."
+    text = caption(f"Images per second beside those of one worker, {how}.", INTERVALS, rest if more else "",
+                   groups=settings(lines))  # fmt: skip
     title = "Speedup by model" if several else "Speedup"
     return chart("speedup-by-model", title, text, pages, _rows(lines))
+
+
+def _whole_lines(strands: Sequence[Strand]) -> list[Strand]:
+    """Without more servers that were run with one number of workers only: the chart of servers has these."""
+    kept = set()
+    for many in by_servers(few_servers(strands)):
+        long = [strand for strand in many if len(strand.points) > 1]
+        kept |= {id(strand) for strand in long or many}
+    return [strand for strand in strands if id(strand) in kept]
 
 
 def throughput(study: Study) -> Chart | None:
@@ -107,7 +122,7 @@ def throughput(study: Study) -> Chart | None:
 def servers(study: Study) -> Chart | None:
     """Speedup of the most workers against the number of servers; what averages without servers is a level line."""
     found = of_curves(study.weak or study.strong)
-    lines = list(_by_servers(found))
+    lines = list(_over_servers(found))
     alone = [one for one in found if not one.facets.get("servers")]
     pages = []
     for sheet in arrange(study, lines, words, PROBLEM, without=("servers", "workers", "nodes")):
@@ -115,23 +130,20 @@ def servers(study: Study) -> Chart | None:
         for title, part in sheet.panels.items():
             many = [point.group.first.summary.servers for styled in part for point in styled.thing.points]
             panel = Panel(title, whole_numbers("parameter servers", many), from_zero("speedup, times one worker"))
-            panel.traces += _levels(alone, part[0].thing, max(many))
+            panel.traces += _levels(alone, part[0].thing, max(many), palette(study, "strategy"))
             panel.traces += [line(_speedup(styled, "servers"), styled.label, styled.look) for styled in part]
             panels.append(panel)
         pages.append(Page(sheet.name, panels))
     most = " or ".join(map(str, sorted({one.points[0].workers for one in lines})))
-    text = caption(f"{most} workers beside one, by the number of servers that share the parameters; grey: as many "
-                   "workers without a server.", INTERVALS, groups=settings(lines))  # fmt: skip
+    text = caption(f"{most} workers beside one, by the number of servers that share the parameters; level lines: as "
+                   "many workers without a server.", INTERVALS, groups=settings(lines))  # fmt: skip
     return chart("servers", "Speedup by number of servers", text, pages, _rows(lines))
 
 
-def _by_servers(found: Sequence[Strand]) -> Iterable[Strand]:
-    """Of each problem, lines over servers at the most workers that were run with several numbers of them."""
-    by_problem: dict[str, list[Point]] = {}
-    for one in found:
-        if one.facets.get("servers"):
-            by_problem.setdefault(name(one.facets, (*PROBLEM, "batch", "link")), []).extend(one.points)
-    for points in by_problem.values():
+def _over_servers(found: Sequence[Strand]) -> Iterable[Strand]:
+    """Lines over servers at the most workers that were run with several numbers of them."""
+    for same in by_servers(one for one in found if one.facets.get("servers")):
+        points = [point for one in same for point in one.points]
         choices = {point.workers: {p.group.first.summary.servers for p in points if p.workers == point.workers}
                    for point in points}  # fmt: skip
         most = max((workers for workers, many in choices.items() if len(many) > 1), default=None)
@@ -141,19 +153,23 @@ def _by_servers(found: Sequence[Strand]) -> Iterable[Strand]:
             yield Strand(common([facets(p.group) for p in part]), tuple(p.group for p in part), tuple(part))
 
 
-def _levels(alone: Sequence[Strand], beside: Strand, most: int) -> list[Trace]:
-    """The same problem and workers without a server."""
+def _levels(alone: Sequence[Strand], beside: Strand, most: int, strategies: Sequence[str]) -> list[Trace]:
+    """As many workers without a server, of all that is not about how the work is divided the same."""
     found = list[Trace]()
     for one in alone:
-        same = all(one.facets.get(key) == beside.facets.get(key) for key in (*PROBLEM, "link"))
         for point in one.points:
-            if same and point.workers == beside.points[0].workers:
-                level, label = point.speedup.value, f"{one.facets['strategy']}, no server"
-                hover = f"{name(one.facets, ('model', 'strategy'))}, {count(point.workers, 'worker')}: {_times(point)}"
-                dash = DASHES[(len(found) + 1) % len(DASHES)]
-                found.append(ideal([1, most], [level, level], hover) | {"name": label})
-                found[-1]["line"] = found[-1]["line"] | {"dash": dash, "width": 2}
+            if point.workers == beside.points[0].workers and _task(point.group) == _task(beside.groups[0]):
+                said, y = name(facets(point.group), ("strategy", "overlap")), point.speedup.value
+                hover = f"{said}, {count(point.workers, 'worker')}: {_times(point)}"
+                colour = COLOURS[strategies.index(point.group.strategy) % len(COLOURS)]
+                look = {"color": colour, "dash": DASHES[(len(found) + 1) % len(DASHES)], "width": 2}
+                found.append(ideal([1, most], [y, y], hover) | {"name": f"{said}, no server", "line": look})
     return found
+
+
+def _task(one: Group) -> dict[str, str]:
+    divided = (*BY_DIVISION, "overlap_asked", "nodes", *LENGTH)
+    return {key: text for key, text in facets(one).items() if text and key not in divided}
 
 
 def _rows(strands: Iterable[Strand]) -> list[Row]:
@@ -198,7 +214,7 @@ def _fits(one: Strand, whose: str) -> bool:
     """Whether the law is near to what was measured; its serial part alone does not say so."""
     serial = one.serial
     return serial is not None and all(
-        abs(LAWS[whose](serial, point.workers) / point.speedup.value - 1) < NEAR for point in one.points
+        abs(LAWS[whose](serial, point.workers) / point.speedup.value - 1) <= GOOD_FIT for point in one.points
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from paceline.analysis.breakdown import Parts, by_rank
+from paceline.analysis.breakdown import Parts, _mean, by_rank
+from paceline.analysis.finding_speed import mean_parts
 from paceline.analysis.scaling import Group, nodes_of
 from paceline.analysis.statistics import Interval, median
 from paceline.analysis.study import Study
@@ -19,15 +20,16 @@ from paceline.report.series import PROBLEM, Styled, arrange, common, facets
 from paceline.report.strands import (
     AXES,
     Strand,
-    by_batch,
     by_workers,
     families,
     few_servers,
     places,
     settings,
     side_by_side,
+    timed_by_batch,
     words,
 )
+from paceline.report.tables import is_whole
 from paceline.report.traces import (
     INTERVALS,
     SPREAD,
@@ -56,6 +58,7 @@ PARTS = {
 }
 
 LEAST = 0.001  # of a step, that is still shown
+MOST_APART = 12  # times: bars of panels that share a scale
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,7 @@ class Bar:
 def breakdown(study: Study) -> Chart | None:
     """A bar for each setting, the mean of its ranks; of batches of all sizes, per image."""
     along, strands = side_by_side(study)
-    found = {id(one): _mean([parts for run in one.runs for parts in by_rank(run).values()])
-             for one in settings(strands)}  # fmt: skip
+    found = {id(one): mean_parts(one) for one in settings(strands)}
     unit = _unit(max((parts.total for parts in found.values() if parts), default=0.0))
     if along == "batch":
         unit = Unit("time for 1,000 images", "s", lambda one: 1000 / one.first.summary.global_batch)
@@ -93,7 +95,7 @@ def breakdown(study: Study) -> Chart | None:
                        if (parts := found[id(one)])]  # fmt: skip
             x = categories(AXES[along], list(dict.fromkeys(at.values())))
             panels.append(_stacked(heading, x, bars_of, part[0].full, unit))
-        pages.append(Page(sheet.name, panels))
+        pages.append(Page(sheet.name, _one_scale(panels)))
     rows = [identity(one) | _row(parts) for one in settings(strands) if (parts := found[id(one)])]
     text = caption("The mean step of a worker, warm-up left out, in parts that are all of it. Waiting for the slowest "
                    "is for a worker that computes longer; communication is the rest of the waiting.",
@@ -115,7 +117,7 @@ def breakdown_by_rank(study: Study) -> Chart | None:
             bars_of = [Bar(str(rank), f"rank {rank}", widest, parts) for rank, parts in ranks.items()]
             panels.append(_stacked(title, categories("rank", list(map(str, ranks))), bars_of, part[0].full, unit))
             rows += [identity(widest) | {"rank": rank} | _row(parts) for rank, parts in ranks.items()]
-        pages.append(Page(sheet.name, panels))
+        pages.append(Page(sheet.name, _one_scale(panels)))
     text = caption("The same, worker by worker, of each strategy's most workers. A rank with much compute and no "
                    "waiting is the one that the others wait for.", groups=settings(strands))  # fmt: skip
     return chart("breakdown-by-rank", "Where the time of a step goes, by rank", text, pages, rows, barmode="stack",
@@ -128,13 +130,7 @@ def _by_rank(one: Group) -> dict[int, Parts]:
     for run in one.runs:
         for rank, parts in by_rank(run).items():
             found.setdefault(rank, []).append(parts)
-    return {rank: mean for rank, many in sorted(found.items()) if (mean := _mean(many))}
-
-
-def _mean(many: Sequence[Parts]) -> Parts | None:
-    if not many:
-        return None
-    return Parts(**{part.name: float(np.mean([getattr(each, part.name) for each in many])) for part in fields(Parts)})
+    return {rank: _mean(many) for rank, many in sorted(found.items())}
 
 
 def _unit(most: float) -> Unit:
@@ -161,9 +157,18 @@ def _stacked(heading: str, x: dict[str, Any], bars_of: Sequence[Bar], full: str,
     return panel
 
 
+def _one_scale(panels: Sequence[Panel]) -> list[Panel]:
+    """So that bars can be compared from panel to panel; not where one would make the others of another too small."""
+    highest = [max(map(sum, zip(*(trace["y"] for trace in panel.traces), strict=True)), default=0.0)
+               for panel in panels]  # fmt: skip
+    if max(highest, default=0.0) <= MOST_APART * min(highest, default=0.0):
+        for panel in panels:
+            panel.y["range"] = [0, 1.05 * max(highest)]
+    return list(panels)
+
+
 def whole_epochs(groups: Sequence[Group]) -> bool:
-    """Whether no run was stopped in the middle of an epoch."""
-    return all(one.setting.get("steps") is None for one in groups)
+    return all(is_whole(one.first) for one in groups)
 
 
 def epoch_time(one: Group) -> Interval:
@@ -171,31 +176,39 @@ def epoch_time(one: Group) -> Interval:
 
 
 def time_by_batch(study: Study) -> Chart | None:
-    """Seconds of an epoch; of runs that were stopped before its end, of a thousand images."""
-    strands = by_batch(study)
-    whole = whole_epochs(settings(strands))
-    what, column = ("an epoch", "epoch_seconds") if whole else ("1,000 images", "seconds_per_1000_images")
-
-    def measure(one: Group) -> Interval:
-        return epoch_time(one) if whole else scaled(median([run.seconds_per_image for run in one.runs]), 1000)
-
-    pages = []
+    """Seconds of an epoch; in panels with runs that were stopped before its end, of a thousand images."""
+    strands = timed_by_batch(study)
+    pages, rows, said = [], dict[int, Row](), dict[str, None]()
     for sheet in arrange(study, strands, words, PROBLEM, without=("batch",)):
         panels = []
         for title, part in sheet.panels.items():
-            sizes = [one.first.summary.global_batch for styled in part for one in styled.thing.groups]
+            groups = settings(styled.thing for styled in part)
+            whole = whole_epochs(groups)
+            what, column = ("an epoch", "epoch_seconds") if whole else ("1,000 images", "seconds_per_1000_images")
+            measure = epoch_time if whole else _time_of_images
+            sizes = [one.first.summary.global_batch for one in groups]
             panel = Panel(title, doublings("batch size, samples per update", sizes), from_zero(f"time of {what}, s"))
             for styled in part:
                 found = [Measured(one.first.summary.global_batch, y := measure(one),
                                   f"{styled.full}, batch {one.first.summary.global_batch:,}: {what} takes "
                                   f"{between(y, 's')}, {of_runs(one)}") for one in styled.thing.groups]  # fmt: skip
                 panel.traces.append(line(found, styled.label, styled.look))
+            rows |= {id(one): identity(one) | with_interval(column, measure(one)) for one in groups}
+            said[what] = None
             panels.append(panel)
         pages.append(Page(sheet.name, panels))
-    rows = [identity(one) | with_interval(column, measure(one)) for one in settings(strands)]
-    text = caption(f"Training time of {what} against the batch size of all workers together.", INTERVALS,
-                   groups=settings(strands))  # fmt: skip
-    return chart("time-by-batch", "Time by batch size", text, pages, rows)
+    what = (
+        "an epoch, or of 1,000 images where runs were stopped before its end,"
+        if len(said) > 1
+        else next(iter(said), "")
+    )
+    text = caption(f"Training time of {what} against the batch size "
+                   "of all workers together.", INTERVALS, groups=settings(strands))  # fmt: skip
+    return chart("time-by-batch", "Time by batch size", text, pages, list(rows.values()))
+
+
+def _time_of_images(one: Group) -> Interval:
+    return scaled(median([run.seconds_per_image for run in one.runs]), 1000)
 
 
 def nodes(study: Study) -> Chart | None:

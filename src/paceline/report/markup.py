@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -94,13 +95,18 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> str:
     return table([name.replace("_", " ") for name in headers], shown) + more
 
 
+def prose(text: str) -> str:
+    """Escaped; what is between backticks is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
 def paragraphs(text: str) -> str:
     """Prose, whose paragraphs are apart by an empty line."""
-    return "".join(f"<p>{escape(' '.join(part.split()))}</p>\n" for part in text.split("\n\n") if part.strip())
+    return "".join(f"<p>{prose(' '.join(part.split()))}</p>\n" for part in text.split("\n\n") if part.strip())
 
 
 def bullets(texts: Iterable[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(text)}</li>\n" for text in texts) + "</ul>\n"
+    return "<ul>" + "".join(f"<li>{prose(text)}</li>\n" for text in texts) + "</ul>\n"
 
 
 def details(title: str, inner: str) -> str:

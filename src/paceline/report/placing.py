@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
-from paceline.report.figure import FONT, IDEAL, TEXT, Chart, Page, Panel
+from paceline.report.figure import FONT, IDEAL, NARROW, TEXT, Chart, Page, Panel
 
-WIDE, PHONE = 860, 290  # pixels that titles and legends surely have
+WIDE, PHONE = 860, 290  # pixels that legends surely have, and on a phone titles
 CHANGING = ("tickvals", "ticktext", "categoryarray", "range")  # of an axis, from page to page
 TITLE, AXIS, SPACE = 30, 52, 14  # pixels: of a panel's title, of its x axis, above a legend
+MOST_ABOVE = 1.6  # times the highest value, where an axis ends, however long error bars are
+CUT = "Bars that reach the upper edge go on; the numbers have their ends."
 SLANT = 20  # pixels more, of an axis whose texts are turned
-ENTRY, LETTER, BOLD, LINE = 48, 6.8, 7.6, 20  # pixels: of a legend's entry without its name, of a letter, of lines
+ENTRY, LETTER, BOLD, LINE = 48, 6.8, 8.8, 20  # pixels: of a legend's entry without its name, of a letter, of lines
 
 
 def chart(
@@ -34,12 +37,27 @@ def chart(
     used = [page for page in pages if any(panel.traces for panel in page.panels)]
     if not used:
         return None
+    cut = [_cut(panel) for page in used for panel in page.panels]
+    caption += f" {CUT}" if any(cut) else ""
     pages = sorted(used, key=lambda page: -sum(bool(panel.traces) for panel in page.panels))  # no gaps at first sight
     wide = _layout(pages, columns or _columns(pages), plot, WIDE) | layout
     narrow = _layout(pages, 1, plot, PHONE) | layout
     return Chart(
         name, title, caption, known({"data": list(_traces(pages)), "layout": wide}), known(rows), known(narrow)
     )
+
+
+def _cut(panel: Panel) -> bool:
+    """Ends the axis before error bars that would make all else small: those of two repeats that differ are long."""
+    traces = [trace for trace in panel.traces if "error_y" in trace and panel.y.get("rangemode") == "tozero"]
+    drawn = [(y, y + more) for trace in traces for y, more in zip(trace["y"], trace["error_y"]["array"], strict=True)
+             if math.isfinite(y) and math.isfinite(more)]  # fmt: skip
+    others = [y for trace in panel.traces if "error_y" not in trace for y in trace["y"]] if drawn else []
+    most = MOST_ABOVE * max([y for y, _ in drawn] + others, default=0.0)
+    if not drawn or max(end for _, end in drawn) <= most:
+        return False
+    panel.y |= {"range": [0, most], "autorange": False}
+    return True
 
 
 def known(value: Any) -> Any:
@@ -52,10 +70,11 @@ def known(value: Any) -> Any:
 
 
 def _columns(pages: Sequence[Page]) -> int:
-    """Three at most, and fewer where titles are long."""
+    """Three at most, and fewer where titles would have more than two lines."""
     most = max(len(page.panels) for page in pages)
-    longest = max(len(panel.title) for page in pages for panel in page.panels)
-    return min(most if most <= 3 else 2 if most == 4 else 3, 3 if longest <= WIDE / 3 / BOLD else 2)
+    wished = most if most <= 3 else 2 if most == 4 else 3
+    lines = max(len(_lines(panel.title, wished, WIDE)) for page in pages for panel in page.panels)
+    return wished if lines <= 2 else min(wished, 2)
 
 
 def _number(slot: int) -> str:
@@ -83,8 +102,8 @@ def _layout(pages: Sequence[Page], columns: int, plot: int | None, width: int) -
     plot = plot or (330 if len(slots) == 1 else {1: 340, 2: 270}.get(lines, 220) if columns > 1 else 210)
     turned = width == PHONE and any(_crowded(page) for page in pages)
     below = AXIS + (SLANT if turned else 0)
-    letters = int(width / columns / BOLD)
-    above = TITLE + (max(_title(panel, letters).count("<br>") for page in pages for panel in page.panels)) * LINE
+    written = [len(_lines(panel.title, columns, width)) for page in pages for panel in page.panels]
+    above = TITLE + (max(1, *written) - 1) * LINE
     pitch = plot + above + below
     height = lines * pitch - above - below
     legend = max(_legend(page, width) for page in pages)
@@ -93,7 +112,7 @@ def _layout(pages: Sequence[Page], columns: int, plot: int | None, width: int) -
         "height": top + height + bottom, "autosize": True, "margin": {"l": 56, "r": 14, "t": top, "b": bottom},
         "font": {"family": FONT, "size": 13, "color": TEXT}, "paper_bgcolor": "#ffffff", "plot_bgcolor": "#ffffff",
         "hovermode": "closest", "hoverlabel": {"align": "left", "bgcolor": "#ffffff", "font": {"size": 13}},
-        "showlegend": bool(legend), "annotations": _titles(pages[0], letters),
+        "showlegend": bool(legend), "annotations": _titles(pages[0], columns, width),
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": -(below + SPACE) / height, "yanchor": "top",
                    "maxheight": 2000, "tracegroupgap": 0, "font": {"size": 12}},
     }  # fmt: skip
@@ -111,7 +130,9 @@ def _layout(pages: Sequence[Page], columns: int, plot: int | None, width: int) -
         seen = _used(pages[0], slot)
         found |= {f"xaxis{_number(slot)}": x | {"visible": seen}, f"yaxis{_number(slot)}": y | {"visible": seen}}
     if len(pages) > 1:
-        found["updatemenus"] = [_menu(pages, slots, 1 + (top - 40) / height, letters)]
+        found["updatemenus"] = [
+            _menu(pages, slots, 1 + (top - 40) / height, partial(_titles, columns=columns, width=width))
+        ]
     return found
 
 
@@ -142,28 +163,35 @@ def _legend(page: Page, width: int) -> int:
     return lines
 
 
-def _title(panel: Panel, letters: int) -> str:
-    return "<br>".join(textwrap.wrap(panel.title, letters))
+def _lines(title: str, columns: int, width: int) -> list[str]:
+    """A panel's title, in as many lines as it needs beside the others, also on the narrowest of wide pages."""
+    letters, found = int(min(width, NARROW) / columns / BOLD), list[str]()
+    for part in title.split(", ") if title else ():
+        if found and len(found[-1]) + 2 + len(part) <= letters:
+            found[-1] += f", {part}"
+        else:
+            found = [*found[:-1], *(f"{each}," for each in found[-1:]), part]
+    return [each for line in found for each in textwrap.wrap(line, letters, break_long_words=False)]
 
 
-def _titles(page: Page, letters: int) -> list[dict[str, Any]]:
+def _titles(page: Page, columns: int, width: int) -> list[dict[str, Any]]:
     """Each at its panel's upper left, wherever that is."""
     look = {"showarrow": False, "font": {"size": 13}, "align": "left"}
     place = {"x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "yshift": 4}
     return [
-        {"text": f"<b>{_title(panel, letters)}</b>", "xref": f"x{_number(slot)} domain",
+        {"text": f"<b>{'<br>'.join(_lines(panel.title, columns, width))}</b>", "xref": f"x{_number(slot)} domain",
          "yref": f"y{_number(slot)} domain", **look, **place}
         for slot, panel in enumerate(page.panels)
         if panel.title and panel.traces
     ]  # fmt: skip
 
 
-def _menu(pages: Sequence[Page], slots: Sequence[int], y: float, letters: int) -> dict[str, Any]:
+def _menu(pages: Sequence[Page], slots: Sequence[int], y: float, titles: Callable[[Page], Any]) -> dict[str, Any]:
     """A page is the traces that are seen, the titles above them, and the axes that are used."""
     owners = [number for number, page in enumerate(pages) for panel in page.panels for _ in panel.traces]
     buttons = []
     for number, page in enumerate(pages):
-        layout: dict[str, Any] = {"annotations": _titles(page, letters)}
+        layout: dict[str, Any] = {"annotations": titles(page)}
         for slot in slots:
             x, y_axis, seen = f"xaxis{_number(slot)}", f"yaxis{_number(slot)}", _used(page, slot)
             layout |= {f"{x}.visible": seen, f"{y_axis}.visible": seen}
@@ -171,9 +199,7 @@ def _menu(pages: Sequence[Page], slots: Sequence[int], y: float, letters: int) -
                 panel = page.panels[slot]
                 layout[f"{x}.title.text"] = panel.x["title"]["text"]
                 for name, given in ((x, panel.x), (y_axis, panel.y)):
-                    changes = {
-                        key: given[key] for key in ("tickvals", "ticktext", "categoryarray", "range") if key in given
-                    }
+                    changes = {key: given[key] for key in CHANGING if key in given}
                     layout |= {f"{name}.{key}": value for key, value in changes.items()}
                     layout |= {} if "range" in given else {f"{name}.autorange": True}
         shown = {"visible": [each == number for each in owners]}

@@ -9,9 +9,11 @@ from html import escape
 from paceline.analysis.checks import Doubt
 from paceline.analysis.claims import Claim
 from paceline.analysis.lines import network
+from paceline.analysis.runs import MACHINE
 from paceline.analysis.study import Study
-from paceline.analysis.wording import count, listing
-from paceline.report.markup import Cell, bullets, details, paragraphs, table
+from paceline.analysis.wording import count
+from paceline.report.markup import Cell, bullets, details, paragraphs, prose, table
+from paceline.report.traces import scaled_by
 
 # The summary, by the kinds of its findings.
 SUMMARY = {
@@ -34,6 +36,7 @@ DOUBTS = {
     "spread": ("Repeats that differ", "Differences that are smaller than these are not real."),
     "baseline": ("A baseline with fewer cores", "A part of the speedup is cores that one worker could have used."),
     "superlinear": ("Faster than possible", "The run of one worker is slower than it could be: repeat it."),
+    "mixed": ("Several machines or versions", "Compare only runs of one: make all of them again on one machine."),
     "differ": ("Replicas that are not the same model", "Training is wrong, or not the same: do not compare these."),
 }
 VERDICTS = {"holds": "✓", "fails": "✗", "holds in part": "◐", "cannot be told": "?"}
@@ -63,7 +66,7 @@ def about(study: Study) -> str:
     bench = study.bench
     if bench is None:
         return ""
-    source = f'<p class="source">After {escape(bench.source)}.</p>\n' if bench.source else ""
+    source = f'<p class="source">After {prose(bench.source)}.</p>\n' if bench.source else ""
     return paragraphs(bench.about) + source
 
 
@@ -134,28 +137,36 @@ def missing(found: Sequence[tuple[str, str]]) -> str:
 METHOD = """
 <p>The first steps of each run are left out for as long as they are still warming up (the cut that makes the mean of
 the rest most certain). A step is the whole step, from the end of the one before to the end of its optimizer. What is
-shown is the median of these raw step times over all repeats, with the interval in which it lies with 95 % confidence:
-runs, and in each of them blocks of steps, are drawn again and again by chance (bootstrap). Speedup is images per second
-beside one worker: <em>strong</em> of the same global batch, <em>weak</em> of the same batch for each worker. Two
-settings whose intervals overlap are not shown to differ. More is in docs/reports.md of Paceline.</p>
+shown is the median step of the middle repeat, with the interval in which it lies with 95 % confidence: by how much
+repeats differ (Student's t), or, of one run alone, by blocks of its steps, drawn again and again by chance (bootstrap),
+which does not tell how another run would be. Speedup is images per second beside one worker: <em>strong</em> of the
+same global batch, <em>weak</em> of the same batch for each worker. Two settings whose intervals overlap are not shown
+to differ. More is in docs/reports.md of Paceline.</p>
 """
 
 
 def method(study: Study) -> str:
-    rows: list[list[str]] = []
-    bench = study.bench
-    here = dict(bench.here) if bench else {}
-    for name, value in here.items():
-        rows.append([name.replace("_", " "), str(value)])
-    for name in ("processor", "cores", "gpus", "platform", "torch", "python"):
-        if name not in here:
-            values = {str(run.environment.get(name) or "none") for run in study.runs}
-            rows.append([name, " and ".join(sorted(values))])
+    rows = [[name.replace("_", " "), " and ".join(values)] for name, values in _machines(study).items()]
     if links := {network(one) for one in study.groups} - {""}:
         sizes = sorted({len(one.setting["lab"]) for one in study.groups if one.setting["lab"]})
-        rows.append(["lab", f"{listing([str(size) for size in sizes])} nodes, {'; '.join(sorted(links))}"])
+        many = count(sizes[0], "node") if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} nodes"
+        rows.append(["lab", f"{many}, {'; '.join(sorted(links))}"])
+    if scaled := scaled_by(study.groups):
+        rows.append(["scaled", "; ".join(scaled)])
     times = [steps[-1].time for run in study.runs for steps in run.steps.values() if steps]
     first, last = (datetime.fromtimestamp(end, UTC) for end in (min(times), max(times)))
     until = f"{last:%H:%M}" if first.date() == last.date() else f"{last:%Y-%m-%d %H:%M}"
     rows.append(["made", f"{first:%Y-%m-%d %H:%M} to {until} UTC"])
-    return METHOD + table(["", "the machine"], rows)
+    several = any(len(values) > 1 for values in _machines(study).values())
+    return METHOD + table(["", "the machines" if several else "the machine"], rows)
+
+
+def _machines(study: Study) -> dict[str, list[str]]:
+    """What the runs were made on, as each of them says, and what only the experiment knows of it; each value once."""
+    here = study.bench.here if study.bench else {}
+    found = {name: [str(value)] for name, value in here.items()}
+    for name in dict.fromkeys([*here, *MACHINE]):
+        told = [run.environment[name] for run in study.runs if run.environment.get(name) is not None]
+        if told or name not in here:
+            found[name] = sorted({str(value) if value != [] else "none" for value in told}) or ["unknown"]
+    return found

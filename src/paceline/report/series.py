@@ -8,18 +8,23 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Generic, TypeVar
 
-from paceline.analysis.scaling import Group, nodes_of
+from paceline.analysis import scaling
+from paceline.analysis.runs import MACHINE
+from paceline.analysis.scaling import NETWORK, Group, machine_of, nodes_of, stands_for
 from paceline.analysis.study import Study
 from paceline.analysis.wording import count, link, listing
 from paceline.report.figure import COLOURS, DASHES, MARKERS
 
 # What names are made of, most telling first; whatever else differs comes after these.
-TELLING = ("model", "data", "strategy", "servers", "batch", "workers", "nodes", "device", "compute", "link",
-           "transport", "threads")  # fmt: skip
+TELLING = ("model", "data", "strategy", "servers", "overlap", "batch", "compute", "stands", "workers", "nodes",
+           "device", "link", "transport", "threads")  # fmt: skip
 # Of a spec, what these say already, and what follows from them.
 SAID = ("model", "data", "strategy", "servers", "batch_size", "workers", "device", "compute", "transport", "threads",
-        "lab", "normalize", "staleness")  # fmt: skip
-PROBLEM = ("model", "data", "compute")  # what lines must share to be beside each other in a panel
+        "lab", "normalize", "staleness", "overlap", "shrink", "read",
+        *MACHINE, *NETWORK)  # fmt: skip
+# What lines must share to be beside each other in a panel.
+PROBLEM = ("model", "data", "compute", "stands", "shrink", "pace", "cpu", "image_size", "hidden", "dtype", *MACHINE)
+PAGES_BY = ("stands",)  # whatever else there is: its first value is what is seen first
 MOST_LINES, MOST_PANELS = 10, 6  # of a panel, of a page
 
 Facets = Mapping[str, str]
@@ -29,17 +34,38 @@ Thing = TypeVar("Thing")
 def facets(one: Group) -> dict[str, str]:
     """What a setting is, in words, by what they are about."""
     s, setting = one.first.summary, one.setting
-    links = sorted({node["up"] for node in setting.get("lab", []) if node.get("up")})
-    staleness, threads = setting.get("staleness"), setting.get("threads")
+    links, speeds, cpus = (_of_nodes(one, key) for key in ("up", "speed", "cpu"))
+    staleness, threads, overlap = (setting.get(key) for key in ("staleness", "threads", "overlap"))
+    averages = s.workers > 1 and not s.servers
     words = {"model": s.model, "data": s.data, "strategy": s.strategy,
              "servers": count(s.servers, "server") if s.servers else "", "batch": f"batch {s.batch_size:,}",
              "workers": count(s.workers, "worker"), "nodes": count(nodes_of(one.first), "node"),
              "device": str(setting.get("device", "")), "link": listing([link(up) for up in links]),
              "compute": "real compute" if s.compute == "real" else f"emulated ({device(s.compute)})",
              "transport": s.transport, "threads": count(threads, "thread") if threads else "",
-             "staleness": "" if staleness is None else f"staleness {staleness}"}  # fmt: skip
+             "staleness": "" if staleness is None else f"staleness {staleness}",
+             "read": f"read {setting['read']}" if setting.get("read", "own") != "own" else "",
+             "overlap": "overlap off" if averages and overlap == "off" else "",
+             "overlap_asked": f"overlap {overlap}" if averages and overlap else "", "stands": stands(one),
+             "shrink": f"gradients {s.shrink:,} times smaller" if s.shrink > 1 else "",
+             "pace": f"devices {listing([f'{each:g}' for each in speeds])} times as fast" if speeds not in ([], [1])
+                     else "",
+             "cpu": f"{listing([f'{each:g}' for each in cpus])} cores a node" if cpus else ""}  # fmt: skip
+    words |= dict(zip(MACHINE, machine_of(one), strict=True))
+    words |= {key: text for key, text in scaling.words(one).items() if key in NETWORK}
     rest = {key: value for key, value in setting.items() if key not in SAID}
     return words | {key: f"{key.replace('_', ' ')} {value}" for key, value in sorted(rest.items())}
+
+
+def _of_nodes(one: Group, key: str) -> list[float]:
+    """What its lab's nodes have, each number once."""
+    return sorted({node[key] for node in one.setting.get("lab") or [] if node.get(key)})
+
+
+def stands(one: Group) -> str:
+    """Of smaller gradients and faster devices: the links that would take as large a part of a step at full size."""
+    known = stands_for(one)
+    return f"links as of {link(float(f'{known:.3g}'))}" if known else ""
 
 
 def device(compute: str) -> str:
@@ -55,17 +81,22 @@ def common(many: Sequence[Facets]) -> dict[str, str]:
     return {key: value for key, value in many[0].items() if all(each.get(key) == value for each in many)}
 
 
-def telling(many: Sequence[Facets], without: Iterable[str] = ()) -> list[str]:
-    """As few kinds of facets as tell all of these apart that can be told apart."""
-    left_out = set(without)
+def telling(
+    many: Sequence[Facets], without: Iterable[str] = (), only: Iterable[str] | None = None, known: Iterable[str] = ()
+) -> list[str]:
+    """As few kinds of facets as tell all of these apart that can be told apart; `known` are chosen already."""
+    left_out, allowed, chosen = set(without), None if only is None else set(only), list(known)
     order = [*TELLING, *sorted({key for each in many for key in each} - set(TELLING))]
-    chosen: list[str] = []
-    apart = 1
+    apart = _kinds(many, chosen)
     for key in order:
-        values = {tuple(each.get(name, "") for name in (*chosen, key)) for each in many}
-        if key not in left_out and len(values) > apart:
-            chosen, apart = [*chosen, key], len(values)
-    return chosen
+        found = _kinds(many, [*chosen, key])
+        if key not in left_out and (allowed is None or key in allowed) and found > apart:
+            chosen, apart = [*chosen, key], found
+    return sorted(chosen, key=order.index)
+
+
+def _kinds(many: Sequence[Facets], keys: Sequence[str]) -> int:
+    return len({tuple(each.get(key, "") for key in keys) for each in many})
 
 
 def name(one: Facets, keys: Iterable[str]) -> str:
@@ -74,8 +105,9 @@ def name(one: Facets, keys: Iterable[str]) -> str:
 
 
 def natural(text: str) -> tuple[Any, ...]:
-    """To sort by: numbers in a text count as numbers, and one worker alone comes last."""
-    parts = re.split(r"(\d+)", text.replace(",", ""))
+    """To sort by: numbers in a text count as numbers, in one unit, and one worker alone comes last."""
+    alike = re.sub(r"([\d.]+) Gbit/s", lambda found: f"{1000 * float(found[1]):g} Mbit/s", text.replace(",", ""))
+    parts = re.split(r"(\d+)", alike)
     return (text == "sequential", [(part.isdigit(), int(part) if part.isdigit() else part) for part in parts])
 
 
@@ -154,24 +186,35 @@ def arrange(
     x axis says.
     """
     given = list(things)
-    keys = telling([words(thing) for thing in given], without)
-    above = [key for key in keys if panels is None or key in panels]
+    many = [words(thing) for thing in given]
+    chosen = telling(many, without, PROBLEM if panels is None else panels)
+    keys = telling(many, without, known=chosen)
+    above = keys[:] if panels is None else chosen
     own = sorted((key for key in keys if key not in above), key=lambda key: key != colour)
-    while len(own) > 1 and _fullest([words(thing) for thing in given], above) > most:
-        above.append(own.pop())
+    while len(own) > 1 and _fullest(many, above) > most:
+        above.append(own.pop(own.index(_divider(many, above, own, most))))
+    above.sort(key=lambda key: key not in PAGES_BY)
     ordered = sorted(given, key=lambda thing: [natural(words(thing).get(key, "")) for key in (*above, *own)])
     known = [words(thing) for thing in ordered]
     colours = palette(study, own[0]) if own else []
     turned = 0  # how many of them the pages are by
     while turned < len(above) - 1 and _most_panels(known, above, turned) > MOST_PANELS:
         turned += 1
-    full = keys if "strategy" in keys else [*keys, "strategy"]
+    full, titles = (keys if "strategy" in keys else [*keys, "strategy"]), [key for key in keys if key in above[turned:]]
     found: dict[str, dict[str, list[Styled[Thing]]]] = {}
     for thing, each, look in zip(ordered, known, looks(known, own, colours), strict=True):
         page = found.setdefault(name(each, above[:turned]), {})
         styled = Styled(thing, name(each, own) or name(each, ["strategy"]), name(each, full), look)
-        page.setdefault(name(each, above[turned:]), []).append(styled)
+        page.setdefault(name(each, titles) or (name(each, ["model"]) if titles else ""), []).append(styled)
     return [Sheet(page, parts) for page, parts in found.items()]
+
+
+def _divider(many: Sequence[Facets], above: Sequence[str], own: Sequence[str], most: int) -> str:
+    """What to make more panels by: the last, or what makes the fewest of them if these would not be on one page."""
+    fitting = [key for key in own if _fullest(many, [*above, key]) <= most]
+    if not fitting or _kinds(many, [*above, own[-1]]) <= MOST_PANELS:
+        return own[-1]
+    return min(reversed(fitting), key=lambda key: _kinds(many, [*above, key]))
 
 
 def _fullest(known: Sequence[Facets], above: Sequence[str]) -> int:

@@ -6,16 +6,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from paceline.analysis.scaling import Curve, Group, Point
-from paceline.analysis.statistics import amdahl, gustafson
+from paceline.analysis.scaling import LENGTH, Curve, Group, Point, _serial
 from paceline.analysis.study import Study
-from paceline.report.series import MOST_LINES, Facets, by_name, common, facets, name, natural, telling
+from paceline.report.series import MOST_LINES, Facets, common, facets, name, natural, telling
 
 Thing = TypeVar("Thing")
 SIZE: dict[str, Callable[[Group], int]] = {
     "workers": lambda one: one.workers,
     "batch": lambda one: one.first.summary.global_batch,
 }
+
+# What tells one of a server's lines from another that has more servers: its nodes and workers follow from these.
+BY_SERVERS = ("servers", "workers", "nodes")
+LINKS = ("link", "stands", "pace", "cpu")
 
 AXES = {"workers": "workers", "batch": "batch size, samples per update"}
 
@@ -73,13 +76,6 @@ def apart(things: Sequence[Thing], group: Callable[[Thing], Group], along: str =
     return list(found.values())
 
 
-def _serial(kind: str, points: Sequence[Point]) -> float | None:
-    workers, speedups = [point.workers for point in points], [point.speedup.value for point in points]
-    if kind == "weak":
-        return gustafson(workers, speedups)
-    return amdahl([1, *workers], [1.0, *(1 / speedup for speedup in speedups)])
-
-
 def by_workers(study: Study) -> list[Strand]:
     """Every setting in at least one: of weak scaling, else of strong scaling, else with those that it is like."""
     strands, seen = list[Strand](), set[int]()
@@ -105,12 +101,36 @@ def by_batch(study: Study) -> list[Strand]:
     return [strand for strand in alike(study.groups, "batch", ("batch_size",)) if len(strand.groups) > 1]
 
 
+def timed_by_batch(study: Study) -> list[Strand]:
+    """The same, however long they are: a time does not depend on that."""
+    strands = alike(_longest(study.groups), "batch", ("batch_size", *LENGTH))
+    return [strand for strand in strands if len(strand.groups) > 1]
+
+
+def _longest(groups: Iterable[Group]) -> list[Group]:
+    """Of settings that differ in their length alone, the one with the most steps."""
+    found: dict[str, Group] = {}
+    for one in groups:
+        same = repr((_setting(one, LENGTH), facets(one)["nodes"]))
+        if same not in found or _steps(one) > _steps(found[same]):
+            found[same] = one
+    return list(found.values())
+
+
+def _steps(one: Group) -> int:
+    return sum(len(run.steady) for run in one.runs)
+
+
 def side_by_side(study: Study) -> tuple[str, list[Strand]]:
-    """What settings differ in that are to be seen beside each other: workers, or where these do not, batch sizes."""
-    strands = by_workers(study)
-    if any(len(strand.groups) > 1 for strand in strands):
+    """What settings differ in that are to be seen beside each other: workers, or batch sizes.
+
+    Batch sizes where workers do not differ, or where all is in fewer rows then.
+    """
+    strands, by_size = by_workers(study), timed_by_batch(study)
+    all_of_them = len(settings(by_size)) == len(_longest(study.groups))
+    if any(len(strand.groups) > 1 for strand in strands) and not (all_of_them and len(by_size) < len(strands)):
         return "workers", few_servers(strands)
-    return ("batch", by_batch(study)) if by_batch(study) else ("workers", strands)
+    return ("batch", by_size) if by_size else ("workers", strands)
 
 
 def places(strands: Iterable[Strand], along: str) -> dict[int, str]:
@@ -132,9 +152,13 @@ def families(groups: Iterable[Group], but: Sequence[str]) -> list[list[Group]]:
     """Settings that differ in nothing but these and the number of nodes."""
     found: dict[str, list[Group]] = {}
     for one in groups:
-        setting = {key: value for key, value in one.setting.items() if key not in (*but, "lab")}
-        found.setdefault(f"{sorted(setting.items())} {facets(one)['link']}", []).append(one)
+        found.setdefault(_setting(one, but), []).append(one)
     return list(found.values())
+
+
+def _setting(one: Group, but: Sequence[str]) -> str:
+    setting = {key: value for key, value in one.setting.items() if key not in (*but, "lab")}
+    return repr((sorted(setting.items()), [facets(one)[key] for key in LINKS]))
 
 
 def few(strands: Sequence[Strand]) -> list[Strand]:
@@ -144,15 +168,21 @@ def few(strands: Sequence[Strand]) -> list[Strand]:
 
 def few_servers(strands: Sequence[Strand]) -> list[Strand]:
     """Of those that differ in their servers alone, the ones with the fewest and the most."""
+    kept = set()
+    for many in by_servers(strands):
+        ends = {many[0].facets.get("servers"), many[-1].facets.get("servers")}
+        kept |= {id(strand) for strand in many if strand.facets.get("servers") in ends}
+    return [strand for strand in strands if id(strand) in kept]
+
+
+def by_servers(strands: Iterable[Strand]) -> list[list[Strand]]:
+    """Those that differ in their servers alone, the fewest first; one without servers is by itself."""
     found: dict[str, list[Strand]] = {}
     for strand in strands:
-        served = dict.fromkeys(("servers", "workers", "nodes"), "") if strand.facets.get("servers") else {}
-        found.setdefault(repr(by_name({**strand.facets, **served})), []).append(strand)
-    kept = set()
-    for many in found.values():
-        ordered = sorted(many, key=lambda strand: natural(strand.facets.get("servers", "")))
-        kept |= {id(strand) for strand in (ordered if len(ordered) < 3 else [ordered[0], ordered[-1]])}
-    return [strand for strand in strands if id(strand) in kept]
+        served = bool(strand.facets.get("servers"))
+        said = {key: text for key, text in strand.facets.items() if text and key not in (*BY_SERVERS, *LENGTH)}
+        found.setdefault(repr(sorted(said.items())) if served else f"{id(strand)}", []).append(strand)
+    return [sorted(many, key=lambda strand: natural(strand.facets.get("servers", ""))) for many in found.values()]
 
 
 def settings(strands: Iterable[Strand]) -> list[Group]:

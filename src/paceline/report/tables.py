@@ -8,19 +8,26 @@ from statistics import median
 from typing import Any
 
 from paceline.analysis.runs import Run
-from paceline.analysis.scaling import BY_DIVISION, Curve, Group, label, nodes_of
+from paceline.analysis.scaling import BY_DIVISION, NETWORK, Curve, Group, label, nodes_of, stands_for, words
 from paceline.analysis.statistics import Interval
 from paceline.analysis.study import Study
+from paceline.analysis.wording import count
 from paceline.report.markup import NOTHING, Cell, cell, number, percent, scrolling, table, within
+from paceline.report.series import facets
 
 Row = dict[str, Any]
 
+# What is comparable also with a paper that trained on other data, or for longer.
+PACE = ("update_seconds", "images_per_second", "speedup")
+
 # What a setting is, in the order of the columns; the rest of the spec follows where it differs.
-IDENTITY = ("model", "data", "strategy", "transport", "workers", "servers", "nodes", "batch_size", "compute", "device")
+IDENTITY = ("model", "data", "strategy", "transport", "workers", "servers", "nodes", "batch_size", "compute", "device",
+            "links", "links_as_of")  # fmt: skip
 ALWAYS = ("strategy", "workers", "batch_size")
 BY_COMPUTE = ("steps", "epochs", "test", "validation")
+FOLLOWS = {"links": "nodes", "shrink": "links_as_of"}
 IMPLIED = ("lab", "normalize", "global_batch")
-HEADERS = {"batch_size": "batch", "lr": "learning rate"}
+HEADERS = {"batch_size": "batch", "lr": "learning rate", "shrink": "gradients, times smaller"}
 # A measure of both, ours and a paper's: its name, and how it is written.
 MEASURES: dict[str, tuple[str, Callable[[float | None], str]]] = {
     "read_seconds": ("read, s", number),
@@ -45,7 +52,16 @@ def value_of(run: Run, name: str) -> Any:
     if name == "device":
         device = run.spec.get("device", "auto")
         return ("cuda" if run.environment.get("gpus") else "cpu") if device == "auto" else device
+    if name == "epochs":  # a run that was stopped in an epoch has not trained for so many
+        return run.spec.get("epochs", run.summary.epochs) if is_whole(run) else None
+    if name == "read":
+        return run.spec.get("read", "own")
     return run.spec[name] if name in run.spec else getattr(run.summary, name, None)
+
+
+def is_whole(run: Run) -> bool:
+    """Whether it went to the end of its epochs: one that was given a number of steps stops somewhere."""
+    return run.spec.get("steps") is None
 
 
 def measured(one: Group, name: str) -> float | None:
@@ -54,6 +70,8 @@ def measured(one: Group, name: str) -> float | None:
         return one.step().value
     if name == "images_per_second":
         return one.images_per_second().value
+    if name == "epoch_seconds" and not is_whole(one.first):
+        return None
     found: list[float] = []
     for run in one.runs:
         value = getattr(run.summary, name, None)
@@ -76,8 +94,8 @@ def _speedup(one: Group, curves: Iterable[Curve]) -> Interval | None:
 
 def _order(one: Group) -> tuple[Any, ...]:
     s = one.first.summary
-    return (s.model, s.data, s.compute, s.strategy != "sequential", s.strategy, s.servers, s.workers,
-            nodes_of(one.first), s.batch_size)  # fmt: skip
+    return (s.model, s.data, s.compute, stands_for(one) or 0, s.strategy != "sequential", s.strategy, s.servers,
+            facets(one)["overlap"], s.workers, nodes_of(one.first), s.batch_size)  # fmt: skip
 
 
 def _identity(groups: Sequence[Group]) -> list[str]:
@@ -87,6 +105,12 @@ def _identity(groups: Sequence[Group]) -> list[str]:
 
 
 def _told(one: Group, name: str) -> Any:
+    if name.startswith("links"):
+        return facets(one)["link" if name == "links" else "stands"].removeprefix("links as of ") or None
+    if name == "overlap" and (one.first.summary.servers or one.workers == 1):
+        return None  # there is nothing to overlap
+    if name in NETWORK:
+        return words(one)[name] or None
     return value_of(one.first, name) if name in IDENTITY else one.setting.get(name)
 
 
@@ -95,11 +119,13 @@ def _values(groups: Iterable[Group], name: str) -> set[str]:
 
 
 def _follows(groups: Sequence[Group], name: str) -> bool:
-    """Whether it only repeats the strategy, as the transport of servers does, or that compute is emulated."""
+    """Whether it only repeats another: the strategy, as the transport of servers does, the compute, or the nodes."""
     if name in BY_DIVISION and name not in (*ALWAYS, "servers"):
         other = "strategy"
     elif name in BY_COMPUTE:
         other = "compute"
+    elif name in FOLLOWS:
+        other = FOLLOWS[name]
     else:
         return False
     return all(len(_values([o for o in groups if _told(o, other) == _told(one, other)], name)) == 1 for one in groups)
@@ -176,19 +202,26 @@ def matches(one: Group, wanted: dict[str, Any]) -> bool:
 
 
 def beside_paper(study: Study) -> list[Row]:
-    """For each of the paper's rows and each setting of ours that it is about: both, and ours over the paper's."""
+    """For each of the paper's rows and each setting of ours that it is about: both, and ours over the paper's.
+
+    What else the paper's was `of` need not be so of ours: then it is said, and only what is about pace is divided.
+    """
     rows: list[Row] = []
     for given in study.bench.paper if study.bench else ():
-        wanted, note = given.get("match", {}), str(given.get("note", ""))
+        wanted, of, note = given.get("match", {}), given.get("of", {}), str(given.get("note", ""))
         theirs = {name: value for name, value in given.items() if name in MEASURES}
-        setting = ", ".join(_named(name, value) for name, value in wanted.items() if value != "real")
+        setting = ", ".join(_named(name, value) for name, value in (wanted | of).items() if value != "real")
         found: list[Group | None] = [one for one in study.groups if matches(one, wanted)]
         for one in found or [None]:
-            row: Row = {"setting": setting, "ours": label(one, study.groups) if one else "", "note": note}
+            other = [name for name in of if one and not matches(one, {name: of[name]})]
+            said = [_named(name, value_of(one.first, name)) for name in other] if one else []
+            row: Row = {"setting": setting, "ours": label(one, study.groups) if one else "", "note": note,
+                        "ours_is_of": ", ".join(said)}  # fmt: skip
             for name, value in theirs.items():
                 ours = _our(study, one, name)
+                same = ours is not None and value and (not other or name in PACE)
                 row |= {f"{name}_paper": value, f"{name}_ours": ours,
-                        f"{name}_ratio": ours / value if ours is not None and value else None}  # fmt: skip
+                        f"{name}_ratio": ours / value if ours is not None and same else None}  # fmt: skip
             rows.append(row)
     return rows
 
@@ -207,6 +240,8 @@ def _named(name: str, value: Any) -> str:
         return " or ".join(_named(name, each) for each in value)
     if name in ("workers", "nodes", "servers"):
         return f"{value} {name if value != 1 else name[:-1]}"
+    if name == "epochs":
+        return "not whole epochs" if value is None else count(value, "epoch")
     if name in ("strategy", "model", "data", "device"):
         return str(value)
     return f"{HEADERS.get(name, name.replace('_', ' '))} {value}"
@@ -235,8 +270,9 @@ def _paper_lines(row: Row, names: Sequence[str]) -> str:
         return f"<tbody>{first}<tr>{none}</tr></tbody>\n"
     ours = "".join(f"<td>{_written(name, row.get(f'{name}_ours'))}</td>" for name in names)
     ratio = "".join(f"<td>{_difference(name, row)}</td>" for name in names)
+    which = f"{row['ours']}; {row['ours_is_of']}" if row["ours_is_of"] else row["ours"]
     return (
-        f'<tbody>{first}<tr><td class="word">ours<small>{escape(row["ours"])}</small></td>{ours}</tr>\n'
+        f'<tbody>{first}<tr><td class="word">ours<small>{escape(which)}</small></td>{ours}</tr>\n'
         f'<tr class="ratio"><td class="word">ours ÷ paper</td>{ratio}</tr></tbody>\n'
     )
 

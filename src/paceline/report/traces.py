@@ -14,7 +14,7 @@ from paceline.analysis.scaling import Group, nodes_of
 from paceline.analysis.statistics import Interval, Series
 from paceline.analysis.wording import count, listing, number
 from paceline.report.figure import COLOURS, IDEAL, PATTERNS
-from paceline.report.series import Look, device
+from paceline.report.series import Look, device, facets, natural
 
 WIDE_HOVER = 44  # letters: a longer line would not fit beside a point on a phone
 INTERVALS = "Bars: 95 % intervals."
@@ -118,9 +118,11 @@ def over_time(x: Series, y: Series, label: str, look: Look, hover: str) -> Trace
 def identity(one: Group) -> Row:
     """What a row of numbers is of."""
     s = one.first.summary
+    scaled = {"shrink": s.shrink, "links_as_of": facets(one)["stands"]} if s.shrink > 1 else {}
     return {"model": s.model, "data": s.data, "strategy": s.strategy, "servers": s.servers, "workers": s.workers,
             "nodes": nodes_of(one.first), "batch_size": s.batch_size, "global_batch": s.global_batch,
-            "compute": s.compute, "runs": len(one.runs)}  # fmt: skip
+            "compute": s.compute, "runs": len(one.runs), **scaled,
+            **({"overlap": "off"} if facets(one)["overlap"] else {})}  # fmt: skip
 
 
 def with_interval(column: str, value: Interval) -> Row:
@@ -139,15 +141,28 @@ def _paced(compute: str) -> str:
 
 def caption(*sentences: str, groups: Iterable[Group]) -> str:
     """Sentences, and at the end that compute was emulated, if it was."""
-    found = [one.first.summary for one in groups]
-    emulated = [each for each in found if each.compute != "real"]
+    found = list(groups)
+    emulated = [one for one in found if one.first.emulated]
     if emulated:
-        shrunk = sorted({each.shrink for each in emulated if each.shrink > 1})
-        smaller = f"; gradients {listing([f'{each:,}' for each in shrunk])} times smaller" if shrunk else ""
-        how = f"{listing(sorted({_paced(each.compute) for each in emulated}))}{smaller}"
+        how = "; ".join(
+            [listing(sorted({_paced(one.first.summary.compute) for one in emulated})), *scaled_by(emulated)]
+        )
         sentences += (f"Emulated compute ({how})." if len(emulated) == len(found) else
                       f"Compute is emulated ({how}) where it says so.",)  # fmt: skip
     return " ".join(each for each in sentences if each)
+
+
+def scaled_by(groups: Iterable[Group]) -> list[str]:
+    """What was made smaller or faster, each once, and which links that stands for."""
+    known = [facets(one) for one in groups]
+    paces = {words["pace"] for words in known}
+    shared = paces.pop() if len(paces) == 1 else ""
+    found = []
+    for words in known:
+        said = ", ".join(text for text in (words["shrink"], words["pace"]) if text and text != shared)
+        stands = words["stands"] if said or len({each["stands"] for each in known}) == 1 else ""
+        found.append(": ".join(text for text in (said, stands) if text))
+    return [shared] * bool(shared) + sorted(set(found) - {""}, key=natural)
 
 
 def of_runs(one: Group) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from made_up import steady, write_run
-from made_up_experiments import EVIL, MadeUp, training, write
+from made_up_experiments import EVIL, MadeUp, servers_and_ring, sizes_cut_short, training, write
 
 from paceline.analysis.checks import Doubt
 from paceline.analysis.claims import Case, Claim
@@ -20,8 +20,9 @@ from paceline.analysis.findings import Finding
 from paceline.analysis.statistics import Interval
 from paceline.analysis.study import Study, read_study
 from paceline.report import sections, tables
+from paceline.report.draw import draw
 from paceline.report.figure import Chart
-from paceline.report.markup import as_json, number, table_of, within
+from paceline.report.markup import as_json, number, prose, table_of, within
 from paceline.report.page import page
 
 PLOTLY = "var Plotly = {};"
@@ -201,12 +202,69 @@ def test_a_papers_row_stands_beside_each_of_ours_that_it_is_about(study: Study) 
     assert "×\u00a00.0" in html
 
 
+@pytest.fixture(scope="module")
+def sized(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return read_study([sizes_cut_short(tmp_path_factory.mktemp("made-up") / "sized")])
+
+
+def test_an_epoch_that_was_cut_short_has_no_time(sized: Study) -> None:
+    times = {(row["model"], row["epoch_seconds"] is None) for row in tables.results(sized)}
+    assert times == {("shallow-cnn", False), ("resnet18", True)}
+
+
+def test_a_paper_of_other_data_is_told_from_ours_and_only_pace_is_divided(sized: Study) -> None:
+    first, *_, last = tables.beside_paper(sized)
+    assert first["setting"] == "shallow-cnn, batch 32, mnist, 5 epochs"
+    assert first["ours_is_of"] == "mnist-mini, 3 epochs"
+    assert first["update_seconds_ratio"] == pytest.approx(first["update_seconds_ours"] / 0.01)
+    assert first["epoch_seconds_ours"] > 0
+    assert first["epoch_seconds_ratio"] is None
+    assert last["ours"] == "", "no run of ours was of that data for so many epochs"
+    html = tables.paper_html(sized)
+    assert html.count("no run of this setting") == 1
+    assert "mnist-mini, 3 epochs</small>" in html
+
+
+def test_a_study_of_several_machines_says_so_and_shows_all_of_them(study: Study, tmp_path: Path) -> None:
+    for cores in (2, 16):
+        for workers in (1, 2):
+            made = MadeUp(strategy="ring" if workers > 1 else "sequential", workers=workers, cores=cores, steps=12)
+            write(tmp_path / f"{cores}-{workers}", made)
+    mixed = read_study([tmp_path])
+    html = page(mixed, draw(mixed), PLOTLY)
+    assert "Several machines or versions" in html
+    assert "the machines</th>" in html
+    assert "16 and 2" in html
+    assert ">cores</th>" in tables.results_html(mixed)
+    [throughput] = [chart for chart in draw(mixed) if chart.name == "throughput"]
+    assert [each["text"] for each in throughput.figure["layout"]["annotations"]] == [
+        "<b>2 cores</b>",
+        "<b>16 cores</b>",
+    ]
+    assert "the machine</th>" in sections.method(study)
+
+
+def test_what_smaller_gradients_stand_for_is_said(tmp_path: Path) -> None:
+    served = read_study([servers_and_ring(tmp_path / "served")])
+    assert {row["links_as_of"] for row in tables.results(served)} == {"2 Gbit/s", "16 Gbit/s"}
+    html = page(served, [], PLOTLY)
+    assert "devices 8 times as fast; gradients 32 times smaller: links as of 2 Gbit/s; gradients 256 times" in html
+    assert "As <code>paceline bench</code> would make it." in html
+
+
+def test_only_what_is_between_two_backticks_is_code() -> None:
+    assert prose("a `b <c>` d ` e") == "a <code>b &lt;c&gt;</code> d ` e"
+
+
 @pytest.mark.parametrize(
     ("wanted", "fits"),
     [
         ({"workers": 2, "strategy": "ring"}, True),
         ({"workers": [2, 4]}, True),
         ({"device": "cpu", "nodes": 1, "model": "mlp", "optimizer": "sgd"}, True),
+        ({"data": "mnist-mini", "epochs": 1, "read": "own"}, True),
+        ({"data": "mnist"}, False),
+        ({"epochs": 5}, False),
         ({"workers": 3}, False),
         ({"no_such_thing": 1}, False),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from paceline.analysis.study import Study, read_study
 from paceline.report.charts_learning import in_lines
 from paceline.report.charts_over_time import MOST_POINTS, thinned
 from paceline.report.figure import COLOURS, DASHES, MARKERS, doublings, whole_numbers
-from paceline.report.series import arrange, device, facets, looks, name, natural, telling
+from paceline.report.series import PROBLEM, arrange, device, facets, looks, name, natural, telling
 from paceline.report.strands import by_batch, by_workers, few_servers, side_by_side, words
 
 
@@ -40,6 +41,8 @@ def test_a_name_has_only_what_tells_apart() -> None:
 def test_numbers_in_names_sort_as_numbers() -> None:
     given = ["resnet152", "vgg16", "resnet50", "sequential", "batch 1,024", "batch 64"]
     assert sorted(given, key=natural) == ["batch 64", "batch 1,024", "resnet50", "resnet152", "vgg16", "sequential"]
+    links = ["16 Gbit/s", "1.5 Gbit/s", "500 Mbit/s"]
+    assert sorted(links, key=natural) == links[::-1]
 
 
 @pytest.mark.parametrize(
@@ -85,12 +88,35 @@ def test_where_workers_do_not_differ_batches_are_side_by_side(tmp_path: Path) ->
     assert by_batch(study) == [strand]
 
 
+def test_batches_are_side_by_side_where_that_takes_fewer_rows(tmp_path: Path) -> None:
+    runs = [MadeUp(batch=batch, steps=steps) for batch, steps in ((32, 12), (64, 10), (256, 9))]
+    study = study_of(tmp_path, *runs, *(MadeUp(strategy="ring", workers=2, batch=n, steps=12) for n in (16, 64)))
+    along, strands = side_by_side(study)
+    assert along == "batch"
+    assert sorted(len(strand.groups) for strand in strands) == [2, 3]
+    assert [len(strand.groups) for strand in by_batch(study)] == [2], "lengths differ"
+
+
 def test_of_many_servers_the_fewest_and_the_most(tmp_path: Path) -> None:
     runs = [MadeUp(strategy="ps-sync", servers=s, workers=2, nodes=s + 2, steps=12) for s in (1, 2, 4)]
     nodes = [MadeUp(strategy="ring", workers=4, nodes=nodes, steps=12) for nodes in (1, 2, 4)]
     study = study_of(tmp_path, *runs, *nodes)
     kept = few_servers(by_workers(study))
     assert sorted(strand.facets["servers"] for strand in kept) == ["", "", "", "1 server", "4 servers"]
+
+
+def test_links_and_overlap_are_no_number_of_servers(tmp_path: Path) -> None:
+    """One server at other links, and with other gradients, is not one of many servers of these."""
+    given: dict[str, Any] = {"strategy": "ps-sync", "workers": 2, "steps": 12, "compute": "emulated:k80"}
+    runs = [MadeUp(servers=s, nodes=s + 2, **given) for s in (1, 2, 4)]
+    runs += [MadeUp(servers=1, nodes=3, bits=1e8, **given), MadeUp(servers=1, nodes=3, shrink=8, **given)]
+    kept = few_servers(by_workers(study_of(tmp_path, *runs)))
+    assert sorted((each.facets["servers"], each.facets["link"], each.facets["stands"]) for each in kept) == [
+        ("1 server", "1 Gbit/s", ""),
+        ("1 server", "1 Gbit/s", "links as of 8 Gbit/s"),
+        ("1 server", "100 Mbit/s", ""),
+        ("4 servers", "1 Gbit/s", ""),
+    ]
 
 
 def test_many_panels_are_on_several_pages(tmp_path: Path) -> None:
@@ -104,6 +130,27 @@ def test_many_panels_are_on_several_pages(tmp_path: Path) -> None:
     assert list(together.panels) == ["m0", "m1", "m2"]
     assert [styled.label for styled in together.panels["m0"]] == ["allreduce", "gather", "ring"]
     assert together.panels["m1"][2].full == "m1, ring"
+
+
+def test_pages_are_by_links_and_the_slowest_come_first(tmp_path: Path) -> None:
+    runs = [MadeUp(model=f"m{i}", strategy="ring", workers=2, nodes=2, steps=12, compute="emulated:k80", shrink=shrink)
+            for i in range(4) for shrink in (16, 2)]  # fmt: skip
+    study = study_of(tmp_path, *runs)
+    sheets = arrange(study, by_workers(study), words, PROBLEM, without=("workers",))
+    assert [sheet.name for sheet in sheets] == ["links as of 2 Gbit/s", "links as of 16 Gbit/s"]
+    assert [list(sheet.panels) for sheet in sheets] == [["m0", "m1", "m2", "m3"]] * 2
+
+
+def test_too_many_lines_are_divided_so_that_panels_are_few(tmp_path: Path) -> None:
+    """By strategy, into two, and not by the batch size, into eight."""
+    runs = [
+        MadeUp(strategy=strategy, workers=workers, batch=batch, steps=12)
+        for strategy, workers in (("sequential", 1), ("ring", 2))
+        for batch in (8, 16, 32, 64, 128, 256, 512, 1024)
+    ]
+    study = study_of(tmp_path, *runs)
+    [sheet] = arrange(study, study.groups, facets, PROBLEM)
+    assert {title: len(part) for title, part in sheet.panels.items()} == {"ring": 8, "sequential": 8}
 
 
 def test_long_series_keep_their_mean() -> None:
