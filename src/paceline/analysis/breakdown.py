@@ -34,7 +34,7 @@ def by_rank(run: Run) -> dict[int, Parts]:
         return {}
     if run.summary.strategy in APART:  # nobody waits for the slowest; each made its part of the updates
         skip = run.warm_up // run.at_once
-        return {rank: _mean([_parts(step, 0.0) for step in steps[skip:] or steps]) for rank, steps in workers.items()}
+        return {rank: mean([_parts(step, 0.0) for step in steps[skip:] or steps]) for rank, steps in workers.items()}
     by_number: dict[int, dict[int, Step]] = {}
     for rank, steps in workers.items():
         for step in steps:
@@ -44,7 +44,7 @@ def by_rank(run: Run) -> dict[int, Parts]:
         last = max(map(_ready, by_number[number].values()))
         for rank, step in by_number[number].items():
             found.setdefault(rank, []).append(_parts(step, last - _ready(step)))
-    return {rank: _mean(parts) for rank, parts in sorted(found.items())}
+    return {rank: mean(parts) for rank, parts in sorted(found.items())}
 
 
 def _ready(step: Step) -> float:
@@ -63,5 +63,5 @@ def _parts(step: Step, until_slowest: float) -> Parts:
                  max(0.0, step.seconds - known))  # fmt: skip
 
 
-def _mean(parts: Sequence[Parts]) -> Parts:
+def mean(parts: Sequence[Parts]) -> Parts:
     return Parts(**{part.name: fmean(getattr(each, part.name) for each in parts) for part in fields(Parts)})

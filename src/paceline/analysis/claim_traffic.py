@@ -77,7 +77,7 @@ def moved(line: Line) -> Moved | str:
     if line.servers and any(one.first.summary.global_batch == one.first.summary.batch_size and n > 1
                             for n, one in groups.items()):  # fmt: skip
         return "each update is of one worker's gradient, so that an update's bytes do not depend on the workers"
-    for how, counted in (("by the kernel's counters", _by_kernel), ("as the ranks counted", _by_ranks)):
+    for how, counted in (("by the kernel's counters", by_kernel), ("as the ranks counted", by_ranks)):
         found = {n: _mean(one, counted) for n, one in groups.items()}
         if all(value > 0 for value in found.values()):  # nan is not
             return Moved(found, how, _gradient(line.first.first))
@@ -88,7 +88,7 @@ def _mean(one: Group, counted: Callable[[Run], float]) -> float:
     return fmean(counted(run) for run in one.runs)
 
 
-def _by_kernel(run: Run) -> float:
+def by_kernel(run: Run) -> float:
     """Nan unless every rank has a node to itself."""
     wanted = "server" if run.summary.servers else "worker"
     if nodes_of(run) != run.summary.servers + run.summary.workers:
@@ -99,7 +99,7 @@ def _by_kernel(run: Run) -> float:
     return float(np.max(values)) if run.summary.servers else fmean(values)  # a nan stays one
 
 
-def _by_ranks(run: Run) -> float:
+def by_ranks(run: Run) -> float:
     s = run.summary
     ranks = [sent + received for sent, received in zip(s.bytes_sent, s.bytes_received, strict=False)]
     if len(ranks) != s.servers + s.workers or not s.steps:

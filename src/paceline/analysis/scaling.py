@@ -292,7 +292,7 @@ def curves(groups: Sequence[Group], kind: str) -> list[Curve]:
         s, nodes = one.first.summary, {nodes_of(each.first) for each in members.values()}
         label = {"strategy": one.strategy, "servers": s.servers, "transport": s.transport, "batch": size(one, kind),
                  "nodes": nodes.pop() if len(nodes) == 1 else None, "model": s.model, "compute": s.compute}  # fmt: skip
-        found.append(Curve(kind, label, baseline, tuple(points), _serial(kind, points)))
+        found.append(Curve(kind, label, baseline, tuple(points), serial_part(kind, points)))
     return found
 
 
@@ -301,7 +301,7 @@ def _point(baseline: Group, one: Group) -> Point:
     return Point(one, n, speedup, Interval(speedup.value / n, speedup.low / n, speedup.high / n))
 
 
-def _serial(kind: str, points: Sequence[Point]) -> float | None:
+def serial_part(kind: str, points: Sequence[Point]) -> float | None:
     workers, speedups = [point.workers for point in points], [point.speedup.value for point in points]
     if kind == "weak":
         return gustafson(workers, speedups)

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
-from paceline.analysis.claim_traffic import _by_kernel, _by_ranks
+from paceline.analysis.claim_traffic import by_kernel, by_ranks
 from paceline.analysis.resources import traffic as node_traffic
 from paceline.analysis.runs import Run
 from paceline.analysis.scaling import Group
@@ -82,7 +82,7 @@ def _ranks(one: Group) -> int:
 def _flows(shared: Facets, groups: Sequence[Group]) -> Iterator[Flow]:
     """By the kernel's counters, if all of them have these."""
     several = [one for one in groups if _ranks(one) > 1]
-    counted = all(_by_kernel(run) > 0 for one in several for run in one.runs)
+    counted = all(by_kernel(run) > 0 for one in several for run in one.runs)
     for role in ROLES:
         values = []
         for one in several:
@@ -96,7 +96,7 @@ def _bytes(run: Run, role: str, counted: bool) -> float:
     """Of the busiest server, and of a worker, the mean: in and out for each update. Nan where nobody knows."""
     servers = run.summary.servers
     if role == "server" or not servers:  # what the claims are about
-        return (_by_kernel if counted else _by_ranks)(run) if servers or role == "worker" else float("nan")
+        return (by_kernel if counted else by_ranks)(run) if servers or role == "worker" else float("nan")
     if counted:
         return fmean(node.bytes_in + node.bytes_out for node in node_traffic(run) if node.role == role)
     s = run.summary

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.analysis.breakdown import Parts, _mean, by_rank
+from paceline.analysis.breakdown import Parts, by_rank, mean
 from paceline.analysis.finding_speed import mean_parts
 from paceline.analysis.scaling import Group, nodes_of
 from paceline.analysis.statistics import Interval, median
@@ -130,7 +130,7 @@ def _by_rank(one: Group) -> dict[int, Parts]:
     for run in one.runs:
         for rank, parts in by_rank(run).items():
             found.setdefault(rank, []).append(parts)
-    return {rank: _mean(many) for rank, many in sorted(found.items())}
+    return {rank: mean(many) for rank, many in sorted(found.items())}
 
 
 def _unit(most: float) -> Unit:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from paceline.analysis.scaling import LENGTH, Curve, Group, Point, _serial
+from paceline.analysis.scaling import LENGTH, Curve, Group, Point, serial_part
 from paceline.analysis.study import Study
 from paceline.report.series import MOST_LINES, Facets, common, facets, name, natural, telling
 
@@ -54,7 +54,7 @@ def of_curves(found: Iterable[Curve]) -> list[Strand]:
             groups = tuple(point.group for point in points)
             if points[0].workers > 1:
                 groups = (curve.baseline, *groups)
-            serial = curve.serial if len(parts) == 1 else _serial(curve.kind, points)
+            serial = curve.serial if len(parts) == 1 else serial_part(curve.kind, points)
             strands.append(Strand(shared, groups, tuple(points), serial))
     if all(len(strand.points) == 1 for strand in strands):
         return strands
