@@ -111,6 +111,9 @@ def run_priced(lab: LiveLab, folder: Path, strategy: str, steps: int) -> list[Tr
 
 
 NOTHING = Traffic(0, 0, 0, 0, 0, 0)
+# Of IPv4 and of TCP with timestamps, in every packet. How many acknowledgements there are, which have nothing else,
+# depends on how busy the machine is.
+HEADERS = 20 + 32
 
 
 @pytest.mark.parametrize("strategy", ["ring", "ps-sync"])
@@ -124,10 +127,11 @@ def test_the_kernel_counts_the_bytes_that_were_priced(strategy: str, lab: LiveLa
     else:
         priced = served_cost(3, Layout(PARAMETERS, PARAMETERS, 1, 4))
         gradients = check_summary(tmp_path / "run").gradients  # a worker that is late has its part taken over
-        assert carried[0].rx_bytes / steps / priced.bytes_received[0] == pytest.approx(1.0, abs=0.05)
+        received = carried[0].rx_bytes - HEADERS * carried[0].rx_packets
+        assert received / steps / priced.bytes_received[0] == pytest.approx(1.0, abs=0.03)
     for rank in range(len(carried) - 3, len(carried)):
-        sent = carried[rank].tx_bytes / gradients[rank]
-        assert sent / priced.bytes_sent[rank] == pytest.approx(1.0, abs=0.05), rank
+        sent = (carried[rank].tx_bytes - HEADERS * carried[rank].tx_packets) / gradients[rank]
+        assert sent / priced.bytes_sent[rank] == pytest.approx(1.0, abs=0.03), rank
     assert carried[-1].tx_bytes / carried[-1].tx_packets < 1500, "packets are packets, not bundles"
 
 
