@@ -41,8 +41,11 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return found
 
 
-@pytest.mark.parametrize("width", look.WIDTHS)
-@pytest.mark.parametrize("number", range(len(MADE)))
+# Together the first two have every chart; what the others add is tight on a phone alone.
+SEEN = [(number, width) for number in range(len(MADE)) for width in look.WIDTHS if number < 2 or width < 1400]
+
+
+@pytest.mark.parametrize(("number", "width"), SEEN)
 def test_a_report_is_whole_at_every_width(driver: Chrome, reports: list[Path], number: int, width: int) -> None:
     assert look.problems(driver, reports[number], width) == []
 
