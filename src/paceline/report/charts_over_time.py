@@ -59,6 +59,15 @@ def _called(node: str, role: str) -> str:
     return f"{node} ({re.sub('[0-9]+ ', '', role)})" if role else node
 
 
+def _by_node(found: Sequence[NodeSeries], values: Callable[[NodeSeries], Series], said: str, panel: Panel) -> None:
+    """A line for each node; `said` is what a point of it means."""
+    styles = _looks([_called(each.name, each.role) for each in found])
+    for each in found:
+        label = _called(each.name, each.role)
+        x, y = thinned(each.seconds, values(each))
+        panel.traces.append(over_time(x, y, label, styles[label], f"{label}: {said}, at %{{x:.1f}} s"))
+
+
 def utilisation(study: Study) -> Chart | None:
     """Above how much of the time each worker computes, below how many cores of each node work."""
     (along, strands), rows = side_by_side(study), list[Row]()
@@ -75,22 +84,12 @@ def utilisation(study: Study) -> Chart | None:
 
     def below(one: Group, panel: Panel) -> None:
         found = node_series(middle(one))
-        styles = _looks([_called(each.name, each.role) for each in found])
-        for each in found:
-            label = _called(each.name, each.role)
-            hover = f"{label}: %{{y:.2f}} cores busy, at %{{x:.1f}} s"
-            x, y = thinned(each.seconds, each.cores_busy)
-            panel.traces.append(over_time(x, y, label, styles[label], hover))
-            rows.extend(_node_rows(one, each))
+        _by_node(found, lambda each: each.cores_busy, "%{y:.2f} cores busy", panel)
+        rows.extend(row for each in found for row in _node_rows(one, each))
 
     def lowest(one: Group, panel: Panel) -> None:
-        found = node_series(middle(one))
-        styles = _looks([_called(each.name, each.role) for each in found])
-        for each in found:
-            label = _called(each.name, each.role)
-            x, y = thinned(each.seconds, 100 * each.gpus_busy)
-            hover = f"{label}: its GPUs are busy %{{y:.0f}} % of the time, at %{{x:.1f}} s"
-            panel.traces.append(over_time(x, y, label, styles[label], hover))
+        said = "its GPUs are busy %{y:.0f} % of the time"
+        _by_node(node_series(middle(one)), lambda each: 100 * each.gpus_busy, said, panel)
 
     nodes = [each for strand in strands for one in some_sizes(strand) for each in node_series(middle(one))]
     gpus = any(np.isfinite(each.gpus_busy).any() for each in nodes)
@@ -113,13 +112,9 @@ def packets(study: Study) -> Chart | None:
     def half(which: str) -> Fill:
         def fill(one: Group, panel: Panel) -> None:
             found = [each for each in node_series(middle(one)) if np.nan_to_num(each.packets_in).any()]
-            styles = _looks([_called(each.name, each.role) for each in found])
-            for each in found:
-                label = _called(each.name, each.role)
-                x, y = thinned(each.seconds, each.packets_in if which == "in" else each.packets_out)
-                hover = f"{label}: %{{y:,.0f}} packets {which} a second, at %{{x:.1f}} s"
-                panel.traces.append(over_time(x, y, label, styles[label], hover))
-                rows.extend(_node_rows(one, each) if which == "in" else [])
+            said = f"%{{y:,.0f}} packets {which} a second"
+            _by_node(found, lambda each: each.packets_in if which == "in" else each.packets_out, said, panel)
+            rows.extend(row for each in found for row in _node_rows(one, each) if which == "in")
 
         return fill
 
