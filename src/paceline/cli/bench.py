@@ -45,10 +45,8 @@ def run(args: argparse.Namespace) -> int:
         for task in tasks:
             print(f"  {task}")
         return EXIT_OK
-    print(
-        f"{len(tasks)} runs: {len(experiment.points)} settings, {experiment.repeats} times each; in {folder}",
-        flush=True,
-    )
+    each = "once each" if experiment.repeats == 1 else f"{experiment.repeats} times each"
+    print(f"{len(tasks)} runs: {len(experiment.points)} settings, {each}; in {folder}", flush=True)
     begun = time.monotonic()
     outcome = bench(experiment, Store(folder), _say, fresh=args.fresh)
     minutes, seconds = divmod(round(time.monotonic() - begun), 60)
