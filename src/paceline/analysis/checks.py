@@ -49,14 +49,11 @@ def check_run(run: Run) -> Iterator[Doubt]:
         yield Doubt(
             "sum", name, f"its epochs took {epochs:.2f} s together, and the whole run {total:.2f} s: one is wrong"
         )
-    cores = run.environment.get("cores")
-    hosts = {row["host"] for row in run.environment.get("ranks", [])}
-    machines = 1 if run.environment.get("lab") else len(hosts)
-    threads = summary.threads or 1
-    if cores and not run.emulated and summary.workers * threads > cores * machines:
-        shared, alone = count(cores * machines, "core"), summary.workers == 1
+    if run.crowded:
+        shared, alone = count(run.cores or 0, "core"), summary.workers == 1
+        threads = count(summary.threads or 1, "thread")
         text = (
-            f"{count(summary.workers, 'worker')} of {count(threads, 'thread')} {'has' if alone else 'share'} {shared}: "
+            f"{count(summary.workers, 'worker')} of {threads} {'has' if alone else 'share'} {shared}: "
             f"it measures contention; use {'fewer threads' if alone else 'emulated compute, or fewer workers'}"
         )
         yield Doubt("oversubscribed", name, text)

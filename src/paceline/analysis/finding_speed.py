@@ -11,7 +11,7 @@ from paceline.analysis.lines import Line, all_lines, certain, faster, name, spee
 from paceline.analysis.problems import Problem
 from paceline.analysis.scaling import Curve, Group, Point, label, nodes_of
 from paceline.analysis.statistics import Interval
-from paceline.analysis.trust import allow, asynchronous, crowded
+from paceline.analysis.trust import allow, asynchronous
 from paceline.analysis.wording import count, number, percent, percents, seconds, some, within
 
 NEAR = 0.7  # of the best speed: what is slower is no rival, and need not be asked
@@ -89,7 +89,7 @@ def widest(problem: Problem, curves: Sequence[Curve]) -> list[tuple[Curve, Point
     found: dict[int, tuple[Curve, Point]] = {}
     for curve, point in problem.points(curves):
         known = found.get(id(curve))
-        if any(crowded(run) for run in point.group.runs):
+        if point.group.crowded:
             continue
         if known is None or (point.workers, point.speedup.value) > (known[1].workers, known[1].speedup.value):
             found[id(curve)] = curve, point
@@ -220,7 +220,7 @@ def idle_text(problem: Problem, found: Sequence[Idle]) -> str:
 
 def crowds(found: Sequence[Idle]) -> str:
     """Of how many that is no wonder."""
-    number_of = sum(any(map(crowded, each.pair[1].runs)) for each in found)
+    number_of = sum(each.pair[1].crowded for each in found)
     if not number_of:
         return ""
     which = ("They have" if number_of > 1 else "It has") if number_of == len(found) else f"{number_of} of them have"
@@ -296,7 +296,7 @@ def slower(problem: Problem, also: frozenset[str] = frozenset()) -> list[Slower]
 
 
 def _slower(members: Sequence[Line], who: Callable[[Line], str]) -> Slower | None:
-    counts = [n for line in members for n, one in line.groups.items() if n > 1 and not any(map(crowded, one.runs))]
+    counts = [n for line in members for n, one in line.groups.items() if n > 1 and not one.crowded]
     common = [n for n in set(counts) if counts.count(n) > 1]
     if not common:
         return None

@@ -60,6 +60,19 @@ class Run:
         """
         return self.summary.workers if self.summary.strategy == "ps-async" else 1
 
+    @property
+    def cores(self) -> int | None:
+        """Of all its machines together; the nodes of a lab share one."""
+        hosts = {row["host"] for row in self.environment.get("ranks", [])}
+        each = self.environment.get("cores")
+        return each and each * (1 if self.environment.get("lab") else max(1, len(hosts)))
+
+    @property
+    def crowded(self) -> bool:
+        """Whether real workers had to take turns: more of their threads than cores."""
+        threads = self.summary.workers * (self.summary.threads or 1)
+        return bool(self.cores) and not self.emulated and threads > (self.cores or 0)
+
     @cached_property
     def warm_up(self) -> int:
         """Steps of rank 0 that are left out of all that follows."""

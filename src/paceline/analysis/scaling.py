@@ -72,6 +72,11 @@ class Group:
         """In words: as it ran, and as what it stands for."""
         return _words(self, scaled=False), _words(self, scaled=True)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether its workers had to take turns on fewer cores."""
+        return any(run.crowded for run in self.runs)
+
     def step(self) -> Interval:
         """Seconds of one update."""
         return median([run.step_seconds for run in self.runs])

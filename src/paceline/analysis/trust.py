@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from paceline.analysis.compare import BETWEEN_RUNS
 from paceline.analysis.lines import ENOUGH_RUNS, certain, told
-from paceline.analysis.runs import Run
 from paceline.analysis.scaling import Group
 from paceline.analysis.statistics import Interval
 from paceline.analysis.wording import count
@@ -25,19 +24,10 @@ def asynchronous(one: Group) -> bool:
     return one.strategy in ASYNCHRONOUS
 
 
-def crowded(run: Run) -> bool:
-    """Whether real workers had to take turns: more of their threads than cores."""
-    cores = run.environment.get("cores")
-    hosts = {row["host"] for row in run.environment.get("ranks", [])}
-    machines = 1 if run.environment.get("lab") else max(1, len(hosts))
-    threads = run.summary.workers * (run.summary.threads or 1)
-    return cores is not None and not run.emulated and threads > cores * machines
-
-
 def doubt(*groups: Group) -> str:
     """Why the speeds of these settings decide nothing; empty where they do."""
     for one in groups:
-        if any(map(crowded, one.runs)):
+        if one.crowded:
             return f"{count(one.workers, 'worker')} took turns on fewer cores, which is no measure of more machines"
     return "" if all(map(certain, groups)) else "its runs have too few steps to be sure"
 

@@ -111,10 +111,6 @@ def natural(text: str) -> tuple[Any, ...]:
     return (text == "sequential", [(part.isdigit(), int(part) if part.isdigit() else part) for part in parts])
 
 
-def by_name(one: Facets) -> list[tuple[Any, ...]]:
-    return [natural(one.get(key, "")) for key in TELLING]
-
-
 def palette(study: Study, key: str) -> list[str]:
     """All that a study has of one kind of facets, in the order of the colours: it is the same for all charts."""
     return sorted({facets(one).get(key, "") for one in study.groups} - {""}, key=natural)
