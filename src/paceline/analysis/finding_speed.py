@@ -10,7 +10,7 @@ from paceline.analysis.breakdown import Parts, by_rank
 from paceline.analysis.lines import Line, all_lines, certain, faster, name, speed, told
 from paceline.analysis.problems import Problem
 from paceline.analysis.scaling import Curve, Group, Point, label, nodes_of
-from paceline.analysis.statistics import Interval
+from paceline.analysis.statistics import LAWS, Interval
 from paceline.analysis.trust import allow, asynchronous
 from paceline.analysis.wording import count, number, percent, percents, seconds, some, within
 
@@ -133,8 +133,7 @@ def _law(curve: Curve, among: int) -> str:
     s = curve.serial
     if s is None or len({p.workers for p in curve.points if p.workers > 1}) < 2:
         return ""
-    ideal = [p.workers - s * (p.workers - 1) if curve.kind == "weak" else 1 / (s + (1 - s) / p.workers)
-             for p in curve.points]  # fmt: skip
+    ideal = [LAWS[curve.kind](s, p.workers) for p in curve.points]
     if any(abs(p.speedup.value / expected - 1) > GOOD_FIT for p, expected in zip(curve.points, ideal, strict=True)):
         return ""
     what = f" {'Its serial part' if among == 1 else 'The serial part of the first'} is {100 * s:.1f} %"

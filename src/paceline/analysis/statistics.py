@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,3 +212,10 @@ def gustafson(workers: Sequence[int], scaled_speedups: Sequence[float]) -> float
     speedups = np.array([s for k, s in zip(workers, scaled_speedups, strict=True) if k > 1])
     x, y = n - 1, n - speedups
     return min(1.0, max(0.0, float(x @ y) / float(x @ x)))
+
+
+# The speedup of n workers, of whose work a part s is not divided, by the kind of scaling: Amdahl's law and Gustafson's.
+LAWS: dict[str, Callable[[float, Any], Any]] = {
+    "strong": lambda s, n: 1 / (s + (1 - s) / n),
+    "weak": lambda s, n: n - s * (n - 1),
+}

@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.analysis.finding_speed import GOOD_FIT
 from paceline.analysis.scaling import BY_DIVISION, LENGTH, Group, Point
-from paceline.analysis.statistics import Interval, Series
+from paceline.analysis.statistics import LAWS, Interval, Series
 from paceline.analysis.study import Study
 from paceline.analysis.wording import count
 from paceline.report.figure import COLOURS, DASHES, Chart, Page, Panel, axis, from_zero, whole_numbers
@@ -33,11 +33,7 @@ from paceline.report.traces import (
 )
 
 AT_ONE = Interval(1.0, 1.0, 1.0)
-# The speedup of n workers, of whose work a part s is not divided.
-LAWS: dict[str, Callable[[float, Any], Any]] = {
-    "Amdahl's": lambda s, n: 1 / (s + (1 - s) / n),
-    "Gustafson's": lambda s, n: n - s * (n - 1),
-}
+BY_WHOM = {"Amdahl's": LAWS["strong"], "Gustafson's": LAWS["weak"]}
 MOST_LAWS = 4  # dotted lines in a panel
 BASELINE = "one worker, which the others are measured by"
 
@@ -214,7 +210,7 @@ def _fits(one: Strand, whose: str) -> bool:
     """Whether the law is near to what was measured; its serial part alone does not say so."""
     serial = one.serial
     return serial is not None and all(
-        abs(LAWS[whose](serial, point.workers) / point.speedup.value - 1) <= GOOD_FIT for point in one.points
+        abs(BY_WHOM[whose](serial, point.workers) / point.speedup.value - 1) <= GOOD_FIT for point in one.points
     )
 
 
@@ -227,7 +223,7 @@ def _laws(
         serial = styled.thing.serial
         if serial is not None and _fits(styled.thing, whose):
             text = f"{whose} law for {styled.full}: {share(serial)} of the work is not divided"
-            yield law(n, y(LAWS[whose](serial, n), n), styled.look, styled.label, text)
+            yield law(n, y(BY_WHOM[whose](serial, n), n), styled.look, styled.label, text)
 
 
 def _speedups(title: str, part: Sequence[Styled[Strand]], *, amdahl: bool = False, top: float | None = None) -> Panel:
