@@ -35,6 +35,7 @@ class Comm(ABC):
     size: int
     timeout: float
     device = torch.device("cpu")
+    numbers: tuple[int, ...] | None = None  # of a group: what its ranks are called in the world
     allows_threads = True  # two threads may communicate at once, each over a communicator of its own
     # Called, from another thread, when a wait that cannot be interrupted outlives its deadline; the rank must end then.
     on_stuck: Callable[[CommError], object] | None = None
@@ -71,6 +72,15 @@ class Comm(ABC):
         """`length` bytes at each of this rank's offsets in a file, [offsets, length]; all ranks call it together."""
         raise CommError(f"{self.transport} cannot read files: only MPI's ranks can, together")
 
+    def name(self, rank: int | None = None) -> int:
+        """What a rank of this group, or this one, is called in the world: the number that people know."""
+        rank = self.rank if rank is None else rank
+        return self.numbers[rank] if self.numbers else rank
+
+    def named(self, ranks: list[int]) -> tuple[int, ...] | None:
+        """The `numbers` of a group of these ranks; none where all have their own."""
+        return None if self.numbers is None and ranks == list(range(self.size)) else tuple(map(self.name, ranks))
+
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
         self.isend(tensor, to, tag).wait()
 
@@ -103,7 +113,17 @@ class Comm(ABC):
         self.close()
 
 
+def whoami(comm: Comm) -> str:
+    """This rank, in words."""
+    return f"rank {comm.name()} {f'in a group of {comm.size}' if comm.numbers else f'of {comm.size}'}"
+
+
+def lost(comm: Comm, peer: int | None) -> int | None:
+    """The peer that an error is about, as the world calls it."""
+    return None if peer is None else comm.name(peer)
+
+
 def took_too_long(comm: Comm, what: str, peer: int | None = None, tag: int = 0) -> str:
     """The message of a CommTimeout."""
-    whom = "the other ranks" if peer is None else f"rank {peer} (tag {tag})"
-    return f"rank {comm.rank} of {comm.size} waited {comm.timeout:g} s to {what} {whom} over {comm.transport}"
+    whom = "the other ranks" if peer is None else f"rank {comm.name(peer)} (tag {tag})"
+    return f"{whoami(comm)} waited {comm.timeout:g} s to {what} {whom} over {comm.transport}"

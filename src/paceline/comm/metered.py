@@ -38,7 +38,7 @@ class MeteredComm(Comm):
     def __init__(self, inner: Comm) -> None:
         self.inner, self.meter = inner, Meter()
         self.transport, self.rank, self.size, self.timeout = inner.transport, inner.rank, inner.size, inner.timeout
-        self.device, self.allows_threads = inner.device, inner.allows_threads
+        self.device, self.allows_threads, self.numbers = inner.device, inner.allows_threads, inner.numbers
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
         work = self.inner.isend(tensor, to, tag)

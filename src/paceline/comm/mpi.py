@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.comm.base import Comm, Work, took_too_long
+from paceline.comm.base import Comm, Work, lost, took_too_long, whoami
 from paceline.errors import CommError, CommTimeout, DataError
 
 # How long a wait looks again at once before it sleeps between looks: a message of a few MB takes about this long.
@@ -99,13 +99,13 @@ class MpiComm(Comm):
         chosen.Free()
         everyone.Free()
         child = MpiComm(made, self.timeout)
-        child.on_stuck = self.on_stuck
+        child.on_stuck, child.numbers = self.on_stuck, self.named(ranks)
         return child
 
     def abort(self, reason: str, code: int = 1) -> None:
         from mpi4py import MPI
 
-        print(f"rank {self.rank} aborts: {reason}", file=sys.stderr, flush=True)
+        print(f"rank {self.name()} aborts: {reason}", file=sys.stderr, flush=True)
         MPI.COMM_WORLD.Abort(code)
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class MpiComm(Comm):
             while not done():
                 waited = time.monotonic() - start
                 if waited > self.timeout:
-                    raise CommTimeout(took_too_long(self, what, peer, tag), peer)
+                    raise CommTimeout(took_too_long(self, what, peer, tag), lost(self, peer))
                 if waited > SPIN_SECONDS:
                     time.sleep(NAP_SECONDS)
                 else:
@@ -144,8 +144,8 @@ class MpiComm(Comm):
         try:
             yield
         except MPI.Exception as error:
-            whom = "another rank" if peer is None else f"rank {peer}"
-            raise CommError(f"rank {self.rank} of {self.size} could not {what} {whom}: {error}", peer) from error
+            whom = "another rank" if peer is None else f"rank {self.name(peer)}"
+            raise CommError(f"{whoami(self)} could not {what} {whom}: {error}", lost(self, peer)) from error
 
 
 class Watchdog:

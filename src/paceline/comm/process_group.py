@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from paceline.comm.base import Comm, Work, took_too_long
+from paceline.comm.base import Comm, Work, lost, took_too_long, whoami
 from paceline.errors import CommError, CommTimeout
 
 
@@ -96,6 +96,7 @@ class ProcessGroupComm(Comm):
         child = ProcessGroupComm(
             self.transport, self._store, ranks.index(self.rank), len(ranks), self.timeout, self._listen, path
         )
+        child.numbers = self.named(ranks)
         self._children.add(child)
         return child
 
@@ -115,12 +116,12 @@ class ProcessGroupComm(Comm):
         except RuntimeError as error:
             text = str(error)
             if "timed out" in text.lower() or "timeout" in text.lower():
-                raise CommTimeout(took_too_long(self, what, peer, tag), peer) from error
-            whom = "another rank" if peer is None else f"rank {peer}"
+                raise CommTimeout(took_too_long(self, what, peer, tag), lost(self, peer)) from error
+            whom = "another rank" if peer is None else f"rank {self.name(peer)}"
             raise CommError(
-                f"rank {self.rank} of {self.size} lost {whom} while it wanted to {what} it over {self.transport}: "
+                f"{whoami(self)} lost {whom} while it wanted to {what} it over {self.transport}: "
                 f"{text.splitlines()[0]}",
-                peer,
+                lost(self, peer),
             ) from error
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from paceline.comm.base import Comm, Work, took_too_long
+from paceline.comm.base import Comm, Work, lost, took_too_long, whoami
 from paceline.errors import CommError, CommTimeout
 from paceline.layout import share
 
@@ -31,7 +31,7 @@ class Parcel:
     def wait(self) -> None:
         self.comm.until(lambda: self.done, self.what, self.peer, self.tag)
         if self.wrong:
-            raise CommError(self.wrong, self.peer)
+            raise CommError(self.wrong, lost(self.comm, self.peer))
 
 
 @dataclass
@@ -121,11 +121,13 @@ class ThreadComm(Comm):
         with self._meeting.changed:
             child = self._meeting.children.setdefault(key, Meeting(len(ranks), self._meeting.changed))
             child.broken = child.broken or self._meeting.broken
-        return ThreadComm(child, ranks.index(self.rank), self.timeout)
+        made = ThreadComm(child, ranks.index(self.rank), self.timeout)
+        made.numbers = self.named(ranks)
+        return made
 
     def abort(self, reason: str, code: int = 1) -> None:
         with self._meeting.changed:
-            _break(self._meeting, f"rank {self.rank} aborted: {reason}")
+            _break(self._meeting, f"rank {self.name()} aborted: {reason}")
             self._meeting.changed.notify_all()
 
     def close(self) -> None:
@@ -137,9 +139,9 @@ class ThreadComm(Comm):
         with meeting.changed:
             while not ready():
                 if meeting.broken:
-                    raise CommError(f"rank {self.rank} of {self.size}: {meeting.broken}")
+                    raise CommError(f"{whoami(self)}: {meeting.broken}")
                 if not meeting.changed.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
-                    raise CommTimeout(took_too_long(self, what, peer, tag), peer)
+                    raise CommTimeout(took_too_long(self, what, peer, tag), lost(self, peer))
 
     def _exchange(self, tensor: Tensor) -> list[Tensor]:
         self._meeting.slots[self.rank] = tensor

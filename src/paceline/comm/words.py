@@ -26,6 +26,21 @@ def share_text(text: str, comm: Comm) -> list[str]:
     return [bytes(row).rstrip(b"\0").decode(errors="ignore") for row in table.tolist()]
 
 
+def tell(text: str, comm: Comm, root: int = 0) -> str:
+    """The text of one rank, of any length, on all of them."""
+    raw = bytearray(text.encode())
+    length = torch.tensor([len(raw)], dtype=torch.int64, device=comm.device)
+    comm.broadcast(length, root)
+    count = int(length)
+    letters = torch.zeros(count, dtype=torch.uint8)
+    if comm.rank == root and raw:
+        letters = torch.frombuffer(raw, dtype=torch.uint8)
+    letters = letters.to(comm.device)
+    if count:
+        comm.broadcast(letters, root)
+    return bytes(letters.tolist()).decode()
+
+
 def all_or_none(action: Callable[[], T], comm: Comm) -> T:
     """Do it on every rank; if it is refused on one, every rank refuses, with the words of the first.
 

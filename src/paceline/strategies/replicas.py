@@ -57,10 +57,10 @@ def check_equal(model: nn.Module, comm: Comm, step: int) -> None:
         return
     # Where no value has a majority (two ranks), rank 0's counts as right.
     right = max(votes, key=lambda value: (votes[value], value == digests[0]))
-    wrong = [rank for rank, value in enumerate(digests) if value != right]
+    wrong = [comm.name(rank) for rank, value in enumerate(digests) if value != right]
     raise ReplicaError(
         f"replicas differ after step {step}: rank{'s' if len(wrong) > 1 else ''} "
-        f"{', '.join(map(str, wrong))} of {comm.size} have other weights than the rest; "
+        f"{', '.join(map(str, wrong))} {'have' if len(wrong) > 1 else 'has'} other weights than the rest; "
         f"their memory, their code or their input is not the same",
         rank=wrong[0],
     )
