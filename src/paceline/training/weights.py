@@ -1,52 +1,238 @@
-"""Weights in and out: safetensors under the model's own names."""
+"""Weights in and out: safetensors under the model's own names, also of a model that lies in parts on many ranks."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from paceline.comm.base import Comm
+from paceline.comm.words import all_or_none
 from paceline.errors import UsageError
 from paceline.records import usual_mode
+
+MESSAGE = 16 << 20  # bytes: the most that ranks send at once
+_DTYPES = {
+    **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"},
+    **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8"},
+    **{torch.bool: "BOOL", torch.complex64: "C64"},
+}
 
 
 def save(state: dict[str, Tensor], path: Path) -> None:
     """Write all tensors, contiguous, as a file that appears whole or not at all."""
+    with _temporary(path) as temporary:
+        save_file({name: tensor.cpu().contiguous() for name, tensor in state.items()}, temporary)
+        _put(temporary, path)
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        save_file({name: tensor.cpu().contiguous() for name, tensor in state.items()}, temporary)
-        temporary.chmod(usual_mode())
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        yield temporary
     finally:
         temporary.unlink(missing_ok=True)
 
 
+def _put(temporary: Path, path: Path) -> None:
+    temporary.chmod(usual_mode())
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The part of a tensor that a rank has: from `start` to `stop` along one dimension. A single number is one row."""
+
+    rank: int
+    dim: int
+    start: int
+    stop: int
+
+
+def save_parts(
+    path: Path,
+    whole: Mapping[str, Tensor],
+    pieces: Mapping[str, Sequence[Piece]],
+    own: Mapping[str, Tensor],
+    comm: Comm,
+) -> None:
+    """Write a model that lies in parts on many ranks, as `save` writes one; all ranks call it.
+
+    `whole` has all tensors' shapes and types, `pieces` says who has what, `own` are this rank's parts. Rank 0 writes,
+    and has no more of the others' parts in memory than MESSAGE; when it returns on any rank, the file is there.
+    """
+    names = sorted(whole, key=lambda name: (-whole[name].itemsize, name))  # aligned, and the same on every rank
+    for name in names:
+        for piece in pieces[name]:
+            if piece.rank == comm.rank:
+                _check(name, whole[name], piece, own[name])
+    spans = [span for name in names for span in _spans(name, whole[name], pieces[name])]
+    largest = max((span.nbytes for span in spans), default=0)
+    room = torch.empty(largest, dtype=torch.uint8, device=comm.device)  # once: freed memory does not all come back
+    if comm.rank:
+        for span in _in_step(spans, comm):
+            _send(span, own, room, comm)
+        all_or_none(lambda: None, comm)
+        return
+    with _temporary(path) as temporary:
+        with temporary.open("wb") as file:
+            file.write(_header({name: whole[name] for name in names}))
+            desk = torch.empty(largest, dtype=torch.uint8)
+            for span in _in_step(spans, comm):
+                lines = desk[: span.nbytes].view(span.lines, -1)
+                _gather(span, own, room, lines, comm)
+                file.write(lines.numpy().data)
+        all_or_none(lambda: _put(temporary, path), comm)
+
+
+def _check(name: str, whole: Tensor, piece: Piece, tensor: Tensor) -> None:
+    shape = list(whole.shape)
+    if shape:
+        shape[piece.dim] = piece.stop - piece.start
+    has = (list(tensor.shape), tensor.dtype)
+    assert has == (shape, whole.dtype), f"{name}: rank {piece.rank} has {has} where {(shape, whole.dtype)} is expected"
+
+
+def _header(tensors: Mapping[str, Tensor]) -> bytes:
+    """What a safetensors file begins with: a length, and where each tensor is; padded, so that they are aligned."""
+    entries, end = {}, 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Rows of a tensor that are written at once: lines of bytes, in each of which the pieces come one after another.
+
+    Rows of a tensor that is divided by rows are one line of one piece.
+    """
+
+    name: str
+    rows: range
+    lines: int
+    pieces: tuple[Piece, ...]
+    widths: tuple[int, ...]  # bytes that each piece has of a line
+
+    @property
+    def nbytes(self) -> int:
+        return self.lines * sum(self.widths)
+
+
+def _spans(name: str, tensor: Tensor, pieces: Sequence[Piece]) -> Iterator[_Span]:
+    shape, dim = tuple(tensor.shape) or (1,), pieces[0].dim
+    ordered = tuple(sorted((piece for piece in pieces if piece.start < piece.stop), key=lambda piece: piece.start))
+    edges = [0, *(piece.stop for piece in ordered)]
+    fits = [piece.start for piece in ordered] == edges[:-1] and edges[-1] == shape[dim]
+    assert fits, f"{name}: {ordered} do not make up {shape}"
+    if not tensor.nbytes:
+        return
+    row = tensor.nbytes // shape[0]
+    step = max(1, MESSAGE // 2 // row)  # what was received is in memory twice, as a message and in its lines
+    if dim == 0:
+        for piece in ordered:
+            for start in range(piece.start, piece.stop, step):
+                rows = range(start, min(start + step, piece.stop))
+                yield _Span(name, rows, 1, (piece,), (len(rows) * row,))
+    else:
+        inner = math.prod(shape[dim + 1 :]) * tensor.itemsize
+        widths = tuple((stop - start) * inner for start, stop in pairwise(edges))
+        for start in range(0, shape[0], step):
+            rows = range(start, min(start + step, shape[0]))
+            yield _Span(name, rows, len(rows) * math.prod(shape[1:dim]), ordered, widths)
+
+
+def _in_step(spans: Sequence[_Span], comm: Comm) -> Iterator[_Span]:
+    """The spans. Ranks meet now and then, so that none waits longer than that for its turn."""
+    passed = 0
+    for span in spans:
+        yield span
+        passed += span.nbytes
+        if passed >= MESSAGE:
+            comm.barrier()
+            passed = 0
+
+
+def _send(span: _Span, own: Mapping[str, Tensor], room: Tensor, comm: Comm) -> None:
+    for piece in span.pieces:
+        if piece.rank == comm.rank:
+            for message in _bytes(own[span.name], span.rows, piece, room).split(MESSAGE):
+                comm.send(message, 0)
+
+
+def _gather(span: _Span, own: Mapping[str, Tensor], room: Tensor, lines: Tensor, comm: Comm) -> None:
+    for piece, place in zip(span.pieces, lines.split(span.widths, 1), strict=True):
+        if piece.rank == comm.rank:
+            part = _bytes(own[span.name], span.rows, piece, room)
+        else:
+            part = room[: place.numel()]
+            for message in part.split(MESSAGE):
+                comm.recv(message, piece.rank)
+        place.copy_(part.view(place.shape))
+
+
+def _bytes(tensor: Tensor, rows: range, piece: Piece, room: Tensor) -> Tensor:
+    """These rows of a piece, as the file has them: where they are, or else in `room`."""
+    first = piece.start if piece.dim == 0 else 0
+    part = tensor.detach() if tensor.dim() else tensor.detach().view(1)
+    part = part[rows.start - first : rows.stop - first]
+    if not part.is_contiguous() or part.device != room.device:
+        part = room[: part.nbytes].view(part.dtype).view(part.shape).copy_(part)
+    return part.view(-1).view(torch.uint8)
+
+
 def start_from(model: nn.Module, path: str) -> list[str]:
     """Load weights; a last layer for another number of classes stays new. Returns the names that were not loaded."""
+    values, fresh = start_values(path, model, model.state_dict().keys())
+    model.load_state_dict(dict(values), strict=False)
+    return fresh
+
+
+def start_values(
+    path: str, model: nn.Module, wanted: Collection[str]
+) -> tuple[Iterator[tuple[str, Tensor]], list[str]]:
+    """Those of the wanted tensors that a file has, read one by one, and the names of the model that stay new.
+
+    The file has to have all of the model, which may be on the meta device, but for a last layer for another number of
+    classes.
+    """
     try:
-        saved = load_file(path)
+        with safe_open(path, "pt") as file:
+            saved = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise UsageError(f"--weights {path} cannot be read as safetensors: {error}") from error
-    own = model.state_dict()
-    differ = [name for name in own if name in saved and saved[name].shape != own[name].shape]
+    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    differ = [name for name in own if name in saved and saved[name] != own[name]]
     fresh = [name for name in differ if name in _head(model)]
-    wrong = [
-        f"{name}: {tuple(saved[name].shape)} in the file, {tuple(own[name].shape)} in the model"
-        for name in differ
-        if name not in fresh
-    ]
+    wrong = [f"{name}: {saved[name]} in the file, {own[name]} in the model" for name in differ if name not in fresh]
     wrong += [f"{name}: not in the file" for name in own if name not in saved]
     wrong += [f"{name}: not in the model" for name in saved if name not in own]
     if wrong:
         shown = "; ".join(wrong[:4]) + (f"; and {len(wrong) - 4} more" if len(wrong) > 4 else "")
         raise UsageError(f"--weights {path} are of another model than the one to train: {shown}")
-    model.load_state_dict({name: tensor for name, tensor in saved.items() if name not in fresh}, strict=False)
-    return fresh
+    return _read(path, [name for name in own if name in wanted and name not in fresh]), fresh
+
+
+def _read(path: str, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    with safe_open(path, "pt") as file:
+        for name in names:
+            yield name, file.get_tensor(name).clone()  # what it gives is the file itself, mapped
 
 
 def _head(model: nn.Module) -> list[str]:
