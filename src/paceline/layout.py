@@ -3,6 +3,7 @@
 import os
 import resource
 import sys
+from dataclasses import dataclass
 
 
 def share(total: int, parts: int, index: int) -> range:
@@ -12,6 +13,48 @@ def share(total: int, parts: int, index: int) -> range:
     [[0], [1, 2], [3, 4]]
     """
     return range(total * index // parts, total * (index + 1) // parts)
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A rank's place in a grid."""
+
+    replica: int
+    stage: int
+    shard: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Replicas of a model that is itself divided into stages and shards.
+
+    What talks most is nearest, since neighbours are likely to be on one machine: shards of a stage are side by side,
+    then the stages of a replica.
+
+    >>> [str(Grid(2, 2).spot(rank)) for rank in (1, 2)]
+    ['Spot(replica=0, stage=1, shard=0)', 'Spot(replica=1, stage=0, shard=0)']
+    """
+
+    replicas: int
+    stages: int = 1
+    shards: int = 1
+
+    def spot(self, rank: int) -> Spot:
+        rest, shard = divmod(rank, self.shards)
+        return Spot(*divmod(rest, self.stages), shard)
+
+    def rank(self, replica: int, stage: int, shard: int) -> int:
+        return (replica * self.stages + stage) * self.shards + shard
+
+    def replicas_of(self, rank: int) -> list[int]:
+        """The ranks with the same weights as this one, itself included."""
+        spot = self.spot(rank)
+        return [self.rank(replica, spot.stage, spot.shard) for replica in range(self.replicas)]
+
+    def shards_of(self, rank: int) -> list[int]:
+        """The ranks that hold the other parts of this one's layers, itself included."""
+        spot = self.spot(rank)
+        return [self.rank(spot.replica, spot.stage, shard) for shard in range(self.shards)]
 
 
 def cores() -> int:

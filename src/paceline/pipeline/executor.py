@@ -1,0 +1,216 @@
+"""Carries out a schedule on one rank: computes its stage, exchanges activations and gradients with its neighbours."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from paceline.comm.base import Comm, Work
+from paceline.pipeline.graph import Form, Graph
+from paceline.pipeline.schedule import Instruction, Op
+
+ACTIVATIONS, GRADIENTS = 1, 2  # tags
+# Receives that are posted ahead: they arrive while this rank computes. More would hold memory for nothing.
+AHEAD = 2
+
+Score = Callable[[Tensor, Tensor], tuple[Tensor, int]]  # output and labels -> summed loss, hits
+Mark = Callable[[str, int], None]  # what has just been done, for which micro-batch
+
+
+@dataclass
+class Micro:
+    """A micro-batch between its forward and its backward pass."""
+
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+    random: Tensor | None = None  # the generator's state before, where it is computed again
+    sends: list[Work] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """The ranks before and after this one in its pipeline; None at the ends."""
+
+    before: int | None
+    after: int | None
+
+
+class Executor:
+    """One stage of a model: nodes start to stop of the graph, whose weights have values by now."""
+
+    def __init__(
+        self, graph: Graph, start: int, stop: int, comm: Comm, neighbours: Neighbours, score: Score, *, recompute: bool
+    ) -> None:
+        self.graph, self.comm, self.neighbours, self.score, self.recompute = graph, comm, neighbours, score, recompute
+        self.taken, self.given = graph.crossing(start), graph.crossing(stop)
+        self.training, self.evaluation = (graph.stage(start, stop, training=on) for on in (True, False))
+        self.loss_sum, self.hits = 0.0, 0
+
+    def run(
+        self,
+        program: Sequence[Instruction],
+        images: Sequence[Tensor],
+        labels: Sequence[Tensor],
+        share: float,
+        mark: Mark,
+    ) -> None:
+        """A step up to the update: gradients of share × loss, summed over the micro-batches, are left in .grad.
+
+        `images` are used by the first stage, `labels` by the last; all need the sizes.
+        """
+        self.loss_sum, self.hits, self._share, self._mark = 0.0, 0, share, mark
+        self._images, self._labels = images, labels
+        self._micros: dict[int, Micro] = {}
+        self._gradients: dict[int, list[Tensor]] = {}
+        self._leaving: deque[list[Work]] = deque()
+        coming = (i for i in program if i.op in (Op.RECV_ACTIVATION, Op.RECV_GRADIENT))
+        posted: deque[tuple[list[Tensor], list[Work]]] = deque()
+        carry_out: dict[Op, Callable[[int], None]] = {
+            Op.FORWARD: self._forward,
+            Op.BACKWARD: self._backward,
+            Op.SEND_ACTIVATION: self._send_activations,
+            Op.SEND_GRADIENT: self._send_gradients,
+        }
+        for instruction in program:
+            while len(posted) < AHEAD and (receive := next(coming, None)):
+                posted.append(self._post(receive))
+            if instruction.op in carry_out:
+                carry_out[instruction.op](instruction.micro)
+            elif instruction.op != Op.STEP:
+                tensors, works = posted.popleft()
+                _finish(works)
+                self._mark("wait", instruction.micro)
+                if instruction.op == Op.RECV_GRADIENT:
+                    self._gradients[instruction.micro] = tensors
+                else:
+                    self._micros[instruction.micro] = Micro(tensors, [])
+        while self._leaving:
+            _finish(self._leaving.popleft())
+        self._mark("send", -1)
+
+    def evaluate(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[float, int]]:
+        """Loss and hits of each batch on the last stage, nothing on the others."""
+        sends: deque[list[Work]] = deque()
+        for images, labels in batches:
+            inputs = [images]
+            if self.neighbours.before is not None:
+                inputs, works = self._receive(self.taken, len(labels), self.neighbours.before, ACTIVATIONS)
+                _finish(works)
+            outputs = self.evaluation(*inputs)
+            if self.neighbours.after is None:
+                loss, hits = self.score(outputs[0], labels)
+                yield loss.item(), hits
+                continue
+            sends.append(self._send(self.given, outputs, len(labels), self.neighbours.after, ACTIVATIONS))
+            if len(sends) > 1:  # while one is under way the next is computed
+                _finish(sends.popleft())
+            yield 0.0, 0
+        for works in sends:
+            _finish(works)
+
+    def _forms(self, names: list[str], size: int) -> list[Form]:
+        forms = self.graph.walk(size, training=torch.is_grad_enabled()).forms
+        return [forms[name] for name in names]
+
+    def _post(self, instruction: Instruction) -> tuple[list[Tensor], list[Work]]:
+        size = len(self._labels[instruction.micro])
+        before, after = self.neighbours.before, self.neighbours.after
+        if instruction.op == Op.RECV_ACTIVATION:
+            assert before is not None
+            return self._receive(self.taken, size, before, ACTIVATIONS)
+        assert after is not None
+        return self._receive(_with_gradient(self.given, self._forms(self.given, size)), size, after, GRADIENTS)
+
+    def _receive(self, names: list[str], size: int, source: int, tag: int) -> tuple[list[Tensor], list[Work]]:
+        forms = self._forms(names, size)
+        tensors = [form.empty() for form in forms]
+        works = [self.comm.irecv(f.flat(t), source, tag) for f, t in zip(forms, tensors, strict=True) if f.numel]
+        return tensors, works
+
+    def _send(self, names: list[str], tensors: Sequence[Tensor], size: int, to: int, tag: int) -> list[Work]:
+        forms = self._forms(names, size)
+        return [self.comm.isend(f.flat(t), to, tag) for f, t in zip(forms, tensors, strict=True) if f.numel]
+
+    def _forward(self, number: int) -> None:
+        micro = self._micros.setdefault(number, Micro([self._images[number]], []))
+        forms = self._forms(self.taken, len(self._labels[number]))
+        for tensor, form in zip(micro.inputs, forms, strict=True):
+            tensor.requires_grad_(form.grad)
+        if self.recompute:
+            micro.random = torch.get_rng_state()
+            with torch.no_grad():
+                micro.outputs = list(self.training(*micro.inputs))
+        else:
+            micro.outputs = list(self.training(*micro.inputs))
+        if self.neighbours.after is None:
+            self._add_loss(number, micro)
+        self._mark("forward", number)
+
+    def _add_loss(self, number: int, micro: Micro) -> None:
+        """The stage's output is the loss from here on."""
+        loss, hits = self.score(micro.outputs[0], self._labels[number])
+        self.loss_sum, self.hits = self.loss_sum + loss.item(), self.hits + hits
+        micro.outputs = [loss]
+
+    def _again(self, number: int, micro: Micro) -> None:
+        """The same forward pass, this time kept for backward: the same dropout, and statistics stay as they are."""
+        assert micro.random is not None
+        now, copies = torch.get_rng_state(), {name: buffer.clone() for name, buffer in self.training.named_buffers()}
+        torch.set_rng_state(micro.random)
+        micro.outputs = list(functional_call(self.training, copies, tuple(micro.inputs)))
+        torch.set_rng_state(now)
+        if self.neighbours.after is None:
+            micro.outputs = [self.score(micro.outputs[0], self._labels[number])[0]]
+        self._mark("recompute", number)
+
+    def _backward(self, number: int) -> None:
+        micro = self._micros[number]
+        _finish(micro.sends)  # its gradient has come: it must have arrived
+        if self.recompute:
+            self._again(number, micro)
+        if self.neighbours.after is None:
+            outputs, gradients = micro.outputs, [torch.full_like(micro.outputs[0], self._share)]
+        else:
+            forms = self._forms(self.given, len(self._labels[number]))
+            outputs = [out for out, form in zip(micro.outputs, forms, strict=True) if form.grad]
+            gradients = self._gradients.pop(number)
+        if outputs:
+            torch.autograd.backward(outputs, gradients)
+        micro.outputs = []
+        if self.neighbours.before is None:
+            del self._micros[number]
+        self._mark("backward", number)
+
+    def _send_activations(self, number: int) -> None:
+        micro, size = self._micros[number], len(self._labels[number])
+        assert self.neighbours.after is not None
+        micro.sends = self._send(self.given, micro.outputs, size, self.neighbours.after, ACTIVATIONS)
+        if self.recompute:
+            micro.outputs = []  # what is being sent lives on until it has been
+        self._mark("send", number)
+
+    def _send_gradients(self, number: int) -> None:
+        micro, size = self._micros.pop(number), len(self._labels[number])
+        assert self.neighbours.before is not None
+        forms = self._forms(self.taken, size)
+        pairs = zip(micro.inputs, forms, strict=True)
+        gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t, form in pairs if form.grad]
+        names = _with_gradient(self.taken, forms)
+        self._leaving.append(self._send(names, gradients, size, self.neighbours.before, GRADIENTS))
+        if len(self._leaving) > 1:  # while one is under way the next is computed
+            _finish(self._leaving.popleft())
+        self._mark("send", number)
+
+
+def _with_gradient(names: list[str], forms: list[Form]) -> list[str]:
+    return [name for name, form in zip(names, forms, strict=True) if form.grad]
+
+
+def _finish(works: list[Work]) -> None:
+    for work in works:
+        work.wait()

@@ -1,0 +1,241 @@
+"""What each node of a model costs, found by running it: seconds and bytes, one node's weights in memory at a time."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from paceline.pipeline.graph import Form, Graph, Walk, tensors_in
+from paceline.pipeline.plan import Node, Profile
+
+MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+# A node is run at least so often, and for so long, after one run that does not count.
+RUNS, SECONDS, MOST_RUNS = 3, 0.02, 50
+OUTPUT = -1
+
+
+@dataclass
+class _Run:
+    """One node, ready to be run: a call that takes fresh inputs, the inputs, its weights."""
+
+    call: Callable[[Sequence[Tensor]], Any]
+    inputs: list[Tensor]
+    weights: list[Tensor]
+
+
+def measure(
+    graph: Graph,
+    micro_size: int,
+    make_optimizer: MakeOptimizer,
+    base_bytes: int,
+    told: Callable[[int, int], None] = lambda done, of: None,
+) -> Profile:
+    """Run every node forward and backward on a micro-batch of made-up values; `told` hears of the progress.
+
+    Nodes that are alike, in their layer's settings and in the form of their inputs, are run once.
+    """
+    walk, known, nodes = graph.walk(micro_size), dict[Any, Node](), list[Node]()
+    sizes: dict[int, int] = {}
+    for tensor in tensors_in(walk.results):
+        storage = walk.storage(tensor)
+        sizes[storage] = max(sizes.get(storage, 0), tensor.nbytes)
+    seen: set[str] = set()
+    for number, (node, title) in enumerate(zip(graph.nodes, graph.names, strict=True)):
+        told(number, len(graph.nodes))
+        key = _key(graph, walk, node)
+        if key not in known:
+            known[key] = _measure(_prepare(graph, walk, node), make_optimizer)
+        found = known[key]
+        inputs = [tensor for source in node.all_input_nodes for tensor in tensors_in(walk.results[source.name])]
+        kept = {walk.storage(tensor) for i, tensor in enumerate(inputs) if i in found.kept}
+        if OUTPUT in found.kept:
+            kept |= {walk.storage(tensor) for tensor in tensors_in(walk.results[node.name])}
+        own = set(graph.owned(number, number + 1))
+        if own <= seen:  # its weights are another node's, too, and counted there
+            found = replace(found, parameters=0, weight_bytes=0, gradient_bytes=0, optimizer_bytes=0, update=0.0)
+        seen |= own
+        nodes.append(replace(found, name=title, kept=frozenset(kept)))
+    by_number = tuple(sizes.get(number, 0) for number in range(max(sizes) + 1))
+    return Profile(tuple(nodes), graph.cuts(micro_size), by_number, base_bytes, micro_size)
+
+
+def _key(graph: Graph, walk: Walk, node: fx.Node) -> Any:
+    """What makes two nodes cost the same."""
+    what: Any = node.target
+    if node.op == "call_module":
+        layer = graph.model.get_submodule(str(node.target))
+        if any(layer.children()):
+            return node.name
+        what = (type(layer), repr(layer), [(tuple(p.shape), p.requires_grad) for p in layer.parameters()])
+    if node.op == "get_attr":
+        return node.name
+    place = {source: number for number, source in enumerate(node.all_input_nodes)}
+    forms = [replace(f, storage=0) if (f := walk.forms.get(s.name)) else repr(walk.results[s.name]) for s in place]
+    shape = fx.node.map_arg((node.args, node.kwargs), lambda source: place[source])
+    return repr((node.op, what, shape, forms))
+
+
+def _prepare(graph: Graph, walk: Walk, node: fx.Node) -> _Run:
+    """The node with made-up inputs and weights."""
+    made: dict[fx.Node, Any] = {source: _real(walk.results[source.name], walk) for source in node.all_input_nodes}
+    inputs = [tensor for value in made.values() for tensor in tensors_in(value)]
+
+    def fresh(tensors: Sequence[Tensor]) -> tuple[Any, Any]:
+        coming = iter(tensors)
+        values = {source: _swap(value, coming) for source, value in made.items()}
+        out: tuple[Any, Any] = fx.node.map_arg((node.args, node.kwargs), lambda source: values[source])
+        return out
+
+    if node.op == "call_module":
+        layer = _filled(copy.deepcopy(graph.model.get_submodule(str(node.target))))
+
+        def call(tensors: Sequence[Tensor]) -> Any:
+            args, kwargs = fresh(tensors)
+            return layer(*args, **kwargs)
+
+        return _Run(call, inputs, list(layer.parameters()))
+    if node.op == "get_attr":
+        value = _real(walk.results[node.name], walk)
+        weights = [t for t in tensors_in(value) if t.requires_grad]
+        return _Run(lambda _: value, [], weights)
+
+    def function(tensors: Sequence[Tensor]) -> Any:
+        args, kwargs = fresh(tensors)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        assert callable(node.target)
+        return node.target(*args, **kwargs)
+
+    return _Run(function, inputs, [])
+
+
+def _filled(layer: nn.Module) -> nn.Module:
+    """The layer with storage and values that are numbers; which ones does not matter."""
+    layer = layer.to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in (*layer.parameters(), *layer.buffers()):
+            _fill(tensor)
+    return layer
+
+
+def _fill(tensor: Tensor) -> Tensor:
+    return tensor.detach().uniform_(0.01, 0.1) if tensor.is_floating_point() else tensor.detach().zero_()
+
+
+def _real(value: Any, walk: Walk) -> Any:
+    """The value with storage; a tensor is a leaf of autograd where the model's has a gradient."""
+    if isinstance(value, Tensor):
+        form: Form = walk.form(value)
+        real = form.empty()
+        _fill(real)
+        return real.requires_grad_(form.grad)
+    return _swap(value, iter([_real(tensor, walk) for tensor in tensors_in(value)]))
+
+
+def _swap(value: Any, coming: Any) -> Any:
+    """The value with the next tensors in the places of its own."""
+    if isinstance(value, Tensor):
+        return next(coming)
+    if isinstance(value, dict):
+        return {key: _swap(item, coming) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_swap(item, coming) for item in value)
+    return value
+
+
+def _measure(run: _Run, make_optimizer: MakeOptimizer) -> Node:
+    trained = [weight for weight in run.weights if weight.requires_grad]
+    for weight in trained:
+        weight.grad = torch.zeros_like(weight)  # backward adds, as it does from the second micro-batch on
+    kept, internal = _kept(run)
+    forward, backward = list[float](), list[float]()
+    begun = time.perf_counter()
+    while len(forward) <= RUNS or (time.perf_counter() - begun < SECONDS and len(forward) <= MOST_RUNS):
+        # What changes its input in place must not find a leaf there.
+        inputs = [t.clone() if t.requires_grad else t for t in run.inputs]
+        start = time.perf_counter()
+        out = run.call(inputs)
+        forward.append(time.perf_counter() - start)
+        made = [t for t in tensors_in(out) if t.requires_grad and t.grad_fn is not None]
+        gradients = [torch.ones_like(t) for t in made]
+        start = time.perf_counter()
+        if made:
+            torch.autograd.backward(made, gradients)
+        backward.append(time.perf_counter() - start if made else 0.0)
+        for tensor in run.inputs:
+            tensor.grad = None
+        working = sum(t.nbytes for t in {t.data_ptr(): t for t in (*made, *inputs) if t.requires_grad}.values())
+        del out, made, gradients, inputs
+    update, optimizer_bytes = _update(trained, make_optimizer)
+    return Node(
+        name="",
+        forward=median(forward[1:]),
+        backward=median(backward[1:]),
+        update=update,
+        parameters=sum(weight.numel() for weight in trained),
+        weight_bytes=sum(weight.nbytes for weight in run.weights),
+        gradient_bytes=sum(weight.nbytes for weight in trained),
+        optimizer_bytes=optimizer_bytes,
+        working_bytes=working,
+        internal_bytes=internal,
+        kept=kept,
+    )
+
+
+def _kept(run: _Run) -> tuple[frozenset[int], int]:
+    """What a node keeps until backward: which inputs, by their number, or its output; and the bytes of what else."""
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    inputs = [t.clone() if t.requires_grad else t for t in run.inputs]
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = run.call(inputs)
+    where = {t.untyped_storage().data_ptr(): i for i, t in enumerate(inputs)}
+    kept = {i for place, i in where.items() if saved.pop(place, 0)}
+    for tensor in tensors_in(out):
+        if saved.pop(tensor.untyped_storage().data_ptr(), 0):
+            kept.add(OUTPUT)
+    for weight in run.weights:
+        saved.pop(weight.untyped_storage().data_ptr(), 0)
+    return frozenset(kept), sum(saved.values())
+
+
+def _update(weights: list[Tensor], make_optimizer: MakeOptimizer) -> tuple[float, int]:
+    """Seconds of a step of the optimizer for these weights, and the bytes of its state."""
+    if not weights:
+        return 0.0, 0
+    optimizer, seconds = make_optimizer(weights), []
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        optimizer.step()
+        seconds.append(time.perf_counter() - start)
+    state = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
+    return median(seconds[1:]), sum(tensor.nbytes for tensor in state)
+
+
+def count(graph: Graph, micro_size: int) -> Profile:
+    """What is known without running anything: parameters, and what crosses each cut."""
+    nodes = []
+    for number, title in enumerate(graph.names):
+        own = dict(_trained(graph, number))
+        weights = sum(weight.nbytes for weight in own.values())
+        parameters = sum(weight.numel() for weight in own.values())
+        nodes.append(Node(title, 0.0, 0.0, 0.0, parameters, weights, weights, 0, 0, 0, frozenset()))
+    walk = graph.walk(micro_size)
+    return Profile(tuple(nodes), graph.cuts(micro_size), (0,) * walk.storages, 0, micro_size)
+
+
+def _trained(graph: Graph, number: int) -> Iterable[tuple[str, Tensor]]:
+    parameters = dict(graph.model.named_parameters(remove_duplicate=False))
+    return ((name, parameters[name]) for name in graph.owned(number, number + 1) if name in parameters)

@@ -1,0 +1,210 @@
+"""Models as graphs: what crosses a cut, where none can be, and stages that together are the model."""
+
+from __future__ import annotations
+
+import copy
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.errors import UsageError
+from paceline.models.build import build
+from paceline.pipeline.graph import Graph, trace
+from paceline.pipeline.profile import count, measure
+
+BATCH = 3
+
+
+def graph_of(model: nn.Module, shape: tuple[int, ...] = (2, 8, 8)) -> Graph:
+    bare = copy.deepcopy(model).to("meta")
+    return trace(bare, shape, torch.float32, torch.contiguous_format, "m")
+
+
+class Skips(nn.Module):
+    """The input and an early value are used again at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Conv2d(2, 2, 3, padding=1) for _ in range(3))
+        self.scale = nn.Parameter(torch.full((2, 1, 1), 0.5))
+        self.out = nn.Linear(2, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        early = self.a(x)
+        late = F.relu(self.c(self.b(early).relu_()))
+        out: Tensor = self.out((late * self.scale + early + x).mean((2, 3)))
+        return out
+
+
+def test_what_skips_a_stage_crosses_every_cut_on_its_way() -> None:
+    graph = graph_of(Skips())
+    crossing = {graph.names[p]: graph.crossing(p) for p in range(1, len(graph.nodes))}
+    assert crossing["b"] == ["x", "a"]
+    assert crossing["c"] == ["x", "a", "relu_"]
+    assert crossing["scale"] == ["x", "a", "relu"]
+    assert crossing["mul"] == ["x", "a", "relu", "scale"]
+    assert crossing["out"] == ["mean"]
+    cuts = graph.cuts(BATCH)
+    image = BATCH * 2 * 8 * 8 * 4
+    by_name = dict(zip(graph.names, cuts, strict=False))
+    assert (by_name["c"].forward_bytes, by_name["c"].backward_bytes) == (3 * image, 2 * image)  # none for the images
+    assert by_name["relu_"].reason == "relu_ changes in place what b has made"
+    assert [name for name, cut in by_name.items() if cut.reason] == ["relu_"]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_stages_one_after_the_other_are_the_model(stages: int) -> None:
+    model = Skips()
+    graph = trace(copy.deepcopy(model).to("meta"), (2, 8, 8), torch.float32, torch.contiguous_format, "m")
+    graph.model = model
+    x, end = torch.randn(BATCH, 2, 8, 8), len(graph.nodes)
+    valid = [p for p, cut in enumerate(graph.cuts(BATCH)) if cut.reason is None and 0 < p < end]
+    expected = model(x)
+    for chosen in combinations(valid, stages - 1):
+        values: tuple[Tensor, ...] = (x,)
+        owned: list[str] = []
+        for start, stop in zip([0, *chosen], [*chosen, end], strict=True):
+            values = graph.stage(start, stop, training=True)(*values)
+            owned += graph.owned(start, stop)
+        assert torch.equal(values[0], expected), chosen
+        assert sorted(owned) == sorted(name for name, _ in model.named_parameters())
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+        self.leave.weight = self.enter.weight
+        self.middle, self.again = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x.mean((1, 2)))
+        out: Tensor = self.leave(self.again(self.middle(x)))
+        return out
+
+
+class Sized(nn.Module):
+    """A number and a tuple are on their way from one layer to another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(8, 4, batch_first=True), nn.Linear(32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = x.size(0)
+        x, _ = self.lstm(x.mean(1))
+        out: Tensor = self.out(x.reshape(count, -1))
+        return out
+
+
+def test_no_cut_divides_what_must_stay_together() -> None:
+    with torch.device("meta"):
+        model = Tied().to(torch.float64)
+    tied = trace(model, (2, 8, 8), torch.float64, torch.contiguous_format, "m")
+    reasons = {name: cut.reason for name, cut in zip(tied.names, tied.cuts(BATCH), strict=False)}
+    words = "enter and leave use the same weights (enter.weight)"
+    assert reasons == {"mean": None, "enter": None, "middle": words, "again": words, "leave": words}
+    sized = graph_of(Sized())
+    reasons = {name: cut.reason for name, cut in zip(sized.names, sized.cuts(BATCH), strict=False)}
+    assert reasons["lstm"] == "size makes a value that is not a tensor"
+    assert reasons["out"] is None
+
+
+class Moody(nn.Module):
+    """Its dropout is a function, told by `self.training`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.dropout(x.mean((1, 2)), 0.5, self.training)
+        out: Tensor = self.out(x)
+        return out
+
+
+def test_a_stage_evaluates_as_the_model_does_in_evaluation() -> None:
+    model = Moody()
+    graph = graph_of(model)
+    graph.model = model
+    x, whole = torch.randn(BATCH, 2, 8, 8), len(graph.nodes)
+    assert torch.equal(graph.stage(0, whole, training=False)(x)[0], model.eval()(x))
+    torch.manual_seed(0)
+    trained = graph.stage(0, whole, training=True)(x)[0]
+    torch.manual_seed(0)
+    assert torch.equal(trained, model.train()(x))
+
+
+class Deciding(nn.Module):
+    def __init__(self, by: str) -> None:
+        super().__init__()
+        self.by, self.out, self.other = by, nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.mean((1, 2))
+        if (x.sum() > 0) if self.by == "value" else self.training:
+            x = x.relu()
+        out: Tensor = self.out(x)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [(Deciding("value"), "cannot be traced to a graph, .*control flow"),
+     (Deciding("mode"), "computes other layers in evaluation than in training"),
+     (nn.Bilinear(2, 2, 2), "takes 2 inputs; one, the images")],
+    ids=["value", "mode", "inputs"],
+)  # fmt: skip
+def test_a_model_that_cannot_be_cut_is_refused_in_words(model: nn.Module, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        graph_of(model)
+
+
+def sgd(weights: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(weights, 0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("name", ["mnist-cnn", "resnet18"])
+def test_a_profile_has_the_models_bytes(name: str) -> None:
+    with torch.device("meta"):
+        model = build(name, (1, 22, 22), 10)
+    profile = measure(trace(model, (1, 22, 22), torch.float32, torch.contiguous_format, name), 2, sgd, 7)
+    total = sum(p.numel() for p in model.parameters())
+    state = sum(t.nbytes for t in model.state_dict().values() if t.is_floating_point())
+    assert sum(node.parameters for node in profile.nodes) == total
+    assert sum(node.weight_bytes for node in profile.nodes) == state - sum(
+        buffer.nbytes for buffer in model.buffers() if buffer.is_floating_point()
+    )
+    assert sum(node.gradient_bytes for node in profile.nodes) == sum(n.optimizer_bytes for n in profile.nodes)
+    assert all(node.forward > 0 for node in profile.nodes)
+    assert all(node.backward > 0 for node in profile.nodes if node.parameters)
+    assert (profile.base_bytes, profile.micro_size) == (7, 2)
+    without = count(trace(model, (1, 22, 22), torch.float32, torch.contiguous_format, name), 2)
+    assert [node.parameters for node in without.nodes] == [node.parameters for node in profile.nodes]
+    assert without.cuts == profile.cuts
+
+
+def test_what_a_profile_says_is_kept_for_backward_is_what_autograd_keeps() -> None:
+    """The storages that the whole model's forward pass saves, beside those that its nodes are said to keep."""
+    model = build("resnet18", (3, 32, 32), 10)
+    graph = graph_of(model, (3, 32, 32))
+    profile = measure(graph, BATCH, sgd, 0)
+    kept = frozenset().union(*(node.kept for node in profile.nodes))
+    predicted = sum(profile.storage_bytes[s] for s in kept) + sum(node.internal_bytes for node in profile.nodes)
+    saved: dict[int, tuple[int, Tensor]] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = (storage.nbytes(), tensor.detach())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = model(torch.randn(BATCH, 3, 32, 32))
+    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    measured = sum(size for place, (size, _) in saved.items() if place not in own)
+    assert out.requires_grad
+    assert predicted == pytest.approx(measured, rel=0.02)
