@@ -1,0 +1,88 @@
+"""Which layers of a model are split over shards, and putting split ones in their place.
+
+The rule: a Linear or Conv2d of at least WIDE weights, with an output for every shard, is split by its outputs, which
+are gathered. Where one Linear feeds another through functions of single values alone, the first keeps its outputs to
+itself and the second is split by its inputs: one sum instead of a gather and a sum. All else is on every shard alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from torch import nn
+
+from paceline.comm.base import Comm
+from paceline.errors import UsageError
+from paceline.tensor.layers import ChannelConv2d, ColumnLinear, RowLinear, SplitLayer
+from paceline.tensor.uses import Uses, find_uses, has_hooks
+
+# Of fewer weights than these, what a layer's shards tell each other takes longer than what they save each other.
+WIDE = 2**14
+SHOWN = 3
+
+
+def split_wide(model: nn.Module, comm: Comm, name: str | None = None) -> dict[str, int]:
+    """Replace the model's wide layers, in place, by this shard's parts of them; all shards call it.
+
+    The model is on torch's meta device, or has values, which are then cut. Returns, by the parameter's name, the
+    dimension that it is split along, by `layout.share`. `name` is what errors call the model.
+    """
+    wide = {
+        path: layer
+        for path, layer in model.named_modules()
+        if isinstance(layer, nn.Linear | nn.Conv2d) and layer.weight.numel() >= WIDE
+    }
+    uses, shared = find_uses(model), _shared_weights(model)
+    reasons = {path: _why_not(path, layer, comm.size, shared, uses) for path, layer in wide.items()}
+    chosen = [path for path, reason in reasons.items() if reason is None]
+    if not chosen:
+        raise UsageError(_nothing_to_split(name or type(model).__name__, reasons, comm.size))
+    pairs = uses.pairs({path for path in chosen if isinstance(wide[path], nn.Linear)})
+    # A communicator of their own: their messages must not meet those of others.
+    own = comm.dup() if comm.size > 1 else comm
+    # Where ranks are threads, none computes while another is still tracing: that changes nn.Module for all.
+    own.barrier()
+    found: dict[str, int] = {}
+    for path in chosen:
+        split = _part_of(wide[path], own, gather=path not in pairs, second=path in pairs.values())
+        parent, _, child = path.rpartition(".")
+        setattr(model.get_submodule(parent), child, split)
+        found |= {f"{path}.{each}": dim for each, dim in split.split_along.items() if getattr(split, each) is not None}
+    return found
+
+
+def _part_of(layer: nn.Linear | nn.Conv2d, comm: Comm, *, gather: bool, second: bool) -> SplitLayer:
+    if isinstance(layer, nn.Conv2d):
+        return ChannelConv2d(layer, comm)
+    return RowLinear(layer, comm) if second else ColumnLinear(layer, comm, gather=gather)
+
+
+def _why_not(path: str, layer: nn.Linear | nn.Conv2d, shards: int, shared: set[int], uses: Uses) -> str | None:
+    """Why a wide layer stays whole, if it does."""
+    outputs = layer.out_channels if isinstance(layer, nn.Conv2d) else layer.out_features
+    groups = layer.groups if isinstance(layer, nn.Conv2d) else 1
+    changed = type(layer) not in (nn.Linear, nn.Conv2d) or "forward" in vars(layer)
+    reasons = (
+        (outputs < shards, f"has {outputs} outputs"),
+        (groups > 1, f"has {groups} groups"),
+        (changed, f"is a {type(layer).__name__} that computes in its own way"),
+        (not path, "is the model itself"),
+        (any(id(p) in shared for p in layer.parameters()), "shares its weights"),
+        (has_hooks(layer), "has hooks"),
+    )
+    return next((why for applies, why in reasons if applies), None) or uses.why_not(path)
+
+
+def _shared_weights(model: nn.Module) -> set[int]:
+    """The ids of parameters that have several names."""
+    names = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    return {each for each, count in names.items() if count > 1}
+
+
+def _nothing_to_split(name: str, reasons: dict[str, str | None], shards: int) -> str:
+    over, instead = f"to split over {shards} workers", "use a data-parallel strategy"
+    if not reasons:
+        return f"model {name} has no layer of at least {WIDE} weights {over}; {instead}"
+    shown = [f"{path or 'the layer'} {reason}" for path, reason in reasons.items()]
+    more = [f"and {len(shown) - SHOWN} more"] * (len(shown) > SHOWN)
+    return f"model {name} has no layer that is fit {over} ({'; '.join(shown[:SHOWN] + more)}); {instead}"

@@ -1,0 +1,119 @@
+"""How a model uses its layers, as far as torch.fx can tell: how often, and what becomes of their outputs."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+from torch import fx, nn
+
+from paceline.tensor.elementwise import is_elementwise
+
+# Tracing changes nn.Module for all threads.
+_TRACING = threading.Lock()
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+@dataclass(frozen=True)
+class Uses:
+    """A model's traces, of training and of evaluation: none where it cannot be traced, and then nothing is known."""
+
+    model: nn.Module
+    traces: tuple[fx.Graph, ...]
+
+    def why_not(self, path: str) -> str | None:
+        """Why a layer cannot be replaced by one that gives the same output, if it cannot."""
+        parent = path
+        while parent:
+            parent = parent.rpartition(".")[0]
+            module = self.model.get_submodule(parent)
+            if parent and type(module).__module__.startswith("torch.nn") and not isinstance(module, _CONTAINERS):
+                return f"is inside a {type(module).__name__}, which may use its weights without calling it"
+        if any(_calls(graph)[path] > 1 for graph in self.traces):
+            return "is used more than once"
+        attributes = [str(node.target) for graph in self.traces for node in graph.nodes if node.op == "get_attr"]
+        if any(name.startswith(f"{path}.") for name in attributes):
+            return "has weights that are used without calling it"
+        return None
+
+    def pairs(self, linears: set[str]) -> dict[str, str]:
+        """Those of the Linears that feed one other alone, through elementwise functions alone; each is in one pair."""
+        if not self.traces or any(has_hooks(module) for module in self.model.modules()):
+            return {}  # a hook must see whole values
+        wished: dict[str, str] = {}
+        for graph in self.traces:
+            for node in graph.nodes:
+                if (following := self._fed_by(node, linears)) and not {node.target, following} & _in(wished):
+                    wished[str(node.target)] = following
+        return {a: b for a, b in wished.items() if all(self._agrees(graph, a, b, linears) for graph in self.traces)}
+
+    def _fed_by(self, node: fx.Node, linears: set[str]) -> str | None:
+        """The one Linear that a Linear's output goes to."""
+        if node.op != "call_module" or node.target not in linears:
+            return None
+        while len(node.users) == 1:
+            (user,) = node.users
+            if user.all_input_nodes != [node]:
+                return None
+            if user.op == "call_module" and user.target in linears:
+                return str(user.target)
+            module = self.model.get_submodule(str(user.target)) if user.op == "call_module" else None
+            if not is_elementwise(user, module):
+                return None
+            node = user
+        return None
+
+    def _agrees(self, graph: fx.Graph, a: str, b: str, linears: set[str]) -> bool:
+        """Whether a pair is one in this trace too, or is not used in it."""
+        used = [node for node in graph.nodes if node.op == "call_module" and node.target in (a, b)]
+        return not used or (len(used) == 2 and self._fed_by(used[0], linears) == b and used[0].target == a)
+
+
+def find_uses(model: nn.Module) -> Uses:
+    """Trace the model, without running it, as it trains and as it evaluates: it may do other things then."""
+    modes = {module: module.training for module in model.modules()}
+    traces = []
+    with _TRACING:
+        try:
+            for training in (True, False):
+                graph = _trace(model.train(training))
+                if graph is None:
+                    return Uses(model, ())
+                traces.append(graph)
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+    return Uses(model, tuple(traces))
+
+
+def _trace(model: nn.Module) -> fx.Graph | None:
+    """None where the model's code needs values, or keeps some in the model, which is then as it was."""
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    # It is called with images alone: what else it takes has its default.
+    others = list(inspect.signature(model.forward).parameters.values())[1:]
+    try:
+        graph = fx.Tracer().trace(model, {p.name: p.default for p in others if p.default is not p.empty} or None)
+    except Exception:  # noqa: BLE001  whatever a model's code does with values that are not there
+        graph = None
+    for module, attributes in before:
+        now = vars(module)
+        if now.keys() != attributes.keys() or any(now[key] is not value for key, value in attributes.items()):
+            now.clear()
+            now.update(attributes)
+            graph = None
+    return graph
+
+
+def has_hooks(module: nn.Module) -> bool:
+    return any(getattr(module, name, None) for name in _HOOKS)
+
+
+def _calls(graph: fx.Graph) -> Counter[str]:
+    return Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
+
+
+def _in(pairs: dict[str, str]) -> set[str]:
+    return {*pairs, *pairs.values()}
