@@ -19,6 +19,9 @@ DOORS: dict[str, tuple[str, ...]] = {
     "paceline.spec": (
         "errors",
         "spec_checks",
+        "spec_fill",
+        "layout",
+        "pipeline.schedule",
         "comm.table",
         "data.table",
         "models.table",
@@ -26,7 +29,8 @@ DOORS: dict[str, tuple[str, ...]] = {
         "emulation.table",
         "emulation.measured",
     ),
-    "paceline.spec_checks": ("errors", "comm.table", "data.table"),
+    "paceline.spec_checks": ("errors", "comm.table", "data.table", "pipeline.devices"),
+    "paceline.spec_fill": ("data.table", "strategies.table", "emulation.table", "emulation.measured"),
     "paceline.emulation": ("errors", "records", "data.table", "models.table"),
     "paceline.own_code": ("errors",),
     "paceline.data": ("errors", "layout", "own_code"),
@@ -34,7 +38,10 @@ DOORS: dict[str, tuple[str, ...]] = {
     "paceline.comm": ("errors", "layout"),
     "paceline.collectives": ("comm", "layout"),
     "paceline.server": ("errors", "layout", "comm.metered", "collectives.plan"),
-    "paceline.strategies": ("errors", "comm", "collectives", "emulation"),
+    "paceline.pipeline": ("errors", "layout", "comm"),
+    "paceline.pipeline.schedule": ("errors",),
+    "paceline.tensor": ("errors", "layout", "comm"),
+    "paceline.strategies": ("errors", "layout", "comm", "collectives", "emulation", "pipeline", "tensor"),
     "paceline.training": (
         "__version__",
         "errors",
@@ -47,10 +54,12 @@ DOORS: dict[str, tuple[str, ...]] = {
         "comm",
         "strategies",
         "server",
+        "pipeline",
+        "tensor",
         "emulation",
     ),
     "paceline.lab": ("errors", "layout"),
-    "paceline.analysis": ("errors", "records"),
+    "paceline.analysis": ("errors", "records", "pipeline.plan", "pipeline.schedule"),
     "paceline.report": ("errors", "records", "analysis"),
     "paceline.report.table": (),
     "paceline.bench": (
@@ -89,6 +98,9 @@ DOORS: dict[str, tuple[str, ...]] = {
         "comm.table",
         "strategies.table",
         "emulation.table",
+        "pipeline.showing",
+        "pipeline.sizes",
+        "training.planning",
     ),
 }
 TABLES = [
@@ -107,6 +119,9 @@ TABLES = [
     "emulation.table",
     "emulation.measured",
     "report.table",
+    "pipeline.schedule",
+    "pipeline.partition",
+    "pipeline.showing",
 ]
 
 

@@ -29,6 +29,9 @@ class Summary:
     Where `compute` is not `real` but emulated:…, nothing was trained: there are no losses and accuracies, and times are
     those of ranks that waited `compute_seconds` for each batch instead of computing, and sent gradients that are
     `shrink` times smaller than those of the model's `parameters`.
+
+    Where no worker has the whole model, a replica is `stages` workers (pipeline) or `tensor` workers (tensor); replicas
+    average by `averaging`.
     """
 
     status: str
@@ -46,6 +49,12 @@ class Summary:
     compute_seconds: float | None = None
     shrink: int = 1
     servers: int = 0
+    stages: int = 1
+    tensor: int = 1
+    microbatches: int = 1
+    schedule: str | None = None
+    averaging: str | None = None
+    recompute: bool = False
     error: str | None = None
     failed_rank: int | None = None
     steps: int = 0

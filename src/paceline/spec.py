@@ -13,14 +13,13 @@ from typing import Any
 from paceline.comm import table as transports
 from paceline.data import table as datasets
 from paceline.emulation import table as emulation
-from paceline.emulation.measured import seconds_per_image
 from paceline.errors import UsageError, nearest, unknown
+from paceline.layout import Grid
 from paceline.models import table as models
-from paceline.spec_checks import check_device, check_emulated, check_mpi_io, check_served
+from paceline.pipeline import schedule
+from paceline.spec_checks import check_device, check_divided, check_emulated, check_mpi_io, check_served
+from paceline.spec_fill import DEFAULT_LR, choose
 from paceline.strategies import table as strategies
-
-DEFAULT_LR = {"adam": 0.001, "sgd": 0.01}
-DEFAULT_STALENESS = {"ps-sync": 0, "ps-bounded": 4}
 
 
 def option(
@@ -55,6 +54,21 @@ class RunSpec:
     strategy: str | None = option(None, "how the work is divided; sequential for 1 worker, allreduce for more",
                                   choices=tuple(strategies.TABLE))  # fmt: skip
     workers: int | None = option(None, "processes that compute gradients", least=1)
+    stages: int | None = option(None, "of pipeline: stages that a replica of the model is cut into; as many as workers "
+                                "unless given", least=1)  # fmt: skip
+    tensor: int | None = option(None, "of tensor: workers that the wide layers of a replica are split over; all of "
+                                "them unless given", least=1)  # fmt: skip
+    microbatches: int | None = option(None, "cut a replica's batch into so many parts, one after the other; 8 for "
+                                      "pipeline, 1 for sequential", least=1)  # fmt: skip
+    schedule: str | None = option(None, "of pipeline: in which order stages compute; 1f1b unless given",
+                                  choices=tuple(schedule.SCHEDULES))  # fmt: skip
+    cut: str = option("measured", "of pipeline: where to cut: found by measuring, equal numbers of layers or of "
+                      "parameters (measured, layers, parameters), or after these layers: NAME,NAME")  # fmt: skip
+    memory: str | None = option(None, "of pipeline: the most memory of a stage, or of each, such as 2GB or 2GB,1GB")
+    speed: str | None = option(None, "of pipeline: how fast the stages' machines are beside this one, such as 1,0.5")
+    recompute: bool = option(False, "of pipeline: compute activations again for backward instead of keeping them")
+    averaging: str | None = option(None, "of pipeline and tensor: how replicas average; allreduce unless given",
+                                   choices=strategies.AVERAGINGS)  # fmt: skip
     servers: int | None = option(None, "processes that hold the parameters, for ps-*; 1 unless given", least=1)
     staleness: int | None = option(None, "of ps-bounded: how many updates the weights of a gradient may have missed; 4 "
                                    "unless given", least=0, most=1000)  # fmt: skip
@@ -98,8 +112,19 @@ class RunSpec:
     @property
     def global_batch(self) -> int:
         """Samples of one update."""
+        return self.batch_size * (1 if self.strategy == "ps-async" else self.grid.replicas)
+
+    @property
+    def grid(self) -> Grid:
+        """The workers as replicas of a model, each one divided into stages or shards where the strategy says so."""
         assert self.workers is not None, "resolve first"
-        return self.batch_size * (1 if self.strategy == "ps-async" else self.workers)
+        stages, shards = self.stages or 1, self.tensor or 1
+        return Grid(self.workers // (stages * shards), stages, shards)
+
+    @property
+    def divided(self) -> bool:
+        """Whether no rank has the whole model."""
+        return self.strategy in strategies.DIVIDED
 
     @property
     def served(self) -> bool:
@@ -161,6 +186,11 @@ class Resolved:
         who = f"{spec.workers} worker{'' if alone else 's'}"
         if spec.served:
             who = f"{spec.servers} server{'' if spec.servers == 1 else 's'}, {who}"
+        if spec.divided:
+            grid = spec.grid
+            parts = f"{grid.stages} stages" if spec.strategy == "pipeline" else f"{grid.shards} shards"
+            who += f" ({grid.replicas} replica{'s' if grid.replicas > 1 else ''} of {parts}):"
+            who += f" {grid.replicas}" if grid.replicas > 1 else ""
         batch = f"x batch {spec.batch_size} = global batch {spec.global_batch}"
         if spec.global_batch == spec.batch_size and not alone:
             batch = f"with batches of {spec.batch_size}, each an update"
@@ -210,7 +240,7 @@ def resolve(*layers: tuple[str, Mapping[str, Any]], world: World | None = None, 
             name = _known(key, source)
             values[name] = _checked(name, value, source)
             sources[name] = source
-    _choose(values, sources, world)
+    choose(values, sources, world)
     spec = RunSpec(**values)
     _check_together(spec, world, here)
     return Resolved(spec, sources)
@@ -252,55 +282,6 @@ def _checked(name: str, value: Any, source: str) -> Any:
     return value
 
 
-def _choose(values: dict[str, Any], sources: dict[str, str], world: World | None) -> None:
-    """Fill in what was left open, each with the reason as its source."""
-
-    def fill(name: str, value: Any, why: str) -> None:
-        values[name], sources[name] = value, why
-
-    strategy = values["strategy"]
-    served = strategy is not None and strategies.TABLE[strategy].served
-    for name, default in {"servers": 1, "staleness": DEFAULT_STALENESS.get(strategy)}.items() if served else ():
-        if values[name] is None:
-            fill(name, default, f"default for {strategy}")
-    if world and values["workers"] is None:
-        fill("workers", max(1, world.size - (values["servers"] or 0)), f"from {world.launcher}")
-    if values["workers"] is None:
-        alone = values["strategy"] in (None, "sequential")
-        fill("workers", 1 if alone else 2, f"default for {values['strategy'] or 'no strategy'}")
-    if values["strategy"] is None:
-        fill("strategy", "sequential" if values["workers"] == 1 else "allreduce", "default for the workers")
-    if values["lr"] is None:
-        fill("lr", DEFAULT_LR[values["optimizer"]], f"default for {values['optimizer']}")
-    data = datasets.describe(values["data"])
-    if values["normalize"] is None:
-        fill(
-            "normalize", data is None or data.normalize, f"default for {'your own data' if data is None else data.name}"
-        )
-    if (asked := emulation.read(values["compute"])) is not None:
-        fill("test", False, "emulated compute")
-        if asked.folder:
-            fill("compute", _measured(asked.folder, values, data), f"measured in {asked.folder}")
-    if values["transport"] == "auto":
-        reasons = {
-            f"auto: {strategy}": ("zmq", served),
-            "auto: started by mpiexec": ("mpi", world is not None and world.launcher == "mpiexec"),
-            "auto: --read mpi-io": ("mpi", values["read"] == "mpi-io"),
-            "auto: --device cuda": ("nccl", values["device"] == "cuda" and values["workers"] > 1),
-            "auto": ("gloo", True),
-        }
-        why = next(why for why, (_, holds) in reasons.items() if holds)
-        fill("transport", reasons[why][0], why)
-
-
-def _measured(folder: Path, values: Mapping[str, Any], data: datasets.DataInfo | None) -> str:
-    """The time of a batch in a run that was computed, as seconds: ranks elsewhere may not see its folder."""
-    size = values["image_size"]
-    shape = None if data is None else (data.shape[0], size, size) if size else data.shape
-    seconds = seconds_per_image(folder, values["model"], shape, values["hidden"]) * values["batch_size"]
-    return f"{emulation.PREFIX}{seconds:.6g}"
-
-
 def _check_together(spec: RunSpec, world: World | None, here: bool) -> None:
     """What no field can know alone."""
     assert spec.workers is not None
@@ -314,6 +295,7 @@ def _check_together(spec: RunSpec, world: World | None, here: bool) -> None:
     if spec.read == "scatter" and spec.transport == "nccl":
         raise UsageError("--read scatter with --transport nccl: samples are scattered between CPUs; use --read own")
     check_served(spec)
+    check_divided(spec)
     if world and spec.ranks != world.size:
         servers = f" and --servers {spec.servers}" if spec.servers else ""
         raise UsageError(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.comm import table as transports
 from paceline.data import table as datasets
 from paceline.errors import UsageError
+from paceline.pipeline.devices import stage_devices
 
 if TYPE_CHECKING:
     from paceline.spec import RunSpec
@@ -39,6 +40,44 @@ def check_served(spec: RunSpec) -> None:
         raise UsageError(f"--check-replicas with {spec.strategy}: its workers' weights come from the server")
     if spec.read != "own":
         raise UsageError(f"--read {spec.read} with {spec.strategy}: its workers read for themselves; use --read own")
+
+
+def check_divided(spec: RunSpec) -> None:
+    """What only a model in parts has, and what it cannot have."""
+    assert spec.workers is not None
+    only = {"pipeline": ("stages", "schedule", "memory", "speed", "recompute"), "tensor": ("tensor",)}
+    for strategy, names in only.items():
+        given = [name for name in names if getattr(spec, name)] + ["cut"] * (strategy == "pipeline" != spec.strategy
+                                                                             and spec.cut != "measured")  # fmt: skip
+        if given and spec.strategy != strategy:
+            mixed = " (pipeline and tensor do not mix)" if spec.divided else ""
+            raise UsageError(f"--{given[0]} is for strategy {strategy}, not for {spec.strategy}{mixed}")
+    if spec.microbatches != 1 and spec.strategy not in ("pipeline", "sequential"):
+        raise UsageError(f"--microbatches {spec.microbatches} with {spec.strategy}: for pipeline and sequential alone")
+    if not spec.divided:
+        if spec.averaging:
+            raise UsageError(f"--averaging is for replicas of pipeline and tensor; use --strategy {spec.averaging}")
+        return
+    parts = spec.stages if spec.strategy == "pipeline" else spec.tensor
+    flag = "--stages" if spec.strategy == "pipeline" else "--tensor"
+    assert parts is not None
+    if spec.workers % parts:
+        raise UsageError(f"--workers {spec.workers} with {flag} {parts}: replicas of {parts} workers each are "
+                         f"expected; give a multiple of {parts} workers")  # fmt: skip
+    if spec.microbatches and spec.microbatches > spec.batch_size:
+        raise UsageError(f"--microbatches {spec.microbatches} of a batch of {spec.batch_size}: give at most "
+                         f"{spec.batch_size}, or a larger --batch-size")  # fmt: skip
+    if spec.read != "own":
+        raise UsageError(f"--read {spec.read} with {spec.strategy}: its ranks read for themselves; use --read own")
+    if spec.sync_batchnorm:
+        raise UsageError(f"--sync-batchnorm with {spec.strategy}: batch-norm is over each "
+                         f"{'micro-batch' if spec.strategy == 'pipeline' else 'batch'} there")  # fmt: skip
+    if spec.device == "cuda" or spec.transport == "nccl":
+        raise UsageError(f"strategy {spec.strategy} computes on CPUs alone so far: use --device cpu, and gloo or mpi")
+    if spec.emulated:
+        raise UsageError(f"--compute {spec.compute} with {spec.strategy}: a model in parts computes; leave it out")
+    if spec.strategy == "pipeline":
+        stage_devices(spec.stages or 1, spec.memory, spec.speed)
 
 
 def check_mpi_io(spec: RunSpec) -> None:

@@ -58,6 +58,36 @@ def test_a_rank_that_stops_answering_is_found_at_the_deadline(launcher: str, str
         run.check_nothing_is_left()
 
 
+# Two replicas of a pipeline of two stages: a wait of a stage, and of a stage's replica, ends.
+DIVIDED = {
+    "pipeline": ["--strategy", "pipeline", "--workers", "4", "--stages", "2", "--microbatches", "4", "--cut", "layers"],
+    "tensor": ["--strategy", "tensor", "--workers", "4", "--tensor", "2"],
+}
+
+
+@pytest.mark.parametrize(("transport", "strategy"), [("gloo", "pipeline"), ("mpi", "pipeline"), ("gloo", "tensor")])
+def test_a_part_of_a_model_that_dies_ends_the_run_and_is_named(transport: str, strategy: str, tmp_path: Path) -> None:
+    command = [*PACELINE, "--model", "mlp", "--hidden", "64", "--transport", transport, *DIVIDED[strategy]]
+    with LiveRun([*command, "--steps", "1000000", "--log-every", "0"], tmp_path) as run:
+        run.wait_until_training()
+        os.kill(run.pid(2), signal.SIGKILL)
+        assert run.end(20) == 1, run.stderr()
+        assert (run.summary().status, run.summary().failed_rank) == (FAILED, 2)
+        assert "paceline: rank 2 failed: its process" in run.stderr()
+        run.check_nothing_is_left()
+
+
+def test_a_stage_that_stops_answering_is_found_at_the_deadline(tmp_path: Path) -> None:
+    command = [*PACELINE, "--model", "mlp", *DIVIDED["pipeline"], "--steps", "1000000", "--log-every", "0"]
+    with LiveRun([*command, "--timeout", "2"], tmp_path) as run:
+        run.wait_until_training()
+        os.kill(run.pid(3), signal.SIGSTOP)
+        assert run.end(25) == 1
+        assert (run.summary().status, run.summary().failed_rank) == (FAILED, 3)
+        assert "waited 2 s" in str(run.summary().error)
+        run.check_nothing_is_left()
+
+
 def test_an_error_in_a_rank_that_is_a_thread_ends_the_run(tmp_path: Path) -> None:
     command = [*PACELINE, "--workers", "3", "--transport", "threads", *ENDLESS]
     with LiveRun(command, tmp_path, fault="1 5") as run:

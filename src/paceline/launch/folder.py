@@ -56,4 +56,10 @@ def begin_summary(spec: RunSpec) -> Summary:
         seed=spec.seed,
         compute=spec.compute,
         shrink=spec.shrink,
+        stages=spec.stages or 1,
+        tensor=spec.tensor or 1,
+        microbatches=spec.microbatches or 1,
+        schedule=spec.schedule,
+        averaging=spec.averaging,
+        recompute=spec.recompute,
     )

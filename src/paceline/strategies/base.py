@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from paceline.comm.base import Comm
 from paceline.comm.metered import Meter
+from paceline.layout import share
 
 
 @dataclass(frozen=True)
@@ -42,26 +43,45 @@ class Evaluation:
 
 @dataclass
 class Laps:
-    """Splits the time of a step into named parts: each mark ends one."""
+    """Splits the time of a step into named parts: each mark ends one.
+
+    Where `events` is a list every mark is kept there: what, of which micro-batch, when it began, how long it took.
+    """
 
     parts: dict[str, float] = field(default_factory=dict)
     last: float = field(default_factory=time.perf_counter)
+    events: list[tuple[str, int, float, float]] | None = None
 
-    def mark(self, name: str) -> None:
+    def mark(self, name: str, micro: int = -1) -> None:
         now = time.perf_counter()
-        self.parts[name] = self.parts.get(name, 0.0) + now - self.last
+        seconds = now - self.last
+        self.parts[name] = self.parts.get(name, 0.0) + seconds
+        if self.events is not None:
+            self.events.append((name, micro, self.last, seconds))
         self.last = now
 
 
-def loss_and_hits(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+def score(output: Tensor, labels: Tensor) -> tuple[Tensor, int]:
     """The summed cross-entropy, and how many predictions are right."""
-    output = model(images)
     loss = F.cross_entropy(output, labels, reduction="sum")
     return loss, int((output.detach().argmax(1) == labels).sum())
 
 
+def loss_and_hits(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+    return score(model(images), labels)
+
+
+def micro_batches(batch: Batch, micros: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Images and labels in parts of nearly equal size, none empty."""
+    count = len(batch.labels)
+    sizes = [len(share(count, min(micros, count), i)) for i in range(min(micros, count))]
+    return list(batch.images.split(sizes)), list(batch.labels.split(sizes))
+
+
 class Strategy(ABC):
     """Trains `model` with the ranks of `comm`. The loop calls setup, then step and evaluate, then close."""
+
+    timeline = False  # whether the marks of its steps are worth keeping one by one
 
     def __init__(self, comm: Comm, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self.comm, self.model, self._optimizer = comm, model, optimizer
@@ -94,12 +114,16 @@ class Strategy(ABC):
         loss_sum, correct, count = totals.tolist()
         return Evaluation(loss_sum / count, correct / count)
 
-    def whole_state(self) -> dict[str, Tensor]:
-        """All weights and buffers under the model's own names."""
+    def agree(self) -> None:
+        """Make what ranks have each their own of, such as batch-norm's statistics, the same on all of them."""
+        return
+
+    def state(self) -> dict[str, Tensor]:
+        """The weights and buffers that this rank has, under the model's own names."""
         return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go back to weights that `whole_state` gave."""
+        """Go back to weights that `state` gave."""
         self.model.load_state_dict(state)
 
     def notes(self) -> dict[str, object]:

@@ -60,6 +60,9 @@ class EmulatedSynchronous(Synchronous):
             slot.parameter.grad = slot.view
         self.ready = bucket_times(self.buckets, self.device.timing.ready)
 
+    def agree(self) -> None:
+        """Nothing has changed anywhere."""
+
     def step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:
         device, riders = self.device, self.buckets.riders
         device.begin(len(batch.labels))

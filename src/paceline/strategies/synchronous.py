@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from paceline.collectives.choose import TABLE as AVERAGINGS
 from paceline.comm.base import Comm
@@ -22,6 +22,7 @@ class Options:
     overlap: str = "auto"
     sync_batchnorm: bool = False
     check_replicas: int = 0
+    micros: int = 1  # of sequential
 
 
 RIDERS = 3
@@ -69,12 +70,11 @@ class Synchronous(Strategy):
         return StepResult(loss_sum, correct, batch.global_count, stops > 0)
 
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
-        self.parallel.average_buffers()
+        self.agree()
         return super().evaluate(batches)
 
-    def whole_state(self) -> dict[str, Tensor]:
+    def agree(self) -> None:
         self.parallel.average_buffers()
-        return super().whole_state()
 
     def notes(self) -> dict[str, object]:
         exact = AVERAGINGS[self.options.averaging].cost(2, 1).exact

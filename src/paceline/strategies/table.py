@@ -9,6 +9,7 @@ class StrategyInfo:
     about: str
     averaging: str | None = None
     served: bool = False  # by parameter servers
+    divided: bool = False  # no rank has the whole model
 
 
 TABLE = {
@@ -22,5 +23,9 @@ TABLE = {
         StrategyInfo("ps-sync", "parameter server; waits for all workers, averages, steps once", served=True),
         StrategyInfo("ps-async", "parameter server; applies each worker's gradient as it comes", served=True),
         StrategyInfo("ps-bounded", "parameter server; workers may be --staleness updates ahead", served=True),
+        StrategyInfo("pipeline", "the model's layers cut into --stages; micro-batches flow through them", divided=True),
+        StrategyInfo("tensor", "each wide layer split over --tensor workers", divided=True),
     )
 }
+AVERAGINGS = tuple(info.averaging for info in TABLE.values() if info.averaging)
+DIVIDED = tuple(info.name for info in TABLE.values() if info.divided)

@@ -34,6 +34,7 @@ class Input(ABC):
 
     def __init__(self, info: DataInfo, validation: int, seed: int, comm: Comm, prepare: Prepare) -> None:
         self.info, self.comm, self.prepare = info, comm, prepare
+        self.reader, self.readers = comm.rank, comm.size  # which of how many readers that share the samples
         train, held_out = hold_out(info.train, validation, seed)
         self.numbers = {"train": train, "validation": held_out, "test": torch.arange(info.test)}
 
@@ -53,7 +54,7 @@ class Input(ABC):
             return [self.numbers["train"][sampler.of_rank(order, step, rank)] for step in range(steps)]
 
         def make(samples: Samples) -> Iterator[Batch]:
-            for step, (numbers, (images, labels)) in enumerate(zip(batches_of(self.comm.rank), samples, strict=True)):
+            for step, (numbers, (images, labels)) in enumerate(zip(batches_of(self.reader), samples, strict=True)):
                 yield self._batch(self.prepare.train(images, epoch, numbers), labels, sampler.global_count(step))
 
         return self._ahead(make(self.samples("train", batches_of)))
@@ -65,12 +66,12 @@ class Input(ABC):
         size = evaluation_batch((channels, *(self.prepare.size or self.info.shape[1:])))
 
         def batches_of(rank: int) -> list[Tensor]:
-            part = share(len(numbers), self.comm.size, rank)
+            part = share(len(numbers), self.readers, rank)
             return list(numbers[part.start : part.stop].split(size))
 
         samples = self.samples(name, batches_of)
         batches = (self._batch(self.prepare.test(images), labels, len(numbers)) for images, labels in samples)
-        return len(batches_of(self.comm.rank)), self._ahead(batches)
+        return len(batches_of(self.reader)), self._ahead(batches)
 
     def _batch(self, images: Tensor, labels: Tensor, global_count: int) -> Batch:
         return Batch(images, labels.to(self.prepare.device).long(), global_count)
@@ -109,7 +110,7 @@ class OwnInput(Input):
 
     def samples(self, name: str, batches_of: BatchesOf) -> Samples:
         split = _split(self.data, name)
-        return ((split.images[numbers], split.labels[numbers]) for numbers in batches_of(self.comm.rank))
+        return ((split.images[numbers], split.labels[numbers]) for numbers in batches_of(self.reader))
 
     def pick(self, name: str, places: Tensor, epoch: int | None = None) -> Batch:
         """The samples at these places among those of `train`, `validation` or `test`; to train on, if in an epoch."""
@@ -117,6 +118,14 @@ class OwnInput(Input):
         images, labels = split.images[numbers], split.labels[numbers]
         ready = self.prepare.test(images) if epoch is None else self.prepare.train(images, epoch, numbers)
         return self._batch(ready, labels, len(labels))
+
+
+class LabelsInput(OwnInput):
+    """Labels without pixels, for a rank that the images do not go to."""
+
+    def samples(self, name: str, batches_of: BatchesOf) -> Samples:
+        labels = _split(self.data, name).labels
+        return ((torch.empty(len(numbers), 0), labels[numbers]) for numbers in batches_of(self.reader))
 
 
 class CountedInput(Input):

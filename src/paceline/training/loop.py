@@ -13,19 +13,24 @@ from torch import Tensor
 
 from paceline.comm.metered import MeteredComm
 from paceline.comm.words import all_or_none
+from paceline.data.table import DataInfo
 from paceline.errors import DivergedError
 from paceline.layout import peak_rss_bytes
 from paceline.records import COMPLETED, INTERRUPTED, Summary, write_summary
 from paceline.spec import RunSpec
 from paceline.strategies.base import Batch, Evaluation, Laps, StepResult, Strategy
 from paceline.training.console import Console
+from paceline.training.divided import prepare_divided
 from paceline.training.input import Input
 from paceline.training.learned import Learned
+from paceline.training.prepared import Prepared
 from paceline.training.rate import learning_rate
 from paceline.training.sampler import Sampler
 from paceline.training.setup import Place, make_emulation, make_input, make_model, prepare_strategy
 from paceline.training.trace import Trace
 from paceline.training.weights import save
+
+TIMELINES = 20  # steps whose every event is written down, where a strategy has some
 
 
 @dataclass
@@ -53,16 +58,10 @@ def train(job: Job) -> None:
     if job.spec.reads:
         job.console.line(f"Time taken to read the data: {summary.read_seconds:.2f} s")
 
-    model, fresh = all_or_none(lambda: make_model(job.spec, source.info, job.place), job.comm)
-    summary.parameters = sum(p.numel() for p in model.parameters())
-    if fresh:
-        job.console.line(f"New weights, not from {job.spec.weights}: {', '.join(fresh)}")
-    emulation = all_or_none(lambda: make_emulation(job.spec, source.info, model, job.place), job.comm)
-    if emulation:
-        summary.compute_seconds = emulation.batch_seconds
-        job.console.line(emulation.about)
-        model = emulation.model
-    strategy = prepare_strategy(job.spec, job.comm, model, emulation.device if emulation else None)
+    prepared = prepare_divided(job, source.info) if job.spec.divided else _prepare_whole(job, source.info)
+    strategy, summary.parameters = prepared.strategy, prepared.parameters
+    if prepared.fresh:
+        job.console.line(f"New weights, not from {job.spec.weights}: {', '.join(prepared.fresh)}")
     try:
         interrupted = _run_epochs(job, strategy, source, summary)
         if job.spec.test and not interrupted:
@@ -70,7 +69,7 @@ def train(job: Job) -> None:
             summary.test_loss, summary.test_accuracy = test.loss, test.accuracy
             which = f" (weights of epoch {summary.best_epoch})" if summary.best_epoch is not None else ""
             job.console.line(f"\nTest loss: {test.loss:.4f}, test accuracy: {test.accuracy:.2%}{which}")
-        state = None if emulation else strategy.whole_state()
+        strategy.agree()
         summary.total_seconds = time.perf_counter() - start
         _measure(job, strategy, summary)
         summary.epochs = len(summary.epoch_seconds)
@@ -78,18 +77,32 @@ def train(job: Job) -> None:
     finally:
         strategy.close()
     job.console.line(f"Total run time: {summary.total_seconds:.2f} s")
+    prepared.save(job.folder / "model.safetensors")
     if job.comm.rank == 0:
-        if state is not None:
-            save(state, job.folder / "model.safetensors")
         write_summary(job.folder, summary)
     job.trace.record("end", time=time.time(), status=summary.status)
     job.comm.barrier()
 
 
+def _prepare_whole(job: Job, data: DataInfo) -> Prepared:
+    """Of ranks that each have the whole model, or an emulation of it."""
+    spec, comm = job.spec, job.comm
+    model, fresh = all_or_none(lambda: make_model(spec, data, job.place), comm)
+    parameters = sum(p.numel() for p in model.parameters())
+    emulation = all_or_none(lambda: make_emulation(spec, data, model, job.place), comm)
+    if emulation:
+        job.summary.compute_seconds = emulation.batch_seconds
+        job.console.line(emulation.about)
+        strategy = prepare_strategy(spec, comm, emulation.model, emulation.device)
+        return Prepared(strategy, parameters, fresh, lambda path: None)
+    strategy = prepare_strategy(spec, comm, model)
+    return Prepared(strategy, parameters, fresh, lambda path: save(strategy.state(), path) if not comm.rank else None)
+
+
 def _run_epochs(job: Job, strategy: Strategy, source: Input, summary: Summary) -> bool:
     """All epochs, and back to the best one where there is a validation set; true if a rank wanted to stop."""
     spec = job.spec
-    sampler = Sampler(len(source.numbers["train"]), spec.batch_size, job.comm.rank, job.comm.size, spec.seed)
+    sampler = Sampler(len(source.numbers["train"]), spec.batch_size, source.reader, source.readers, spec.seed)
     total_steps = spec.steps or spec.epochs * len(sampler)
     best: dict[str, Tensor] | None = None
     for epoch in range(-(-total_steps // len(sampler))):
@@ -105,7 +118,8 @@ def _run_epochs(job: Job, strategy: Strategy, source: Input, summary: Summary) -
             job.console.line(f"Validation acc: {result.accuracy:.4f}, validation loss: {result.loss:.4f}")
             if result.loss == min(summary.validation_loss):
                 summary.best_epoch = epoch
-                best = {name: tensor.clone() for name, tensor in strategy.whole_state().items()}
+                strategy.agree()
+                best = {name: tensor.clone() for name, tensor in strategy.state().items()}
     if best is not None:
         strategy.load_state(best)
     return False
@@ -122,7 +136,8 @@ def _run_epoch(
     start = ended = time.perf_counter()
     learned, stopped = Learned(spec), False
     for number, batch in enumerate(source.epoch(sampler, steps), 1):
-        laps = Laps(last=ended)  # a step begins where the last one ended: no time goes uncounted
+        # A step begins where the last one ended: no time goes uncounted.
+        laps = Laps(last=ended, events=[] if strategy.timeline and summary.steps < TIMELINES else None)
         laps.mark("input")
         lr = learning_rate(spec, summary.steps, len(sampler), total_steps)
         result = strategy.step(batch, lr, job.stop(), laps)
@@ -139,6 +154,8 @@ def _run_epoch(
             own=len(batch.labels),
             **({} if spec.emulated else {"loss": result.loss_sum / result.count, "lr": lr}),
         )
+        if laps.events:
+            job.trace.timeline(summary.steps - 1, laps.events)
         console.advance(**learned.bar())
         if spec.log_every and number % spec.log_every == 0:
             console.line(f"At step {number}, update time for each batch: {seconds:.4f} s")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,16 +26,14 @@ from paceline.emulation.timing import measure
 from paceline.errors import AgreedError, UsageError
 from paceline.models import table as models
 from paceline.models.build import build
+from paceline.models.draws import RANDOM
 from paceline.spec import RunSpec, check_data
 from paceline.strategies.base import Strategy
 from paceline.strategies.make import make_strategy
 from paceline.strategies.synchronous import Options
 from paceline.training.images import NoPixels, Prepare
-from paceline.training.input import CountedInput, Input, OwnInput, ScatteredInput, TogetherInput
+from paceline.training.input import CountedInput, Input, LabelsInput, OwnInput, ScatteredInput, TogetherInput
 from paceline.training.weights import start_from
-
-# Ranks that are threads share torch's random state.
-_RANDOM = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -79,18 +76,31 @@ def make_input(spec: RunSpec, comm: Comm, place: Place) -> Input:
     ready = Prepare(
         place.dtype,
         place.device,
-        layout=_layout(spec),
+        layout=memory_layout(spec),
         size=spec.image_shape(info)[1:],
         normal=(info.mean, info.std) if spec.normalize and info.mean and info.std else None,
         augment=spec.augment,
         seed=spec.seed,
     )
     validation = spec.validation_samples(info)
+    if spec.divided:
+        return _replica_input(spec, data, validation, comm, ready)
     if spec.read == "scatter":
         return ScatteredInput(data, info, stored, validation, spec.seed, comm, ready)
     assert data is not None
     kind = OwnInput if spec.read == "own" else TogetherInput
     return kind(data, validation, spec.seed, comm, ready)
+
+
+def _replica_input(spec: RunSpec, data: Dataset | None, validation: int, comm: Comm, ready: Prepare) -> Input:
+    """All ranks of a replica have the same samples; those behind the first stage need no pixels."""
+    assert data is not None
+    spot, source = spec.grid.spot(comm.rank), OwnInput(data, validation, spec.seed, comm, ready)
+    if spot.stage:
+        no_pixels = NoPixels(ready.dtype, ready.device, size=ready.size)
+        source = LabelsInput(data, validation, spec.seed, comm, no_pixels)
+    source.reader, source.readers = spot.replica, spec.grid.replicas
+    return source
 
 
 def _agree_on_data(name: str, data: Dataset | None, comm: Comm) -> tuple[DataInfo, torch.dtype]:
@@ -136,14 +146,14 @@ def make_model(spec: RunSpec, data: DataInfo, place: Place) -> tuple[nn.Module, 
             return build(spec.model, spec.image_shape(data), data.classes, spec.dropout, spec.hidden).to(
                 place.dtype
             ), []
-    with _RANDOM:
+    with RANDOM:
         torch.manual_seed(spec.seed)
         model = build(spec.model, spec.image_shape(data), data.classes, spec.dropout, spec.hidden)
-    fresh = start_from(model, spec.weights) if spec.weights else []
-    return model.to(place.device, place.dtype, memory_format=_layout(spec)), fresh  # type: ignore[call-overload]
+    model = model.to(place.device, place.dtype, memory_format=memory_layout(spec))  # type: ignore[call-overload]
+    return model, start_from(model, spec.weights) if spec.weights else []
 
 
-def _layout(spec: RunSpec) -> torch.memory_format:
+def memory_layout(spec: RunSpec) -> torch.memory_format:
     """A user's own model may count on the usual layout, as with `x.view(len(x), -1)`."""
     info = models.describe(spec.model)
     return torch.channels_last if info and info.channels_last else torch.contiguous_format
@@ -204,11 +214,17 @@ def prepare_strategy(spec: RunSpec, comm: Comm, model: nn.Module, device: Emulat
         overlap=spec.overlap,
         sync_batchnorm=spec.sync_batchnorm,
         check_replicas=spec.check_replicas,
+        micros=spec.microbatches or 1,
     )
     # Where nothing is updated none is made: torch's optimizers import its compiler, which takes a second of every rank.
     optimizer = None if device else make_optimizer(spec, model.parameters())
     strategy = make_strategy(spec.strategy, comm, model, optimizer, options, device)
     strategy.setup()
-    with _RANDOM:
-        torch.manual_seed(spec.seed + 1_000_003 * (comm.rank + 1))
+    seed_dropout(spec, comm.rank)
     return strategy
+
+
+def seed_dropout(spec: RunSpec, stream: int) -> None:
+    """What is drawn from here on differs from stream to stream."""
+    with RANDOM:
+        torch.manual_seed(spec.seed + 1_000_003 * (stream + 1))

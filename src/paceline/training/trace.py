@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,6 +41,12 @@ class Trace:
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self._lines.flush()
             self._flushed = time.monotonic()
+
+    def timeline(self, step: int, events: Sequence[tuple[str, int, float, float]]) -> None:
+        """What was done in a step, one by one: what, of which micro-batch, when (of perf_counter) and how long."""
+        began = events[0][2]
+        rows = [[what, micro, round(start - began, 6), round(seconds, 6)] for what, micro, start, seconds in events]
+        self.record("timeline", step=step, time=round(time.time() - time.perf_counter() + began, 6), events=rows)
 
     def update_seconds(self) -> float | None:
         return median(self.step_seconds) if self.step_seconds else None

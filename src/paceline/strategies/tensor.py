@@ -1,0 +1,145 @@
+"""Tensor parallelism as a strategy: replicas of a model, each of which lies in parts on the ranks that are its shards.
+
+    replicas = 2, shards = 3       ranks 0 1 2    shards_comm: one of these rows
+                                         3 4 5    replicas_comm: one of these columns
+
+The shards of a replica get the same samples and compute the same loss; their split layers (`paceline.tensor`) talk to
+each other in forward and backward. Ranks that have the same part of the weights average its gradient, over replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+
+import torch
+from torch import nn
+
+from paceline.comm.base import Comm
+from paceline.comm.metered import Meter, MeteredComm
+from paceline.strategies.base import Batch, Evaluation, Laps, StepResult, Strategy, loss_and_hits
+from paceline.strategies.data_parallel import DataParallel
+from paceline.strategies.replicas import broadcast_state, check_equal
+from paceline.strategies.synchronous import Options
+from paceline.tensor.layers import SplitLayer
+
+
+class TensorParallel(Strategy):
+    """`split` is what `split_wide(model, shards_comm)` has returned; the model has its values by the time of `setup`.
+
+    Rank is replica × shards + shard. What layers draw at random must be the same on all shards of a replica: seed
+    torch's generator by the replica.
+    """
+
+    def __init__(
+        self,
+        comm: Comm,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        options: Options,
+        shards_comm: Comm,
+        replicas_comm: Comm,
+        split: Mapping[str, int],
+    ) -> None:
+        super().__init__(comm, model, optimizer)
+        assert comm.rank == replicas_comm.rank * shards_comm.size + shards_comm.rank, "shards are neighbours"
+        self.options, self.shards_comm, self.replicas_comm, self.split = options, shards_comm, replicas_comm, split
+        self.parallel: DataParallel | None = None
+        self._steps, self._evaluations = 0, Meter()
+
+    def setup(self) -> None:
+        """The shards begin with the same values of what is not split; the replicas with the same values of all."""
+        broadcast_state(self._alike(), self.shards_comm)
+        if self.replicas_comm.size > 1:
+            o = self.options
+            self.parallel = DataParallel(
+                self.model,
+                self.replicas_comm,
+                o.averaging,
+                bucket_mb=o.bucket_mb,
+                overlap=o.overlap,
+                sync_batchnorm=o.sync_batchnorm,
+            )
+
+    def step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, hits = None, 0
+        if len(batch.labels) or (self.parallel and self.parallel.needs_everyone):
+            loss, hits = loss_and_hits(self.model, batch.images, batch.labels)
+        mine = [loss.item(), hits] if loss is not None and self.shards_comm.rank == 0 else [0.0, 0]
+        laps.mark("forward")
+        if self.parallel:
+            self.parallel.compute(loss, 1 / batch.global_count)
+        elif loss is not None:
+            loss.backward(torch.full_like(loss, 1 / batch.global_count))
+        laps.mark("backward")
+        if self.parallel:
+            self.parallel.average()
+        # The wish to stop of any one rank must reach all in this step: a shard alone would wait for the others.
+        totals = torch.tensor([*mine, stop], dtype=torch.float64, device=self.comm.device)
+        self.comm.allreduce(totals)
+        laps.mark("wait")
+        self.update(lr)
+        loss_sum, correct, stops = totals.tolist()
+        laps.mark("optimizer")
+        self._steps += 1
+        if self.options.check_replicas and self._steps % self.options.check_replicas == 0:
+            self.check_replicas()
+            laps.mark("check")
+        return StepResult(loss_sum, correct, batch.global_count, stops > 0)
+
+    def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
+        """All shards of a replica have the same batches, and count them: that does not change the mean."""
+        self.agree()
+        before = self._exchanged()
+        result = super().evaluate(batches)
+        self._evaluations = _add(self._evaluations, self._exchanged(), before)
+        return result
+
+    def check_replicas(self) -> None:
+        """Raise ReplicaError, naming a rank, unless all that should be equal is exactly equal."""
+        check_equal(self._alike(), self.comm, self._steps)
+        check_equal(self.model, self.replicas_comm, self._steps)
+
+    def agree(self) -> None:
+        if self.parallel:
+            self.parallel.average_buffers()
+
+    def notes(self) -> dict[str, object]:
+        return {"overlap": self.parallel.overlap.chosen if self.parallel else False, "wire": "opaque"}
+
+    def gradient_meter(self) -> Meter:
+        """What the steps' averaging and split layers have sent, without the 24 bytes of loss, hits and stop."""
+        averaged = self.parallel.buckets.comm if self.parallel else None
+        own = averaged.meter.total() if isinstance(averaged, MeteredComm) else Meter()
+        return _add(own, self._exchanged(), self._evaluations)
+
+    def close(self) -> None:
+        if self.parallel:
+            self.parallel.close()
+        for comm in self._layer_comms():
+            comm.close()
+
+    def _alike(self) -> nn.Module:
+        """What all shards of a replica have alike: the weights that are not split, and the buffers."""
+        alike: nn.Module = nn.ParameterList(p for name, p in self.model.named_parameters() if name not in self.split)
+        for number, buffer in enumerate(self.model.buffers()):
+            alike.register_buffer(f"buffer{number}", buffer)
+        return alike
+
+    def _layer_comms(self) -> list[Comm]:
+        comms = {id(m.comm): m.comm for m in self.model.modules() if isinstance(m, SplitLayer)}
+        return [comm for comm in comms.values() if comm is not self.shards_comm]
+
+    def _exchanged(self) -> Meter:
+        """What the split layers have sent until now."""
+        sent = Meter()
+        for comm in self._layer_comms():
+            sent = _add(sent, comm.meter.total() if isinstance(comm, MeteredComm) else Meter())
+        return sent
+
+
+def _add(a: Meter, b: Meter, less: Meter | None = None) -> Meter:
+    less = less or Meter()
+    counts = [f.name for f in fields(Meter) if f.name != "children"]
+    return Meter(**{name: getattr(a, name) + getattr(b, name) - getattr(less, name) for name in counts})

@@ -1,0 +1,100 @@
+"""Where to cut a model into stages: builds it without storage, measures it, plans."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from paceline.comm.base import Comm
+from paceline.data import table as datasets
+from paceline.data.load import load
+from paceline.data.table import DataInfo
+from paceline.models.build import build
+from paceline.models.deferred import Deferred, defer
+from paceline.pipeline.devices import stage_devices
+from paceline.pipeline.graph import Graph, trace
+from paceline.pipeline.link import bandwidth
+from paceline.pipeline.partition import after_layers, check_fits, equal_layers, equal_parameters, find, plan_at
+from paceline.pipeline.plan import Plan, Profile
+from paceline.pipeline.profile import count, measure
+from paceline.spec import RunSpec, check_data
+from paceline.training.setup import Place, choose_place, make_optimizer, memory_layout
+
+Told = Callable[[int, int], None]
+
+
+def _untold(done: int, of: int) -> None:
+    """Nobody looks on."""
+
+
+def build_without_storage(spec: RunSpec, data: DataInfo) -> Deferred:
+    return defer(lambda: build(spec.model, spec.image_shape(data), data.classes, spec.dropout, spec.hidden), spec.seed)
+
+
+def trace_model(spec: RunSpec, data: DataInfo, model: nn.Module, place: Place) -> Graph:
+    """The graph of a model without storage, in the precision and the layout that it is to be trained in."""
+    layout = memory_layout(spec)
+    model = model.to(place.dtype, memory_format=layout)  # type: ignore[call-overload]
+    return trace(model, spec.image_shape(data), place.dtype, layout, spec.model)
+
+
+def micro_size(spec: RunSpec) -> int:
+    """Samples of the largest micro-batch."""
+    assert spec.microbatches is not None
+    return -(-spec.batch_size // spec.microbatches)
+
+
+def make_plan(spec: RunSpec, graph: Graph, link: float | None, told: Told = _untold) -> tuple[Plan, Profile]:
+    """The plan that the spec asks for; by `measured` every node is run."""
+    assert spec.stages is not None
+    assert spec.schedule is not None
+    assert spec.microbatches is not None
+    devices = stage_devices(spec.stages, spec.memory, spec.speed)
+    rest = (spec.schedule, spec.microbatches, link, spec.recompute)
+    if spec.cut == "measured" or spec.memory:
+        # What torch itself takes is not the model's: its optimizers, for one, import the compiler.
+        make_optimizer(spec, [torch.zeros(1, requires_grad=True)])
+        profile = measure(
+            graph, micro_size(spec), lambda weights: make_optimizer(spec, weights), resident_bytes(), told
+        )
+    else:
+        profile = count(graph, micro_size(spec))
+    if spec.cut == "measured":
+        return find(profile, devices, *rest), profile
+    ways: dict[str, Callable[[], Sequence[int]]] = {
+        "layers": lambda: equal_layers(profile, len(devices)),
+        "parameters": lambda: equal_parameters(profile, len(devices)),
+    }
+    names = [name.strip() for name in spec.cut.split(",")]
+    positions = ways.get(spec.cut, lambda: after_layers(profile, names))()
+    plan = plan_at(profile, positions, devices, *rest, spec.cut if spec.cut in ways else "given")
+    check_fits(plan, devices)
+    return plan, profile
+
+
+def resident_bytes() -> int:
+    """The memory of this process now; none where that cannot be known."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def measure_link(spec: RunSpec, comm: Comm) -> float | None:
+    """Between the first two stages; all ranks call it."""
+    return bandwidth(comm, 0, spec.grid.shards) if spec.grid.stages > 1 else None
+
+
+def plan_cut(spec: RunSpec, told: Told, link: float | None = None) -> tuple[Plan, Profile]:
+    """A plan without training, made by this process alone; without `link`, messages take no time."""
+    folder = Path(spec.data_dir) if spec.data_dir else None
+    info = datasets.describe(spec.data) or load(spec.data, folder).info
+    check_data(spec, info)
+    place = choose_place(spec, 0)
+    graph = trace_model(spec, info, build_without_storage(spec, info).model, place)
+    return make_plan(spec, graph, link, told)

@@ -1,0 +1,57 @@
+"""Models of a user's own that are hard to cut: narrow and deep, with branches, with skips, recurrent."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+
+def narrow_vgg(channels: int, classes: int) -> nn.Module:
+    """VGG's shape with a few channels: in-place ReLU after each convolution, pooling, dense layers."""
+    layers: list[nn.Module] = []
+    for width in (6, 8, 10):
+        for _ in range(2):
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    dense = [nn.Flatten(), nn.Linear(40, 32), nn.ReLU(inplace=True), nn.Linear(32, classes)]
+    return nn.Sequential(*layers, *dense)
+
+
+class Inception(nn.Module):
+    """1x1, 3x3 and pooled branches that are joined again; the input of the first block is added behind the second."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(channels, 6, 3, stride=2)
+        self.one = nn.ModuleList(nn.Conv2d(6, 2, 1) for _ in range(2))
+        self.three = nn.ModuleList(nn.Conv2d(6, 2, 3, padding=1) for _ in range(2))
+        self.pooled = nn.ModuleList(nn.Conv2d(6, 2, 1) for _ in range(2))
+        self.pool = nn.AvgPool2d(3, stride=1, padding=1)
+        self.dense = nn.Linear(6, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = first = self.stem(x).relu()
+        for one, three, pooled in zip(self.one, self.three, self.pooled, strict=True):
+            x = torch.cat([one(x), three(x), pooled(self.pool(x))], 1).tanh()
+        out: Tensor = self.dense((x + first).mean((2, 3)))
+        return out
+
+
+class StackedLstm(nn.Module):
+    """Reads an image row by row; each layer of the stack can be a stage of its own."""
+
+    def __init__(self, image_size: int, classes: int) -> None:
+        super().__init__()
+        sizes = (image_size, 12, 10, 8)
+        self.layers = nn.ModuleList(nn.LSTM(a, b, batch_first=True) for a, b in pairwise(sizes))
+        self.dense = nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.mean(1)
+        for layer in self.layers:
+            x, _ = layer(x)
+        out: Tensor = self.dense(x[:, -1])
+        return out

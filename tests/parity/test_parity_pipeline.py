@@ -1,0 +1,175 @@
+"""A pipeline trains the model that one process trains with the same micro-batches, wherever it is cut."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import parity_cases as cases
+import pytest
+from parity_cases import distance
+from safetensors.torch import load_file
+from worlds import TRANSPORTS, ThreadWorld, Worlds
+
+from paceline.pipeline.plan import Plan
+from paceline.records import read_lines, read_summary
+
+STEPS = 10
+MICROS = 3
+# The last of 10 steps has 4 samples of 7: three micro-batches of 1 or 2; all others have them of 2 and 3.
+SAMPLES = 7 * (STEPS - 1) + 4
+# Model: the side of its images, and what makes it hard.
+MODELS = {
+    "mnist-cnn": 22,
+    "divided_models:narrow_vgg": 16,
+    "divided_models:Inception": 9,
+    "divided_models:StackedLstm": 8,
+}
+SLOW = ("mnist-cnn", "divided_models:StackedLstm")  # these take a schedule for each number of stages
+SCHEDULES = ("one-at-a-time", "gpipe", "1f1b")
+TOLERANCE = 1e-10
+
+
+def values_for(model: str, size: int, **more: Any) -> dict[str, Any]:
+    dropout = {"dropout": 0.0} if ":" not in model else {}
+    return {
+        "model": model, "data": f"synthetic:1x{size}x{size},train={SAMPLES},test=5", "batch_size": 7, "epochs": 1,
+        "microbatches": MICROS, "optimizer": "adam", "dtype": "float64", "timeout": 20.0, "cut": "layers", **dropout,
+        **more,
+    }  # fmt: skip
+
+
+def whole(values: dict[str, Any]) -> dict[str, Any]:
+    return values | {"strategy": "sequential", "workers": 1, "cut": "measured"}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The weights and the test loss of one process, trained once for each model."""
+
+    @cache
+    def trained(model: str, size: int) -> Any:
+        folder = tmp_path_factory.mktemp("alone")
+        values = whole(values_for(model, size))
+        assert ThreadWorld(1).run(cases.train_here, folder=str(folder), values=values) == [STEPS]
+        return load_file(folder / "model.safetensors")
+
+    return trained
+
+
+@pytest.mark.parametrize(("transport", "stages"), [("single", 1), *product(TRANSPORTS, (2, 3, 4))])
+def test_stages_train_the_sequential_model(
+    worlds: Worlds, alone: Any, tmp_path: Path, transport: str, stages: int
+) -> None:
+    world = worlds.get(transport, stages)
+    for number, ((model, size), schedule) in enumerate(product(MODELS.items(), SCHEDULES)):
+        if model in SLOW and number % 3 != stages % 3:
+            continue
+        folder = tmp_path / f"{model}-{schedule}"
+        values = values_for(model, size, strategy="pipeline", workers=stages, schedule=schedule)
+        assert world.run(cases.train_here, folder=str(folder), values=values) == [STEPS] * stages
+        assert distance(load_file(folder / "model.safetensors"), alone(model, size)) <= TOLERANCE, (model, schedule)
+
+
+RESNET = values_for("resnet18", 9, data="synthetic:3x9x9,train=40,test=4", batch_size=4, microbatches=2) | {
+    "optimizer": "sgd",
+    "lr": 0.05,
+}
+
+
+@pytest.fixture(scope="module")
+def resnet(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("resnet")
+    assert ThreadWorld(1).run(cases.train_here, folder=str(folder), values=whole(RESNET)) == [STEPS]
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("transport", "stages", "schedule", "recompute"),
+    [("threads", 2, "gpipe", True), ("threads", 4, "1f1b", True)]
+    + [(t, *rest) for t in ("gloo", "mpi") for rest in ((2, "gpipe", True), (3, "one-at-a-time", False))]
+    + [("gloo", 4, "1f1b", True), ("mpi", 4, "1f1b", False)],
+)
+def test_a_resnet_normalises_each_micro_batch_and_counts_it_once_also_when_it_computes_again(
+    worlds: Worlds, resnet: Any, tmp_path: Path, transport: str, stages: int, schedule: str, recompute: bool
+) -> None:
+    assert resnet["bn1.num_batches_tracked"] == STEPS * 2
+    more = {"strategy": "pipeline", "workers": stages, "schedule": schedule, "recompute": recompute}
+    ranks = worlds.get(transport, stages).run(cases.train_here, folder=str(tmp_path), values=RESNET | more)
+    assert ranks == [STEPS] * stages
+    assert distance(load_file(tmp_path / "model.safetensors"), resnet) <= TOLERANCE
+
+
+@pytest.mark.parametrize("averaging", ["allreduce", "ring", "reduce-bcast", "gather"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_replicas_of_a_pipeline_train_the_sequential_model(
+    worlds: Worlds, tmp_path: Path, transport: str, averaging: str
+) -> None:
+    size = MODELS["divided_models:narrow_vgg"]
+    # 29 samples in global batches of 14: of the last one, one replica has none.
+    values = values_for("divided_models:narrow_vgg", size, data=f"synthetic:1x{size}x{size},train=29,test=5")
+    values |= {"scale_lr": False, "epochs": 3, "bucket_mb": 0.005}
+    alone = whole(values) | {"batch_size": 14, "microbatches": 2 * MICROS}
+    mixed = values | {"strategy": "pipeline", "workers": 4, "stages": 2, "averaging": averaging, "check_replicas": 4}
+    (steps,) = ThreadWorld(1).run(cases.train_here, folder=str(tmp_path / "1"), values=alone)
+    world = worlds.get(transport, 4)
+    assert world.run(cases.train_here, folder=str(tmp_path / "4"), values=mixed) == [steps] * 4
+    one, four = (load_file(tmp_path / n / "model.safetensors") for n in ("1", "4"))
+    assert distance(one, four) <= TOLERANCE
+    results = [read_summary(tmp_path / n) for n in ("1", "4")]
+    assert results[0] is not None
+    assert results[1] is not None
+    assert results[0].test_loss == pytest.approx(results[1].test_loss, abs=1e-9)
+    assert results[0].train_loss == pytest.approx(results[1].train_loss, abs=1e-9)
+
+
+def test_dropout_is_the_same_when_it_is_computed_again(worlds: Worlds, tmp_path: Path) -> None:
+    values = values_for("mnist-cnn", 22, strategy="pipeline", workers=3, schedule="gpipe") | {"dropout": 0.5}
+    found = []
+    for recompute in (False, True):
+        folder = tmp_path / str(recompute)
+        worlds.get("gloo", 3).run(cases.train_here, folder=str(folder), values=values | {"recompute": recompute})
+        found.append(load_file(folder / "model.safetensors"))
+    assert distance(*found) <= TOLERANCE
+
+
+def test_options_that_must_not_change_a_pipelines_result_do_not(worlds: Worlds, tmp_path: Path) -> None:
+    """Cuts that were measured, a validation set, weights to start from."""
+    start = tmp_path / "start.safetensors"
+    values = values_for("divided_models:Inception", 9) | {"validation": 0.25, "epochs": 2}
+    assert ThreadWorld(1).run(cases.train_here, folder=str(tmp_path / "0"), values=whole(values) | {"seed": 5})
+    (tmp_path / "0" / "model.safetensors").rename(start)
+    values |= {"weights": str(start)}
+    more = {"strategy": "pipeline", "workers": 3, "cut": "measured"}
+    steps = ThreadWorld(1).run(cases.train_here, folder=str(tmp_path / "1"), values=whole(values))
+    assert worlds.get("gloo", 3).run(cases.train_here, folder=str(tmp_path / "3"), values=values | more) == steps * 3
+    one, three = (load_file(tmp_path / n / "model.safetensors") for n in ("1", "3"))
+    assert distance(one, three) <= TOLERANCE
+
+
+def test_the_bytes_that_stages_send_are_those_of_the_plan(worlds: Worlds, tmp_path: Path) -> None:
+    values = values_for("resnet18", 9, data="synthetic:3x9x9,train=24,test=4", batch_size=6, steps=3, test=False)
+    values |= {"strategy": "pipeline", "workers": 4, "dtype": "float32"}
+    worlds.get("gloo", 4).run(cases.train_here, folder=str(tmp_path), values=values)
+    plan = Plan.from_dict(json.loads((tmp_path / "plan.json").read_text()))
+    summary = read_summary(tmp_path)
+    assert summary is not None
+    over = [stage.forward_bytes * MICROS * 3 for stage in plan.stages]  # as much comes back
+    assert summary.bytes_sent == [ahead + behind for ahead, behind in zip(over, [0, *over], strict=False)]
+    assert summary.bytes_received == summary.bytes_sent
+
+
+def test_a_timeline_has_every_pass_of_every_micro_batch(worlds: Worlds, tmp_path: Path) -> None:
+    values = values_for("mnist-cnn", 22, strategy="pipeline", workers=2, batch_size=6, steps=2, recompute=True)
+    worlds.get("gloo", 2).run(cases.train_here, folder=str(tmp_path), values=values)
+    for rank, passes in enumerate([["forward", "recompute", "backward"], ["forward", "backward"]]):
+        lines = [line for line in read_lines(tmp_path / f"rank_{rank}.jsonl") if line["kind"] == "timeline"]
+        assert [line["step"] for line in lines] == [0, 1]
+        for line in lines:
+            done = [(what, micro) for what, micro, _, _ in line["events"] if what in passes]
+            assert sorted(done) == sorted(product(passes, range(MICROS)))
+            ends = [start + seconds for _, _, start, seconds in line["events"]]
+            assert ends == sorted(ends)
