@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from made_up_pipeline import Stages, write_stages
 
 from paceline.records import COMPLETED, FAILED, Bench, LineWriter, Summary, write_bench, write_summary, write_whole
 
@@ -44,6 +45,12 @@ class MadeUp:
     steps: int | None = None  # instead of epochs
     seed: int = 0
     spec: dict[str, Any] = field(default_factory=dict)
+    stages: Stages | None = None  # of a pipeline
+
+    @property
+    def in_all(self) -> int:
+        """Samples of an update."""
+        return self.batch * (self.stages.replicas if self.stages else self.workers)
 
     @property
     def seconds(self) -> tuple[float, float]:
@@ -62,12 +69,12 @@ class MadeUp:
 
     @property
     def per_epoch(self) -> int:
-        return self.steps or -(-IMAGES // (self.batch * self.workers))
+        return self.steps or -(-IMAGES // self.in_all)
 
     @property
     def learned(self) -> float:
         """Accuracy at the end: large batches make few updates."""
-        return float(0.99 - 0.06 * np.log2(max(1.0, self.batch * self.workers / 128)) / 3 - 0.002 * self.seed)
+        return float(0.99 - 0.06 * np.log2(max(1.0, self.in_all / 128)) / 3 - 0.002 * self.seed)
 
 
 def write(folder: Path, one: MadeUp) -> None:
@@ -77,6 +84,9 @@ def write(folder: Path, one: MadeUp) -> None:
     emulated = one.compute != "real"
     total = one.per_epoch * (1 if emulated else one.epochs)
     steps = sum(one.seconds) * 1.1 * rng.lognormal(0, 0.03, total) * np.where(np.arange(total) < 3, 1.8, 1.0)
+    if one.stages:
+        paces, loss = list(steps / steps[-1]), [_loss(one, number, total) for number in range(total)]
+        steps = np.array(write_stages(folder, one.stages, paces, one.in_all, one.per_epoch, START + 1, loss))
     ends = START + 1 + np.cumsum(steps)
     values = {"model": one.model, "data": one.data, "strategy": one.strategy, "workers": one.workers,
               "servers": one.servers, "batch_size": one.batch, "epochs": one.epochs, "seed": one.seed, "dropout": 0.0,
@@ -91,7 +101,7 @@ def write(folder: Path, one: MadeUp) -> None:
     environment = {"schema": 1, "ranks": ranks, "cores": one.cores, "gpus": [], "lab": lab, "processor": "made up",
                    "platform": "Linux", "torch": "2.13.0", "python": "3.11"}  # fmt: skip
     write_whole(folder / "env.json", json.dumps(environment))
-    for rank in range(one.servers + one.workers):
+    for rank in range(0 if one.stages else one.servers + one.workers):
         _write_rank(folder / f"rank_{rank}.jsonl", one, rank, steps, ends)
     for node in range(one.nodes):
         _write_node(folder / f"node_n{node + 1}.jsonl", one, node, float(ends[-1]))
@@ -114,10 +124,14 @@ def _write_rank(path: Path, one: MadeUp, rank: int, steps: Any, ends: Any) -> No
         else:
             spans |= {"wait": waited, "optimizer": 0.04 * seconds}
         if one.compute == "real":
-            record["loss"] = 2.3 * np.exp(-3 * number / len(steps)) + 1 - one.learned
+            record["loss"] = _loss(one, number, len(steps))
         lines.write("step", step=number, epoch=number // one.per_epoch, time=float(end), seconds=float(seconds),
                     spans=spans, **record)  # fmt: skip
     lines.close()
+
+
+def _loss(one: MadeUp, number: int, steps: int) -> float:
+    return float(2.3 * np.exp(-3 * number / steps) + 1 - one.learned)
 
 
 def _write_node(path: Path, one: MadeUp, node: int, end: float) -> None:
@@ -150,12 +164,13 @@ def _summary(one: MadeUp, steps: Any) -> Summary:
     return Summary(
         status=COMPLETED, strategy=one.strategy, workers=one.workers, servers=one.servers, model=one.model,
         transport="zmq" if one.servers else "gloo", data=one.data, batch_size=one.batch, seed=one.seed,
-        global_batch=one.batch * one.workers, epochs=epochs, compute=one.compute, steps=len(steps), threads=1,
+        global_batch=one.in_all, epochs=epochs, compute=one.compute, steps=len(steps), threads=1,
         shrink=one.shrink, overlap=one.overlap == "on" if one.strategy == "ring" else None,
         compute_seconds=one.seconds[0] if emulated else None, parameters=int(one.megabytes * 250_000),
         read_seconds=0.21, update_seconds=float(np.median(steps)), epoch_seconds=times, bytes_sent=moved,
         bytes_received=moved, total_seconds=sum(times) + 2.5, wire="exact",
-        peak_rss_bytes=[(900 if rank < one.servers else 400 + rank) * 10**6 for rank in range(ranks)], **learned,
+        **({"peak_rss_bytes": [(900 if rank < one.servers else 400 + rank) * 10**6 for rank in range(ranks)]}
+           | (one.stages.summary if one.stages else {})), **learned,
     )  # fmt: skip
 
 
@@ -175,13 +190,17 @@ def _write_all(folder: Path, runs: list[MadeUp], **bench: Any) -> Path:
 
 
 def training(folder: Path) -> Path:
-    """Real compute: workers on nodes, batch sizes, what was learned, a paper's rows, a failed and a damaged run."""
+    """Real compute: workers on nodes, pipelines, batch sizes, what was learned, a paper's rows, a failed and a damaged
+    run.
+    """
     runs = [MadeUp(seed=seed) for seed in range(2)]
     for seed, (workers, nodes) in product(range(2), ((2, 1), (4, 1), (4, 2), (8, 2))):
         runs.append(MadeUp(strategy="allreduce", workers=workers, nodes=nodes, seed=seed))
     runs += [MadeUp(strategy="reduce-bcast", workers=n) for n in (2, 4)]
     runs += [MadeUp(strategy="allreduce", workers=n, batch=128 // n) for n in (2, 4)]
-    runs += [MadeUp(batch=batch) for batch in (32, 2048)]
+    runs += [MadeUp(batch=batch) for batch in (16, 2048)]
+    halves = Stages((0.001, 0.0012), replicas=2, send=0.0001, average=0.001, planned=0.8)
+    runs.append(MadeUp(strategy="pipeline", workers=4, batch=64, stages=halves))
     paper = ({"match": {"workers": 2, "nodes": 1}, "epoch_seconds": 82.06, "test_accuracy": 0.9843, "test_loss": 0.0559,
               "note": f"Table 2 {EVIL}"},
              {"match": {"workers": 64}, "epoch_seconds": 20.5})  # fmt: skip

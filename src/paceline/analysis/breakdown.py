@@ -1,14 +1,14 @@
-"""Where the time of a step went, rank by rank: input, compute, waiting for the slowest, communication, optimizer."""
+"""Where the time of a step went, rank by rank: input, compute, waiting for others, communication, optimizer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from statistics import fmean
 
 from paceline.analysis.runs import APART, Run, Step
 
-COMPUTE = ("forward", "backward")
+COMPUTE = ("forward", "recompute", "backward")
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,11 @@ class Parts:
     communication: float = 0.0
     optimizer: float = 0.0
     other: float = 0.0
+    bubble: float = 0.0  # waiting for the stage before or behind
 
     @property
     def total(self) -> float:
-        return self.input + self.compute + self.slowest + self.communication + self.optimizer + self.other
+        return float(sum(astuple(self)))
 
 
 def by_rank(run: Run) -> dict[int, Parts]:
@@ -35,6 +36,8 @@ def by_rank(run: Run) -> dict[int, Parts]:
     if run.summary.strategy in APART:  # nobody waits for the slowest; each made its part of the updates
         skip = run.warm_up // run.at_once
         return {rank: mean([_parts(step, 0.0) for step in steps[skip:] or steps]) for rank, steps in workers.items()}
+    if run.summary.strategy == "pipeline":
+        return {rank: mean([_of_stage(step) for step in steps[run.warm_up :]]) for rank, steps in workers.items()}
     by_number: dict[int, dict[int, Step]] = {}
     for rank, steps in workers.items():
         for step in steps:
@@ -61,6 +64,15 @@ def _parts(step: Step, until_slowest: float) -> Parts:
     known = spans.get("input", 0.0) + compute + waited + spans.get("push", 0.0) + spans.get("optimizer", 0.0)
     return Parts(spans.get("input", 0.0), compute, slowest, communication, spans.get("optimizer", 0.0),
                  max(0.0, step.seconds - known))  # fmt: skip
+
+
+def _of_stage(step: Step) -> Parts:
+    """A stage waits for messages; what it sends to its neighbours and averages with other replicas is communication."""
+    spans = step.spans
+    known = {"input": spans.get("input", 0.0), "compute": sum(spans.get(name, 0.0) for name in COMPUTE),
+             "bubble": spans.get("wait", 0.0), "communication": spans.get("send", 0.0) + spans.get("average", 0.0),
+             "optimizer": spans.get("optimizer", 0.0)}  # fmt: skip
+    return Parts(**known, other=max(0.0, step.seconds - sum(known.values())))
 
 
 def mean(parts: Sequence[Parts]) -> Parts:

@@ -99,20 +99,22 @@ def check_curve(curve: Curve, among: Sequence[Group]) -> Iterator[Doubt]:
 
 def _divides_alike(run: Run) -> bool:
     """Whether its model learns the same however a batch is divided: each worker drops other activations, and
-    batch-norm is over its own part. Of a user's own model nothing is known.
+    batch-norm is over its own part, or a micro-batch of it. Of a user's own model nothing is known.
     """
     model, dropout = run.summary.model, run.spec.get("dropout")
     if model not in (*PLAIN, *WITH_DROPOUT, *WITH_BATCH_NORM):
         return False
     if dropout or (dropout is None and model in WITH_DROPOUT):
         return False
-    return model not in WITH_BATCH_NORM or bool(run.spec.get("sync_batchnorm")) or run.summary.workers == 1
+    if model not in WITH_BATCH_NORM:
+        return True
+    return run.summary.microbatches == 1 and (bool(run.spec.get("sync_batchnorm")) or run.replicas == 1)
 
 
 def _training(run: Run) -> str:
     """What decides what a synchronous run learns, apart from how its batches are divided."""
     s, spec = run.summary, run.spec
-    rate, scale = spec.get("lr"), s.workers if spec.get("scale_lr", True) else 1
+    rate, scale = spec.get("lr"), run.replicas if spec.get("scale_lr", True) else 1
     warm = (rate, spec.get("warmup_epochs")) if scale > 1 and spec.get("warmup_epochs") else None
     whole = rate if rate is None else round(rate * scale, 12)
     return repr((s.model, s.data, s.global_batch, s.seed, s.epochs, s.steps, whole, warm,

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 from paceline.analysis.finding_learning import batch_sizes, best_accuracy, scored, soonest
 from paceline.analysis.finding_many import cost_of, fastest, not_worth_of, scaling_of
+from paceline.analysis.finding_pipeline import bubbles
 from paceline.analysis.finding_speed import best, cost, not_worth, scaling
 from paceline.analysis.lines import ENOUGH_RUNS, ENOUGH_STEPS, certain, links
 from paceline.analysis.problems import Problem, problems
-from paceline.analysis.runs import LeftOut
+from paceline.analysis.runs import DIVIDED, LeftOut
 from paceline.analysis.scaling import Curve, Group, label, nodes_of, stands_for
 from paceline.analysis.wording import count, link, listing, numbers, ranged, some
 
@@ -36,6 +37,7 @@ def findings(
         said += [("learned", t) for part in (soonest, best_accuracy, batch_sizes) for t in part(problem)]
     for kind in ("scaling", "cost", "not-worth"):
         said += list(_speed(found, curves, kind))
+        said += [("cost", text) for problem in found for text in bubbles(problem)] if kind == "cost" else []
     said += [("missing", text) for text in missing(groups, curves, left_out)]
     return [Finding(kind, text) for kind, text in dict.fromkeys(said)]
 
@@ -71,12 +73,13 @@ def ran(groups: Sequence[Group]) -> str:
     each = f"{count(min(runs), 'run')} each" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)} runs each"
     size = f"{count(len(groups), 'setting')}, {each}" if len(groups) > 1 else count(runs[0], "run")
     servers = {s.servers for s in summaries if s.servers}
+    of = " or replica" if any(s.strategy in DIVIDED for s in summaries) else ""
     words = [
         f"{verb} {_names(s.model for s in summaries)} on {_names(s.data for s in summaries)}",
         f"by {_names(s.strategy for s in summaries)}",
         f"with {numbers({s.workers for s in summaries}, 'worker')}"
         + (f" and {numbers(servers, 'server')}" if servers else ""),
-        f"batch {ranged({s.batch_size for s in summaries})} a worker: {size}, {_where(groups)}.",
+        f"batch {ranged({s.batch_size for s in summaries})} a worker{of}: {size}, {_where(groups)}.",
     ]
     text = ", ".join(words)
     if emulated:

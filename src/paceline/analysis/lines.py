@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.analysis import scaling
+from paceline.analysis import division, scaling
 from paceline.analysis.compare import BETWEEN_RUNS
 from paceline.analysis.runs import MACHINE
 from paceline.analysis.scaling import (
@@ -90,14 +90,27 @@ def all_lines(groups: Sequence[Group]) -> list[Line]:
 def words(line: Line) -> dict[str, str]:
     """What a line is, by what it is about; all but its workers."""
     s, found = line.first.first.summary, scaling.words(line.first)
-    batch = f"batch {s.batch_size}" if line.kind == "weak" else f"global batch {s.global_batch}"
-    said = {"model": s.model, "strategy": s.strategy, "servers": found["servers"], "links": network(line.first),
-            "batch": batch, "data": s.data, "compute": s.compute, "transport": s.transport}  # fmt: skip
+    batch = f"{'' if line.kind == 'weak' else 'global '}batch {round(size(line.first, line.kind), 2)}"
+    said = {"model": s.model, "strategy": s.strategy, "division": _division(line), "servers": found["servers"],
+            "links": network(line.first), "batch": batch, "data": s.data, "compute": s.compute,
+            "transport": s.transport}  # fmt: skip
     left_out = {*said, *LENGTH, *AT_LAST, "workers", "threads", "nodes"} - {*MACHINE}
     if stands := stands_for(line.first):
         found["shrink"] = f"as {link(stands)}"
     rest = {key: word for key, word in sorted(found.items()) if key not in left_out}
     return said | rest | {"nodes": count(nodes_of(line.widest.first), "node")}
+
+
+def _division(line: Line) -> str:
+    """What is the same of all its models in parts: the number of parts, or of replicas."""
+    runs = [one.first for one in line.groups.values()]
+    if len(runs) == 1:
+        return division.workers(runs[0]) if division.replicas(runs[0]) else ""
+    for word in (division.parts, division.replicas):
+        said = {word(run) for run in runs}
+        if len(said) == 1:
+            return said.pop()
+    return ""
 
 
 def name(line: Line, among: Sequence[Line], without: Sequence[str] = (), always: Sequence[str] = ()) -> str:

@@ -182,7 +182,7 @@ class _Laid:
 
 def _laid_out(step: Step, share: int) -> _Laid:
     spans = step.spans
-    waiting = spans.get("wait", 0.0) + spans.get("push", 0.0)
+    waiting = sum(spans.get(name, 0.0) for name in ("wait", "push", "send", "average"))
     compute = sum(spans.get(name, 0.0) for name in COMPUTE)
     return _Laid(compute, waiting, spans.get("optimizer", 0.0), step.samples / share)
 

@@ -7,17 +7,20 @@ import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from paceline.analysis.statistics import Series, warm_up
+from paceline.pipeline.plan import Plan
 from paceline.records import COMPLETED, Node, Summary, read_lines, read_nodes, read_summary
 
 # Workers of these do not wait for each other.
 APART = ("ps-async", "ps-bounded")
+# Workers of these have a part of the model each; so many of them are a replica.
+DIVIDED = ("pipeline", "tensor")
 # Of the environment, what can make a difference in speed.
 MACHINE = ("processor", "cores", "gpus", "torch", "python", "platform")
 
@@ -39,8 +42,31 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Event:
+    """What a stage did, for which micro-batch (-1: for none), from when on, and for how long; seconds of its step."""
+
+    what: str
+    micro: int
+    start: float
+    seconds: float
+
+    @property
+    def end(self) -> float:
+        return self.start + self.seconds
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """One step of a stage, event by event. `time` is when it began, in seconds of the Unix clock."""
+
+    step: int
+    time: float
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True)
 class Run:
-    """A completed run."""
+    """A completed run. Of a pipeline, also what its stages did in the first steps, and the plan that it was cut by."""
 
     folder: Path
     spec: dict[str, Any]
@@ -48,6 +74,13 @@ class Run:
     environment: dict[str, Any]
     steps: dict[int, list[Step]] = field(repr=False)  # by rank
     nodes: dict[str, Node] = field(repr=False)
+    timelines: dict[int, list[Timeline]] = field(default_factory=dict, repr=False)  # by rank
+    plan: Plan | None = field(default=None, repr=False)
+
+    @property
+    def replicas(self) -> int:
+        """How many have the whole model, each with its own part of the global batch."""
+        return self.summary.workers // (self.summary.stages * self.summary.tensor)
 
     @property
     def emulated(self) -> bool:
@@ -128,7 +161,10 @@ def read_run(folder: Path) -> Run | LeftOut:
         environment = json.loads((folder / "env.json").read_text("utf-8"))
         ranks = range(summary.servers + summary.workers)
         steps = {rank: _steps(folder / f"rank_{rank}.jsonl") for rank in ranks}
-        run = Run(folder, spec, summary, environment, steps, read_nodes(folder))
+        staged = ranks if summary.strategy == "pipeline" else ()
+        timelines = {rank: _timelines(folder / f"rank_{rank}.jsonl") for rank in staged}
+        plan = _plan(folder / "plan.json") if staged else None
+        run = Run(folder, spec, summary, environment, steps, read_nodes(folder), timelines, plan)
         wrong = next(_faults(run), None)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         wrong = f"{type(error).__name__}: {error}"
@@ -155,6 +191,10 @@ def _faults(run: Run) -> Iterator[str]:
     timed = all(sum(step.seconds for step in each) > 0 for each in run.rounds(steps))
     if not timed or not all(step.samples > 0 and 0 <= step.seconds < inf for step in steps):
         yield "it has steps of no samples or of no time"
+    if min(s.stages, s.tensor, s.microbatches) < 1 or s.workers % (s.stages * s.tensor):
+        yield f"{s.workers} workers cannot be replicas of {s.stages} stages and {s.tensor} shards"
+    if run.plan and len(run.plan.stages) != s.stages:
+        yield f"plan.json has {len(run.plan.stages)} stages, and the summary says {s.stages}"
     for rank in range(s.servers, s.servers + s.workers if _is_together(s) else 0):
         if len(run.steps[rank]) != s.steps:
             yield f"rank {rank} has {len(run.steps[rank])} steps written down, and the run {s.steps}"
@@ -176,6 +216,24 @@ def _steps(path: Path) -> list[Step]:
         Step(number, r["epoch"], float(r["time"]), float(r["seconds"]), int(r["samples"]), dict(r["spans"]), _loss(r))
         for number, r in sorted(found.items())
     ]
+
+
+def _timelines(path: Path) -> list[Timeline]:
+    """In the order of their steps."""
+    found = {r["step"]: r for r in read_lines(path) if r["kind"] == "timeline"}
+    made = [Timeline(int(number), float(r["time"]), tuple(_event(*each) for each in r["events"]))
+            for number, r in sorted(found.items())]  # fmt: skip
+    if not all(isfinite(event.start) and 0 <= event.seconds < inf for each in made for event in each.events):
+        raise ValueError("a timeline has events of no time")
+    return made
+
+
+def _event(what: str, micro: int, start: float, seconds: float) -> Event:
+    return Event(str(what), int(micro), float(start), float(seconds))
+
+
+def _plan(path: Path) -> Plan | None:
+    return Plan.from_dict(json.loads(path.read_text("utf-8"))) if path.exists() else None
 
 
 def _loss(record: dict[str, Any]) -> float | None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from paceline.analysis.runs import MACHINE, Run
+from paceline.analysis import division
+from paceline.analysis.runs import DIVIDED, MACHINE, Run
 from paceline.analysis.statistics import Interval, Series, amdahl, gustafson, median, middle, ratio
 from paceline.analysis.wording import count, link
 
@@ -18,7 +19,7 @@ NOT_THE_SETTING = ("seed", "name", "output_dir", "timeout", "log_every", "check_
 # What may differ between a run and the run of one worker that it is compared with.
 BY_DIVISION = ("strategy", "workers", "servers", "batch_size", "transport", "overlap", "bucket_mb", "read",
                "staleness", "staleness_lr", "worker_timeout", "snapshot_every", "restarts", "encrypt",
-               "threads")  # fmt: skip
+               "threads", *division.KEYS)  # fmt: skip
 # How long a run was and what came after it: its speed is not of them.
 LENGTH = ("epochs", "steps", "test", "validation")
 # What follows from the number of workers, and so may differ along a line.
@@ -28,9 +29,10 @@ NETWORK = ("mtu", "racks", "faults")
 USUAL_MTU = 1500
 # What a strategy has of its own: it tells its settings apart, and not one strategy from another.
 OF_STRATEGY = ("servers", "transport", "read", "threads", "encrypt", "overlap", "bucket_mb", "staleness",
-               "staleness_lr", "worker_timeout", "snapshot_every", "restarts")  # fmt: skip
+               "staleness_lr", "worker_timeout", "snapshot_every", "restarts", *division.KEYS)  # fmt: skip
 # What is told apart only where these are the same.
 ONLY_WITHIN: dict[str, tuple[str, ...]] = dict.fromkeys(OF_STRATEGY, ("strategy",))
+ONLY_WITHIN["averaging"] = ("strategy", "workers")
 ONLY_WITHIN["nodes"] = ("strategy", "workers", "servers", "model", "compute")
 # What is said only where nothing else tells two settings apart.
 AT_LAST = ("normalize", "steps", "test", *MACHINE)
@@ -146,9 +148,10 @@ def _words(one: Group, *, scaled: bool) -> dict[str, str]:
     links = sorted({(node["up"], node["down"]) for node in setting.pop("lab")})
     faults = [f"{fault['node']} {fault['do']} at {fault['at']:g} s" for fault in setting.pop("faults", [])]
     racks = sorted({_ends(rack["up"], rack["down"]) for rack in setting.pop("racks", [])})
-    said = {"model": s.model, "data": s.data, "strategy": s.strategy, "workers": count(s.workers, "worker"),
-            "servers": count(s.servers, "server") if s.servers else "", "nodes": count(nodes_of(one.first), "node"),
-            "batch": f"batch {s.batch_size}",
+    divided = {key: text for key, text in division.words(setting).items() if key not in ("stages", "tensor")}
+    said = {"model": s.model, "data": s.data, "strategy": s.strategy, "workers": division.workers(one.first),
+            "servers": count(s.servers, "server") if s.servers else "", **divided,
+            "nodes": count(nodes_of(one.first), "node"), "batch": f"batch {s.batch_size}",
             "threads": count(setting["threads"], "thread") if setting.get("threads") else "",
             "transport": s.transport, "read": f"read {setting.get('read', 'own')}",
             "links": " and ".join(_ends(up, down) for up, down in links), "compute": s.compute,
@@ -159,7 +162,8 @@ def _words(one: Group, *, scaled: bool) -> dict[str, str]:
     if scaled and (stands := stands_for(one)):
         said |= {"links": f"as {link(stands)}", "shrink": ""}
     facts = {key: text for key, text in zip(MACHINE, machine_of(one), strict=True) if text}
-    rest = {key: value for key, value in setting.items() if key not in (*said, *MACHINE, "batch_size")}
+    rest = {key: value for key, value in setting.items()
+            if key not in (*said, *MACHINE, *division.KEYS, "batch_size")}  # fmt: skip
     return said | {key: f"{key.replace('_', ' ')} {value}" for key, value in sorted(rest.items())} | facts
 
 
@@ -196,8 +200,8 @@ def setting_of(run: Run) -> dict[str, Any]:
     nodes = [{key: node.get(key) for key in ("up", "down", "cpu", "speed", "rack")} for node in lab.get("nodes", [])]
     machine = {key: run.environment[key] for key in MACHINE if run.environment.get(key) is not None}
     rest = {key: lab[key] for key in NETWORK if lab.get(key) and (key, lab[key]) != ("mtu", USUAL_MTU)}
-    spec = {key: value for key, value in run.spec.items() if key not in NOT_THE_SETTING}
-    return spec | machine | rest | {"lab": nodes}
+    spec = {key: value for key, value in run.spec.items() if key not in (*NOT_THE_SETTING, *division.IN_SPEC)}
+    return spec | division.division(run) | machine | rest | {"lab": nodes}
 
 
 def group(runs: Iterable[Run]) -> list[Group]:
@@ -235,33 +239,46 @@ def links(one: Group) -> tuple[tuple[Any, ...], ...]:
     return tuple(sorted(rows, key=repr))
 
 
-def size(one: Group, kind: str) -> int:
-    """The batch that is the same along a line: of each worker, or of all."""
+def size(one: Group, kind: str) -> float:
+    """The batch that is the same along a line: of each worker, or of all. Workers of a replica share its batch."""
     s = one.first.summary
-    return s.batch_size if kind == "weak" else s.global_batch
+    if kind != "weak":
+        return s.global_batch
+    if one.strategy not in DIVIDED:
+        return s.batch_size
+    return s.global_batch // s.workers if s.global_batch % s.workers == 0 else s.global_batch / s.workers
 
 
 def along_workers(groups: Iterable[Group], kind: str) -> list[dict[int, Group]]:
     """Settings that differ in their number of workers alone, by workers, rising; ps-async has no batch to divide.
 
     The same workers on several numbers of nodes, or with several numbers of threads, make lines of their own; of
-    settings that differ in their length alone, the longest counts.
+    settings that differ in their length alone, the longest counts. Workers of a model in parts are more replicas of as
+    many parts each, or one replica of more parts.
     """
     found: dict[str, list[Group]] = {}
     for one in groups:
         if kind == "strong" and one.strategy == "ps-async":
             continue
-        kept = {key: value for key, value in one.setting.items() if key not in BY_WORKERS}
-        key = repr((sorted(kept.items()), links(one), one.first.summary.transport, size(one, kind)))
-        found.setdefault(key, []).append(one)
+        for but in ((), ("stages", "tensor")) if one.strategy in DIVIDED and one.first.replicas == 1 else ((),):
+            kept = {key: value for key, value in one.setting.items() if key not in (*BY_WORKERS, *but)}
+            key = repr((sorted(kept.items()), but, links(one), one.first.summary.transport, size(one, kind)))
+            found.setdefault(key, []).append(one)
     made = list[dict[int, Group]]()
-    for members in found.values():
+    for members in _whole(list(found.values())):
         ordered = sorted(members, key=lambda one: (one.workers, -sum(len(run.steady) for run in one.runs)))
         apart: dict[tuple[Any, ...], dict[int, Group]] = {}
         for one in ordered:
             apart.setdefault(_varied(one, ordered), {}).setdefault(one.workers, one)
         made += apart.values()
     return made
+
+
+def _whole(lines: Sequence[list[Group]]) -> list[list[Group]]:
+    """Without those that are a part of another, or the same."""
+    kinds = [frozenset(map(id, members)) for members in lines]
+    return [members for i, members in enumerate(lines)
+            if not any(kinds[i] < other or (kinds[i] == other and j < i) for j, other in enumerate(kinds))]  # fmt: skip
 
 
 def _varied(one: Group, among: Sequence[Group]) -> tuple[Any, ...]:

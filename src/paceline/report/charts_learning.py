@@ -49,6 +49,7 @@ from paceline.report.traces import (
 NOT_FROM_ZERO = "The axis of accuracy does not begin at 0."
 BAR = 36  # pixels, of one with a name in two lines
 WIDE_LABEL = 20  # letters, of a name beside a bar
+LINE = 16  # pixels, of each further line of it
 STRETCHES = 60  # of a learning curve: each shows the mean of its steps
 
 
@@ -249,8 +250,8 @@ def time_to(study: Study) -> Chart | None:
                 panels, rows, most = [*panels, panel], rows + found, max(most, len(part))
     text = caption("Training time until the end of the first epoch at which the accuracy was reached. Bars: from the "
                    "fastest to the slowest repeat.", groups=groups)  # fmt: skip
-    two_lines = any("<br>" in label for panel in panels for label in panel.y["categoryarray"])
-    tall = 24 + most * (BAR if two_lines else 26)
+    breaks = max((label.count("<br>") for panel in panels for label in panel.y["categoryarray"]), default=0)
+    tall = 24 + most * (BAR + (breaks - 1) * LINE if breaks else 26)
     return chart("time-to-accuracy", "Time to accuracy", text, [Page("", panels)], rows, plot=tall, columns=1)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,7 @@ PARTS = {
     "input": ("waiting for input", 2),
     "compute": ("compute", 0),
     "slowest": ("waiting for the slowest", 4),
+    "bubble": ("waiting for other stages", 5),
     "communication": ("communication", 1),
     "optimizer": ("optimizer", 3),
     "other": ("other", 6),
@@ -99,6 +100,7 @@ def breakdown(study: Study) -> Chart | None:
     rows = [identity(one) | _row(parts) for one in settings(strands) if (parts := found[id(one)])]
     text = caption("The mean step of a worker, warm-up left out, in parts that are all of it. Waiting for the slowest "
                    "is for a worker that computes longer; communication is the rest of the waiting.",
+                   "Stages of a pipeline wait for each other's messages." * _staged(found.values()),
                    groups=settings(strands))  # fmt: skip
     return chart("breakdown", "Where the time of a step goes", text, pages, rows, barmode="stack", bargap=0.3)
 
@@ -122,6 +124,10 @@ def breakdown_by_rank(study: Study) -> Chart | None:
                    "waiting is the one that the others wait for.", groups=settings(strands))  # fmt: skip
     return chart("breakdown-by-rank", "Where the time of a step goes, by rank", text, pages, rows, barmode="stack",
                  bargap=0.3)  # fmt: skip
+
+
+def _staged(found: Iterable[Parts | None]) -> bool:
+    return any(parts and parts.bubble for parts in found)
 
 
 def _by_rank(one: Group) -> dict[int, Parts]:

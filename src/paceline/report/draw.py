@@ -6,7 +6,14 @@ from collections.abc import Callable
 
 from paceline.analysis.study import Study
 from paceline.errors import unknown
-from paceline.report import charts_learning, charts_over_time, charts_resources, charts_scaling, charts_time
+from paceline.report import (
+    charts_learning,
+    charts_over_time,
+    charts_pipeline,
+    charts_resources,
+    charts_scaling,
+    charts_time,
+)
 from paceline.report.figure import Chart
 from paceline.report.table import CHARTS
 
@@ -17,6 +24,8 @@ DRAWN_BY: dict[str, Callable[[Study], Chart | None]] = {
     "throughput": charts_scaling.throughput,
     "breakdown": charts_time.breakdown,
     "breakdown-by-rank": charts_time.breakdown_by_rank,
+    "pipeline-step": charts_pipeline.step,
+    "pipeline-cut": charts_pipeline.cut,
     "utilisation": charts_over_time.utilisation,
     "packets": charts_over_time.packets,
     "traffic": charts_resources.traffic,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Generic, TypeVar
 
-from paceline.analysis import scaling
+from paceline.analysis import division, scaling
 from paceline.analysis.runs import MACHINE
 from paceline.analysis.scaling import NETWORK, Group, machine_of, nodes_of, stands_for
 from paceline.analysis.study import Study
@@ -16,12 +16,13 @@ from paceline.analysis.wording import count, link, listing
 from paceline.report.figure import COLOURS, DASHES, MARKERS
 
 # What names are made of, most telling first; whatever else differs comes after these.
-TELLING = ("model", "data", "strategy", "servers", "overlap", "batch", "compute", "stands", "workers", "nodes",
-           "device", "link", "transport", "threads")  # fmt: skip
+TELLING = ("model", "data", "strategy", "servers", "stages", "tensor", "schedule", "microbatches", "recompute",
+           "overlap", "batch", "compute", "stands", "workers", "nodes", "device", "link", "transport", "threads",
+           "replicas")  # fmt: skip
 # Of a spec, what these say already, and what follows from them.
 SAID = ("model", "data", "strategy", "servers", "batch_size", "workers", "device", "compute", "transport", "threads",
         "lab", "normalize", "staleness", "overlap", "shrink", "read",
-        *MACHINE, *NETWORK)  # fmt: skip
+        *division.KEYS, *MACHINE, *NETWORK)  # fmt: skip
 # What lines must share to be beside each other in a panel.
 PROBLEM = ("model", "data", "compute", "stands", "shrink", "pace", "cpu", "image_size", "hidden", "dtype", *MACHINE)
 PAGES_BY = ("stands",)  # whatever else there is: its first value is what is seen first
@@ -51,6 +52,7 @@ def facets(one: Group) -> dict[str, str]:
              "pace": f"devices {listing([f'{each:g}' for each in speeds])} times as fast" if speeds not in ([], [1])
                      else "",
              "cpu": f"{listing([f'{each:g}' for each in cpus])} cores a node" if cpus else ""}  # fmt: skip
+    words |= division.words(setting) | {"replicas": division.replicas(one.first)}
     words |= dict(zip(MACHINE, machine_of(one), strict=True))
     words |= {key: text for key, text in scaling.words(one).items() if key in NETWORK}
     rest = {key: value for key, value in setting.items() if key not in SAID}

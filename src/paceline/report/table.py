@@ -7,6 +7,8 @@ CHARTS: dict[str, str] = {
     "throughput": "images per second against workers",
     "breakdown": "where the time of a step goes, by setting",
     "breakdown-by-rank": "where the time of a step goes, rank by rank",
+    "pipeline-step": "what each stage of a pipeline did in one step, and how idle it was beside theory",
+    "pipeline-cut": "predicted and measured time and memory of a pipeline's stages, bytes over its cuts",
     "utilisation": "how busy workers and nodes are over time",
     "packets": "packets in and out of every node over time",
     "traffic": "what a server, a worker and a node of the ring move for each update, against workers",

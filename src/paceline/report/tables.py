@@ -27,7 +27,13 @@ ALWAYS = ("strategy", "workers", "batch_size")
 BY_COMPUTE = ("steps", "epochs", "test", "validation")
 FOLLOWS = {"links": "nodes", "shrink": "links_as_of"}
 IMPLIED = ("lab", "normalize", "global_batch")
-HEADERS = {"batch_size": "batch", "lr": "learning rate", "shrink": "gradients, times smaller"}
+HEADERS = {
+    "batch_size": "batch",
+    "tensor": "shards",
+    "microbatches": "micro-batches",
+    "lr": "learning rate",
+    "shrink": "gradients, times smaller",
+}
 # A measure of both, ours and a paper's: its name, and how it is written.
 MEASURES: dict[str, tuple[str, Callable[[float | None], str]]] = {
     "read_seconds": ("read, s", number),
@@ -95,7 +101,7 @@ def _speedup(one: Group, curves: Iterable[Curve]) -> Interval | None:
 def _order(one: Group) -> tuple[Any, ...]:
     s = one.first.summary
     return (s.model, s.data, s.compute, stands_for(one) or 0, s.strategy != "sequential", s.strategy, s.servers,
-            facets(one)["overlap"], s.workers, nodes_of(one.first), s.batch_size)  # fmt: skip
+            s.stages, s.tensor, facets(one)["overlap"], s.workers, nodes_of(one.first), s.batch_size)  # fmt: skip
 
 
 def _identity(groups: Sequence[Group]) -> list[str]:
@@ -120,7 +126,7 @@ def _values(groups: Iterable[Group], name: str) -> set[str]:
 
 def _follows(groups: Sequence[Group], name: str) -> bool:
     """Whether it only repeats another: the strategy, as the transport of servers does, the compute, or the nodes."""
-    if name in BY_DIVISION and name not in (*ALWAYS, "servers"):
+    if name in BY_DIVISION and name not in (*ALWAYS, "servers", "stages", "tensor"):
         other = "strategy"
     elif name in BY_COMPUTE:
         other = "compute"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.analysis import division
 from paceline.analysis.runs import Run
 from paceline.analysis.scaling import Group, nodes_of
 from paceline.analysis.statistics import Interval, Series
@@ -121,7 +122,7 @@ def identity(one: Group) -> Row:
     scaled = {"shrink": s.shrink, "links_as_of": facets(one)["stands"]} if s.shrink > 1 else {}
     return {"model": s.model, "data": s.data, "strategy": s.strategy, "servers": s.servers, "workers": s.workers,
             "nodes": nodes_of(one.first), "batch_size": s.batch_size, "global_batch": s.global_batch,
-            "compute": s.compute, "runs": len(one.runs), **scaled,
+            "compute": s.compute, "runs": len(one.runs), **division.division(one.first), **scaled,
             **({"overlap": "off"} if facets(one)["overlap"] else {})}  # fmt: skip
 
 

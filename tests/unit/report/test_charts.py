@@ -23,7 +23,7 @@ from paceline.report.table import CHARTS
 
 # What a title of an axis must have: a unit, or a word that is one.
 UNITS = (", s", ", ms", ", %", ", MB", "% of ideal", "times one worker", "per second", "workers", "servers", "rank",
-         "samples", "loss", "cores", "MB in and out")  # fmt: skip
+         "samples", "loss", "cores", "MB in and out", "stage")  # fmt: skip
 # Of the charts that draw one value a row: the row's column, and the chart's unit in it.
 DRAWN_COLUMNS = {
     "strong": ("speedup", 1.0),

@@ -1,0 +1,73 @@
+"""How a run divides its model: replicas of stages or shards, micro-batches, where it is cut; as a setting, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.analysis.runs import DIVIDED, Run
+from paceline.analysis.wording import count
+
+# Of the spec, what is about that: a run's own summary says it better, and nothing where it has no meaning.
+IN_SPEC = ("stages", "tensor", "microbatches", "schedule", "recompute", "averaging", "cut", "memory", "speed")
+# The same of a setting.
+KEYS = ("stages", "tensor", "schedule", "microbatches", "recompute", "averaging", "cut", "stage_memory", "stage_speed")
+CUTS = {"measured": "cut by measured times", "layers": "cut by layers", "parameters": "cut by parameters"}
+
+
+def division(run: Run) -> dict[str, Any]:
+    """What of a setting is about it."""
+    s, spec = run.summary, run.spec
+    found: dict[str, Any] = {}
+    if s.strategy == "pipeline":
+        found = {"stages": s.stages, "schedule": s.schedule, "recompute": s.recompute,
+                 "cut": spec.get("cut", "measured")}  # fmt: skip
+        found |= {f"stage_{key}": spec[key] for key in ("memory", "speed") if spec.get(key)}
+    if s.strategy == "tensor":
+        found = {"tensor": s.tensor}
+    if s.strategy == "pipeline" or s.microbatches > 1:
+        found["microbatches"] = s.microbatches
+    if s.strategy in DIVIDED:
+        found["averaging"] = s.averaging
+    return found
+
+
+def words(setting: Mapping[str, Any]) -> dict[str, str]:
+    """A setting's division, by KEYS; empty where there is nothing to say."""
+    get = setting.get
+    cut = str(get("cut", ""))
+    return {
+        "stages": count(get("stages", 0), "stage") if get("stages") else "",
+        "tensor": count(get("tensor", 0), "shard") if get("tensor") else "",
+        "schedule": str(get("schedule") or ""),
+        "microbatches": micro_batches(get("microbatches", 0)) if get("microbatches") else "",
+        "recompute": "activations computed again" if get("recompute") else "",
+        "averaging": f"averaged by {get('averaging')}" if get("averaging") else "",
+        "cut": CUTS.get(cut, f"cut after {cut}") if cut else "",
+        "stage_memory": f"stages of at most {get('stage_memory')}" if get("stage_memory") else "",
+        "stage_speed": f"stages of speed {get('stage_speed')}" if get("stage_speed") else "",
+    }
+
+
+def micro_batches(number: int) -> str:
+    return f"{number:,} micro-batch{'' if number == 1 else 'es'}"
+
+
+def workers(run: Run) -> str:
+    """4 workers; or 2 replicas × 2 stages, 4 shards, where they have a part of the model each."""
+    s = run.summary
+    if s.strategy not in DIVIDED:
+        return count(s.workers, "worker")
+    return f"{replicas(run)} × {parts(run)}" if run.replicas > 1 else parts(run)
+
+
+def parts(run: Run) -> str:
+    """Of a replica; empty where it has none."""
+    s = run.summary
+    if s.strategy not in DIVIDED:
+        return ""
+    return count(s.stages, "stage") if s.strategy == "pipeline" else count(s.tensor, "shard")
+
+
+def replicas(run: Run) -> str:
+    return count(run.replicas, "replica") if run.summary.strategy in DIVIDED else ""
