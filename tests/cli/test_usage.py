@@ -48,18 +48,18 @@ for line in sys.stdin.read().splitlines():
             code = exit.code
     print(code, "torch" in sys.modules, len(out.getvalue()) > 0, line)
 """
-    lines = ["--help", "train --help", "data --help", "models", "data list", "doctor", "slurm -- train",
-             "train --workers 0", "trian"]  # fmt: skip
+    lines = ["--help", "train --help", "cut --help", "data --help", "models", "data list", "doctor", "slurm -- train",
+             "train --workers 0", "cut --stages 2 --memory 1XB", "trian"]  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code], input="\n".join(lines), cwd=tmp_path, env=SHELL,
                           capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
-    codes = [0] * 7 + [2] * 2
+    codes = [0] * 8 + [2] * 3
     assert done.stdout.splitlines() == [f"{c} False True {line}" for c, line in zip(codes, lines, strict=True)]
 
 
 def test_help_and_version_are_printed(tmp_path: Path) -> None:
     done = run(tmp_path, "--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert all(verb in done.stdout for verb in ("train", "data", "models", "slurm", "doctor"))
+    assert all(verb in done.stdout for verb in ("train", "cut", "data", "models", "slurm", "doctor"))
     done = run(tmp_path, "--version")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"paceline {paceline.__version__}\n", "")
 

@@ -12,7 +12,7 @@ from typing import Any
 from paceline import __version__
 from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, PacelineError, nearest
 
-VERBS = ("train", "data", "models", "lab", "slurm", "bench", "compare", "report", "doctor")
+VERBS = ("train", "cut", "data", "models", "lab", "slurm", "bench", "compare", "report", "doctor")
 # These take another command behind --
 WITH_COMMAND = ("lab", "slurm")
 

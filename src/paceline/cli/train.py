@@ -7,7 +7,8 @@ import json
 import sys
 import types
 import typing
-from dataclasses import MISSING, asdict, fields
+from collections.abc import Iterable
+from dataclasses import MISSING, asdict
 from typing import Any
 
 from paceline.cli import nodes
@@ -16,7 +17,7 @@ from paceline.errors import UsageError
 from paceline.launch.cluster import Cluster, read_cluster, split_address
 from paceline.launch.env import Seat, find_seat, in_lab
 from paceline.launch.run import launch
-from paceline.spec import RunSpec, World, read_config, resolve
+from paceline.spec import FIELDS, RunSpec, World, read_config, resolve
 from paceline.strategies import table as strategies
 
 HELP = "train a model, alone or on many processes"
@@ -37,12 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="a TOML file with values for these flags; flags win")
     parser.add_argument("--cluster", metavar="FILE", help="of ps-*: the addresses of all ranks, one started on each")
     parser.add_argument("--role", metavar="ps|worker", help="with --cluster: what this one is")
-    parser.add_argument("--index", type=_reader(int), metavar="N", help="with --cluster: which of its role, from 0")
+    parser.add_argument("--index", type=reader(int), metavar="N", help="with --cluster: which of its role, from 0")
     parser.add_argument("--json", action="store_true", help="print the summary as the last line of standard output")
+    add_fields(parser, FIELDS)
+
+
+def add_fields(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    """A flag for each of these fields of the spec."""
     hints = typing.get_type_hints(RunSpec)
-    for f in fields(RunSpec):
-        flag, about = "--" + f.name.replace("_", "-"), f.metadata["about"]
-        kind = hints[f.name]
+    for name in names:
+        f = FIELDS[name]
+        flag, about = "--" + name.replace("_", "-"), f.metadata["about"]
+        kind = hints[name]
         kind = typing.get_args(kind)[0] if isinstance(kind, types.UnionType) else kind
         if f.default not in (None, MISSING) and str(f.default) not in about:
             about += f" (default: {str(f.default).lower() if kind is bool else f.default})"
@@ -52,10 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             continue
         choices = f.metadata["choices"]
         options["metavar"] = "|".join(choices) if choices else {int: "N", float: "X", str: "TEXT"}.get(kind, "N,N")
-        parser.add_argument(flag, type=_reader(kind), **options)
+        parser.add_argument(flag, type=reader(kind), **options)
 
 
-def _reader(kind: Any) -> Any:
+def reader(kind: Any) -> Any:
     """Turns a flag's text into the field's type; what is wrong with a value is for the spec to say."""
 
     def read(text: str) -> Any:

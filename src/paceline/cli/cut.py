@@ -1,0 +1,64 @@
+"""paceline cut: where to cut a model into the stages of a pipeline, and what they would cost; without training."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TextIO
+
+from paceline.cli import train
+from paceline.pipeline import showing
+from paceline.pipeline.sizes import parse_bandwidth
+from paceline.spec import RunSpec, resolve
+
+HELP = "say where to cut a model into the stages of a pipeline, and what each would cost"
+FIELDS = ("model", "hidden", "dropout", "data", "data_dir", "image_size", "batch_size", "microbatches", "schedule",
+          "recompute", "cut", "speed", "optimizer", "momentum", "dtype", "threads")  # fmt: skip
+NOT_SPEC = ("verb", "json", "bandwidth", "memory")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--stages", required=True, type=train.reader(int), metavar="K", help="stages to cut it into")
+    train.add_fields(parser, FIELDS)
+    parser.add_argument("--memory", action="append", metavar="SIZE",
+                        help="the most memory of a stage, such as 2GB; or of each: 2GB,1GB")  # fmt: skip
+    parser.add_argument("--bandwidth", metavar="SPEED",
+                        help="of the links between stages, such as 1Gbit; without, messages take no time")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print the plan as one line of JSON")
+
+
+def spec_of(args: argparse.Namespace) -> RunSpec:
+    """The training whose plan is asked for, checked."""
+    flags = {name: value for name, value in vars(args).items() if name not in NOT_SPEC}
+    memory = {"memory": ",".join(args.memory)} if args.memory else {}
+    pipeline = {"strategy": "pipeline", "workers": args.stages}
+    return resolve(("flag", flags | memory), ("stages", pipeline)).spec
+
+
+def run(args: argparse.Namespace) -> int:
+    spec = spec_of(args)
+    link = parse_bandwidth(args.bandwidth, "--bandwidth") if args.bandwidth is not None else None
+    from paceline.training.planning import plan_cut
+
+    progress = Progress(sys.stderr)
+    plan, _ = plan_cut(spec, progress, link)
+    progress.done()
+    print(json.dumps(plan.as_dict()) if args.json else "\n".join(showing.lines(plan)))
+    return 0
+
+
+class Progress:
+    """Which layer is being measured, in place, for people at a terminal."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.out, self.shown = out, False
+
+    def __call__(self, done: int, of: int) -> None:
+        if self.out.isatty():
+            print(f"\rmeasuring layer {done + 1} of {of}", end="", file=self.out, flush=True)
+            self.shown = True
+
+    def done(self) -> None:
+        if self.shown:
+            print("\r\033[K", end="", file=self.out, flush=True)
