@@ -14,8 +14,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Collection
 
 import torch
 import torch.distributed as dist
@@ -27,7 +26,7 @@ from paceline.comm.base import Comm
 from paceline.comm.process_group import process_group_world
 from paceline.launch.memory import keep_freed_memory
 from paceline.models.build import build
-from paceline.models.deferred import defer
+from paceline.models.deferred import Deferred, defer
 from paceline.pipeline.executor import Executor, Neighbours
 from paceline.pipeline.graph import Graph, trace
 from paceline.pipeline.link import bandwidth
@@ -58,6 +57,14 @@ def edges_of(graph: Graph, comm: Comm, micro: int) -> list[int]:
     return [0, *positions.tolist(), len(graph.nodes)]
 
 
+def fill(model: nn.Module, deferred: Deferred, names: Collection[str]) -> None:
+    """Give these tensors of a model without storage their first values."""
+    for name, value in deferred.values(names):
+        path, _, last = name.rpartition(".")
+        layer = model.get_submodule(path)
+        setattr(layer, last, nn.Parameter(value) if isinstance(getattr(layer, last), nn.Parameter) else value)
+
+
 class Only(nn.Module):
     """A stage whose single output is a tensor, as torch's pipelining wants it from the last one."""
 
@@ -79,12 +86,7 @@ def contenders(
     deferred = defer(lambda: build(model, shape, 10, 0.0), 0)
     graph = trace(deferred.model, shape, torch.float32, torch.contiguous_format, model)
     edges = edges_of(graph, comm, batch // MICROS)
-    owned = [graph.owned(a, b) for a, b in pairwise(edges)][rank]
-    for name, value in deferred.values(owned):
-        path, _, last = name.rpartition(".")
-        layer = graph.model.get_submodule(path)
-        is_weight = isinstance(getattr(layer, last), nn.Parameter)
-        setattr(layer, last, nn.Parameter(value) if is_weight else value)
+    fill(graph.model, deferred, graph.owned(edges[rank], edges[rank + 1]))
     first, final = rank == 0, rank == comm.size - 1
     neighbours = Neighbours(None if first else rank - 1, None if final else rank + 1)
     executor = Executor(graph, edges[rank], edges[rank + 1], comm, neighbours, score, recompute=False)

@@ -16,7 +16,7 @@ class Node:
     name: str
     forward: float  # seconds
     backward: float  # seconds
-    update: float  # seconds of an optimizer step
+    update: float  # seconds of an optimizer step, less what the first micro-batch saves: it adds to no gradient
     parameters: int
     weight_bytes: int
     gradient_bytes: int
