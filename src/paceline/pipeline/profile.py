@@ -212,9 +212,9 @@ def _pass(run: _Run) -> tuple[float, float]:
 
 
 def _working(run: _Run) -> int:
-    """The bytes of the gradients of its inputs and outputs, which are there at the same time."""
+    """The bytes of the gradients of its inputs, outputs and weights; those are made, then added to what is there."""
     inputs = _fresh(run)
-    involved = [*_with_history(run.call(inputs)), *(t for t in inputs if t.requires_grad)]
+    involved = [*_with_history(run.call(inputs)), *(t for t in (*inputs, *run.weights) if t.requires_grad)]
     return sum(t.nbytes for t in {t.data_ptr(): t for t in involved}.values())
 
 
@@ -225,7 +225,7 @@ def _kept(run: _Run) -> tuple[frozenset[int], int]:
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # itself, it would be kept alive by what it keeps alive
 
     inputs = _fresh(run)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

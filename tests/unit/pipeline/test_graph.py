@@ -200,7 +200,7 @@ def test_what_a_profile_says_is_kept_for_backward_is_what_autograd_keeps() -> No
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         saved[storage.data_ptr()] = (storage.nbytes(), tensor.detach())
-        return tensor
+        return tensor.detach()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         out = model(torch.randn(BATCH, 3, 32, 32))
