@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slurm check bench bench-ps bench-data bench-lab clean
+.PHONY: demo test test-slurm check bench bench-ps bench-data bench-lab bench-pipeline clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -40,6 +40,11 @@ bench-data: $(READY)  ## waiting for input beside PyTorch's DataLoader, and the 
 bench-lab: $(READY)  ## how near the lab's links come to their speed, and what sampling a node costs
 	$(BIN)/python benchmarks/lab_links.py
 	$(BIN)/python benchmarks/sampler.py
+
+bench-pipeline: $(READY)  ## the pipeline beside torch.distributed.pipelining, its cuts beside others, its memory beside the plan
+	$(BIN)/torchrun --standalone --nproc-per-node 2 benchmarks/pipeline.py
+	$(BIN)/torchrun --standalone --nproc-per-node 2 benchmarks/cuts.py
+	$(BIN)/python benchmarks/pipeline_memory.py
 
 clean:
 	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

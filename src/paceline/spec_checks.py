@@ -45,39 +45,48 @@ def check_served(spec: RunSpec) -> None:
 def check_divided(spec: RunSpec) -> None:
     """What only a model in parts has, and what it cannot have."""
     assert spec.workers is not None
-    only = {"pipeline": ("stages", "schedule", "memory", "speed", "recompute"), "tensor": ("tensor",)}
+    _check_flags_of_parts(spec)
+    if not spec.divided:
+        return
+    flag, parts = ("--stages", spec.stages) if spec.strategy == "pipeline" else ("--tensor", spec.tensor)
+    assert parts is not None
+    batch_norm = "each micro-batch" if spec.strategy == "pipeline" else "the batch of each replica"
+    refusals = {
+        f"--workers {spec.workers} with {flag} {parts}: replicas of {parts} workers each are expected; give a multiple "
+        f"of {parts} workers": spec.workers % parts > 0,
+        f"--microbatches {spec.microbatches} of a batch of {spec.batch_size}: give at most {spec.batch_size}, or a "
+        f"larger --batch-size": (spec.microbatches or 1) > spec.batch_size,
+        f"--read {spec.read} with {spec.strategy}: its ranks read for themselves; use --read own": spec.read != "own",
+        f"--sync-batchnorm with {spec.strategy}: batch-norm is over {batch_norm} there": spec.sync_batchnorm,
+        "--overlap on with pipeline: replicas average after the last micro-batch; leave it out": (
+            spec.strategy == "pipeline" and spec.overlap == "on"
+        ),
+        f"strategy {spec.strategy} computes on CPUs alone so far: use --device cpu, and gloo or mpi": (
+            spec.device == "cuda" or spec.transport == "nccl"
+        ),
+        f"--compute {spec.compute} with {spec.strategy}: a model in parts computes; leave it out": spec.emulated,
+    }
+    for words, holds in refusals.items():
+        if holds:
+            raise UsageError(words)
+    if spec.strategy == "pipeline":
+        stage_devices(spec.stages or 1, spec.memory, spec.speed)
+
+
+def _check_flags_of_parts(spec: RunSpec) -> None:
+    """Refuse flags that would mean nothing to the strategy."""
+    usual = type(spec)()
+    only = {"pipeline": ("stages", "schedule", "memory", "speed", "recompute", "cut"), "tensor": ("tensor",)}
     for strategy, names in only.items():
-        given = [name for name in names if getattr(spec, name)] + ["cut"] * (strategy == "pipeline" != spec.strategy
-                                                                             and spec.cut != "measured")  # fmt: skip
+        given = [name for name in names if getattr(spec, name) != getattr(usual, name)]
         if given and spec.strategy != strategy:
             mixed = " (pipeline and tensor do not mix)" if spec.divided else ""
             raise UsageError(f"--{given[0]} is for strategy {strategy}, not for {spec.strategy}{mixed}")
     if spec.microbatches != 1 and spec.strategy not in ("pipeline", "sequential"):
         raise UsageError(f"--microbatches {spec.microbatches} with {spec.strategy}: for pipeline and sequential alone")
-    if not spec.divided:
-        if spec.averaging:
-            raise UsageError(f"--averaging is for replicas of pipeline and tensor; use --strategy {spec.averaging}")
-        return
-    parts = spec.stages if spec.strategy == "pipeline" else spec.tensor
-    flag = "--stages" if spec.strategy == "pipeline" else "--tensor"
-    assert parts is not None
-    if spec.workers % parts:
-        raise UsageError(f"--workers {spec.workers} with {flag} {parts}: replicas of {parts} workers each are "
-                         f"expected; give a multiple of {parts} workers")  # fmt: skip
-    if spec.microbatches and spec.microbatches > spec.batch_size:
-        raise UsageError(f"--microbatches {spec.microbatches} of a batch of {spec.batch_size}: give at most "
-                         f"{spec.batch_size}, or a larger --batch-size")  # fmt: skip
-    if spec.read != "own":
-        raise UsageError(f"--read {spec.read} with {spec.strategy}: its ranks read for themselves; use --read own")
-    if spec.sync_batchnorm:
-        raise UsageError(f"--sync-batchnorm with {spec.strategy}: batch-norm is over each "
-                         f"{'micro-batch' if spec.strategy == 'pipeline' else 'batch'} there")  # fmt: skip
-    if spec.device == "cuda" or spec.transport == "nccl":
-        raise UsageError(f"strategy {spec.strategy} computes on CPUs alone so far: use --device cpu, and gloo or mpi")
-    if spec.emulated:
-        raise UsageError(f"--compute {spec.compute} with {spec.strategy}: a model in parts computes; leave it out")
-    if spec.strategy == "pipeline":
-        stage_devices(spec.stages or 1, spec.memory, spec.speed)
+    if spec.averaging and not spec.divided:
+        use = spec.averaging if not spec.served else "pipeline"
+        raise UsageError(f"--averaging is for replicas of pipeline and tensor; use --strategy {use}")
 
 
 def check_mpi_io(spec: RunSpec) -> None:

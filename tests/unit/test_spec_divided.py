@@ -46,6 +46,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({**PIPELINE, "schedule": "gpip"}, "did you mean 'gpipe'"),
     ({**PIPELINE, "read": "scatter"}, "--read scatter with pipeline: .*use --read own"),
     ({**PIPELINE, "sync_batchnorm": True}, "--sync-batchnorm with pipeline: batch-norm is over each micro-batch"),
+    ({**PIPELINE, "overlap": "on"}, "--overlap on with pipeline"),
     ({**PIPELINE, "device": "cuda"}, "CPUs alone"),
     ({**PIPELINE, "compute": "emulated:0.1"}, "--compute emulated:0.1 with pipeline"),
     ({**PIPELINE, "memory": "1GB,2GB"}, "--memory 1GB,2GB has 2 values for 4 stages: give one for all, or 4"),

@@ -41,7 +41,7 @@ def words(setting: Mapping[str, Any]) -> dict[str, str]:
         "tensor": count(get("tensor", 0), "shard") if get("tensor") else "",
         "schedule": str(get("schedule") or ""),
         "microbatches": micro_batches(get("microbatches", 0)) if get("microbatches") else "",
-        "recompute": "activations computed again" if get("recompute") else "",
+        "recompute": "recomputing" if get("recompute") else "",
         "averaging": f"averaged by {get('averaging')}" if get("averaging") else "",
         "cut": CUTS.get(cut, f"cut after {cut}") if cut else "",
         "stage_memory": f"stages of at most {get('stage_memory')}" if get("stage_memory") else "",

@@ -70,9 +70,14 @@ class Task:
         parts += [_count(spec.servers, "server")] if spec.servers else []
         parts += [_count(len(self.point.plan.nodes), "node")] if self.point.plan else []
         parts += [f"batch {spec.batch_size}", *([spec.compute] if spec.emulated else [])]
-        given = [key for key in ("threads", "overlap", "read", "shrink") if self.point.resolved.sources[key] == GIVEN]
-        parts += [f"{key} {getattr(spec, key)}" for key in given]
+        given = [key for key in SHOWN if self.point.resolved.sources[key] == GIVEN]
+        parts += [f"{key} {str(getattr(spec, key)).lower()}" for key in given]
         return ", ".join([*parts, f"repeat {self.repeat + 1}"])
+
+
+# What a line about a run says of it, where the experiment does.
+SHOWN = ("stages", "tensor", "microbatches", "schedule", "recompute", "cut", "averaging", "threads", "overlap", "read",
+         "shrink")  # fmt: skip
 
 
 def _count(number: int, what: str) -> str:

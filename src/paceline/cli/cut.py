@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", action="append", metavar="SIZE",
                         help="the most memory of a stage, such as 2GB; or of each: 2GB,1GB")  # fmt: skip
     parser.add_argument("--bandwidth", metavar="SPEED",
-                        help="of the links between stages, such as 1Gbit; without, messages take no time")  # fmt: skip
+                        help="of the links between stages, such as 1Gbit; this machine's own unless given")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the plan as one line of JSON")
 
 

@@ -15,11 +15,12 @@ from paceline.comm.base import Comm
 from paceline.data import table as datasets
 from paceline.data.load import load
 from paceline.data.table import DataInfo
+from paceline.layout import threads_per_rank
 from paceline.models.build import build
 from paceline.models.deferred import Deferred, defer
 from paceline.pipeline.devices import stage_devices
 from paceline.pipeline.graph import Graph, trace
-from paceline.pipeline.link import bandwidth
+from paceline.pipeline.link import bandwidth, local_bandwidth
 from paceline.pipeline.partition import after_layers, check_fits, equal_layers, equal_parameters, find, plan_at
 from paceline.pipeline.plan import Plan, Profile
 from paceline.pipeline.profile import count, measure
@@ -50,14 +51,16 @@ def micro_size(spec: RunSpec) -> int:
     return -(-spec.batch_size // spec.microbatches)
 
 
-def make_plan(spec: RunSpec, graph: Graph, link: float | None, told: Told = _untold) -> tuple[Plan, Profile]:
-    """The plan that the spec asks for; by `measured` every node is run."""
+def make_plan(
+    spec: RunSpec, graph: Graph, link: float | None, told: Told = _untold, *, run: bool = False
+) -> tuple[Plan, Profile]:
+    """The plan that the spec asks for. Every node is run where times or memory are asked for, or with `run`."""
     assert spec.stages is not None
     assert spec.schedule is not None
     assert spec.microbatches is not None
     devices = stage_devices(spec.stages, spec.memory, spec.speed)
     rest = (spec.schedule, spec.microbatches, link, spec.recompute)
-    if spec.cut == "measured" or spec.memory:
+    if run or spec.cut == "measured" or spec.memory:
         # What torch itself takes is not the model's: its optimizers, for one, import the compiler.
         make_optimizer(spec, [torch.zeros(1, requires_grad=True)])
         profile = measure(
@@ -100,10 +103,16 @@ def measure_link(spec: RunSpec, comm: Comm) -> float | None:
 
 
 def plan_cut(spec: RunSpec, told: Told, link: float | None = None) -> tuple[Plan, Profile]:
-    """A plan without training, made by this process alone; without `link`, messages take no time."""
+    """A plan without training, made by this process alone, as if all stages were on its machine.
+
+    Without `link` its own speed of messages between processes is measured.
+    """
+    assert spec.stages is not None
+    torch.set_num_threads(spec.threads or threads_per_rank(spec.stages))
     folder = Path(spec.data_dir) if spec.data_dir else None
     info = datasets.describe(spec.data) or load(spec.data, folder).info
     check_data(spec, info)
     place = choose_place(spec, 0)
     graph = trace_model(spec, info, build_without_storage(spec, info).model, place)
-    return make_plan(spec, graph, link, told)
+    link = link or (local_bandwidth() if spec.stages > 1 else None)
+    return make_plan(spec, graph, link, told, run=True)

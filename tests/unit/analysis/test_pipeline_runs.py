@@ -227,7 +227,7 @@ def test_labels_say_how_a_model_is_divided(tmp_path: Path) -> None:
         "pipeline, 4 stages, 1f1b, 8 micro-batches",
         "pipeline, 2 replicas × 2 stages, gpipe, 8 micro-batches",
         "pipeline, 2 replicas × 2 stages, 1f1b, 4 micro-batches",
-        "pipeline, 2 replicas × 2 stages, 1f1b, 8 micro-batches, activations computed again",
+        "pipeline, 2 replicas × 2 stages, 1f1b, 8 micro-batches, recomputing",
         "ring, 4 workers",
         "tensor, 2 replicas × 2 shards",
         "tensor, 4 shards",
