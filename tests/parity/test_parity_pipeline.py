@@ -126,6 +126,19 @@ def test_replicas_of_a_pipeline_train_the_sequential_model(
     assert results[0].train_loss == pytest.approx(results[1].train_loss, abs=1e-9)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_whatever_is_a_tensor_can_cross_a_cut(worlds: Worlds, alone: Any, tmp_path: Path, transport: str) -> None:
+    """The images, changed in place; what no gradient comes back for; a mask of truth values."""
+    size = 9
+    expected = alone("divided_models:Odd", size)
+    for stages, more in ((2, {"cut": "frozen"}), (3, {"cut": "gt,second"}), (4, {"cut": "mul_,gt,first"})):
+        values = values_for("divided_models:Odd", size, strategy="pipeline", workers=stages, recompute=True) | more
+        folder = tmp_path / str(stages)
+        ranks = worlds.get(transport, stages).run(cases.train_here, folder=str(folder), values=values)
+        assert ranks == [STEPS] * stages
+        assert distance(load_file(folder / "model.safetensors"), expected) <= TOLERANCE, stages
+
+
 def test_dropout_is_the_same_when_it_is_computed_again(worlds: Worlds, tmp_path: Path) -> None:
     values = values_for("mnist-cnn", 22, strategy="pipeline", workers=3, schedule="gpipe") | {"dropout": 0.5}
     found = []

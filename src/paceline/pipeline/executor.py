@@ -48,6 +48,8 @@ class Executor:
     ) -> None:
         self.graph, self.comm, self.neighbours, self.score, self.recompute = graph, comm, neighbours, score, recompute
         self.taken, self.given = graph.crossing(start), graph.crossing(stop)
+        # To compute again from what a first pass has changed would be wrong.
+        self._copies = recompute and neighbours.before is None and graph.changes_input()
         self.training, self.evaluation = (graph.stage(start, stop, training=on) for on in (True, False))
         self.loss_sum, self.hits = 0.0, 0
 
@@ -143,8 +145,9 @@ class Executor:
             tensor.requires_grad_(form.grad)
         if self.recompute:
             micro.random = torch.get_rng_state()
+            inputs = [tensor.clone() for tensor in micro.inputs] if self._copies else micro.inputs
             with torch.no_grad():
-                micro.outputs = list(self.training(*micro.inputs))
+                micro.outputs = list(self.training(*inputs))
         else:
             micro.outputs = list(self.training(*micro.inputs))
         if self.neighbours.after is None:

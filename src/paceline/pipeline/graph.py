@@ -15,6 +15,8 @@ from torch import Tensor, fx, nn
 from paceline.errors import UsageError
 from paceline.pipeline.plan import Cut
 
+# What every transport can send; others go as bytes.
+SENT = (torch.float32, torch.float64, torch.int64, torch.int32)
 # While torch.fx traces a model, calls of modules in other threads go astray.
 _TRACING = threading.Lock()
 
@@ -44,7 +46,8 @@ class Form:
         """Its values in a row, in the order of the strides: no copy where it lies in memory as both sides expect."""
         if tensor.stride() != self.stride:
             tensor = self.empty().copy_(tensor)
-        return tensor.detach().as_strided((self.numel,), (1,))
+        row = tensor.detach().as_strided((self.numel,), (1,))
+        return row if self.dtype in SENT else row.view(torch.uint8)
 
 
 class Graph:
@@ -58,6 +61,9 @@ class Graph:
         self.training = _trace(model.train())
         self.evaluation = _trace(model.eval())
         self.bare = copy.deepcopy(model.train())  # stays without storage when the model's layers get values
+        for layer in self.bare.modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                layer.momentum = 0.1  # where it is None, a count is looked at, which has no value here
         if [(n.op, n.name) for n in self.training.nodes] != [(n.op, n.name) for n in self.evaluation.nodes]:
             raise UsageError("it computes other layers in evaluation than in training")
         inputs = [node for node in self.training.nodes if node.op == "placeholder"]
@@ -82,6 +88,11 @@ class Graph:
         return [
             n.name for n in made if any(self.places.get(user.name, len(self.nodes)) >= position for user in n.users)
         ]
+
+    def changes_input(self) -> bool:
+        """Whether a node changes the images in place."""
+        walk = self.walk(2)
+        return walk.forms[self.input.name].storage in walk.changed
 
     def owned(self, start: int, stop: int) -> list[str]:
         """The names of the parameters and buffers that nodes start to stop use."""
