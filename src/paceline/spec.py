@@ -189,10 +189,9 @@ class Resolved:
         if spec.divided:
             grid = spec.grid
             parts = f"{grid.stages} stages" if spec.strategy == "pipeline" else f"{grid.shards} shards"
-            who += f" ({grid.replicas} replica{'s' if grid.replicas > 1 else ''} of {parts}):"
-            who += f" {grid.replicas}" if grid.replicas > 1 else ""
+            who += f" ({grid.replicas} replica{'s' if grid.replicas > 1 else ''} of {parts}): {grid.replicas}"
         batch = f"x batch {spec.batch_size} = global batch {spec.global_batch}"
-        if spec.global_batch == spec.batch_size and not alone:
+        if spec.strategy == "ps-async" and not alone:
             batch = f"with batches of {spec.batch_size}, each an update"
         how = "" if spec.ranks == 1 else f", {spec.transport}"
         smaller = f", gradients {spec.shrink} times smaller" if spec.shrink > 1 else ""

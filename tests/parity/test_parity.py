@@ -24,7 +24,9 @@ def test_workers_train_the_sequential_model(
     worlds: Worlds, sequential: Any, tmp_path: Path, transport: str, workers: int, averaging: str
 ) -> None:
     world = worlds.get(transport, workers)
-    for setting, (_, tolerance) in SETTINGS.items():
+    # Three workers have every setting, two and four each a half of them.
+    chosen = dict(list(SETTINGS.items())[{2: 0, 4: 1}.get(workers, 0) :: 2 if workers in (2, 4) else 1])
+    for setting, (_, tolerance) in chosen.items():
         folder = tmp_path / setting
         values = values_for(setting, workers, strategy=averaging)
         assert world.run(cases.train_here, folder=str(folder), values=values) == [STEPS] * workers

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 
 from paceline.pipeline.graph import Form, Graph, Walk, tensors_in
 from paceline.pipeline.plan import Node, Profile
+from paceline.pipeline.resident import most_added
 
 MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 # A node is run at least so often, and for so long, after one run that does not count.
@@ -212,10 +213,17 @@ def _pass(run: _Run) -> tuple[float, float]:
 
 
 def _working(run: _Run) -> int:
-    """The bytes of the gradients of its inputs, outputs and weights; those are made, then added to what is there."""
+    """Bytes that are there only while it runs.
+
+    At least the gradients of its inputs, outputs and weights: those are made, then added to what is there. The library
+    that computes a layer may use more; that is seen in the process's memory alone.
+    """
     inputs = _fresh(run)
-    involved = [*_with_history(run.call(inputs)), *(t for t in (*inputs, *run.weights) if t.requires_grad)]
-    return sum(t.nbytes for t in {t.data_ptr(): t for t in involved}.values())
+    made = tensors_in(run.call(inputs))
+    trained = [t for t in (*made, *inputs, *run.weights) if t.requires_grad]
+    gradients = sum(t.nbytes for t in {t.data_ptr(): t for t in trained}.values())
+    fresh = [t for t in (*made, *inputs) if t.requires_grad]  # what a pass makes, and is not scratch
+    return max(gradients, most_added(lambda: _pass(run)) - sum(t.nbytes for t in fresh) - ELSEWHERE)
 
 
 def _kept(run: _Run) -> tuple[frozenset[int], int]:

@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline.comm.words import all_or_none, tell
 from paceline.data.table import DataInfo
+from paceline.errors import AgreedError, UsageError
 from paceline.layout import share
 from paceline.models.deferred import Deferred
 from paceline.pipeline.devices import stage_devices
@@ -173,13 +174,21 @@ def _agree_on_cuts(job: Job, graph: Graph) -> list[int]:
     planner = spec.grid.rank(0, max(range(len(memory)), key=lambda stage: (memory[stage], stage)), 0)
     if spec.cut == "measured":
         job.console.line("Running each layer, to find the best cut ...")
-    found = all_or_none(lambda: make_plan(spec, graph, link)[0] if comm.rank == planner else None, comm)
-    text = tell(json.dumps(found.as_dict(), indent=1) if found else "", comm, planner)
-    plan = Plan.from_dict(json.loads(text))
+
+    def make() -> dict[str, Any]:
+        try:
+            return {"plan": make_plan(spec, graph, link)[0].as_dict()} if comm.rank == planner else {}
+        except UsageError as error:
+            return {"error": str(error)}
+
+    found = json.loads(tell(json.dumps(all_or_none(make, comm)), comm, planner))
+    if "error" in found:
+        raise AgreedError(found["error"])
+    plan = Plan.from_dict(found["plan"])
     if comm.rank == 0:
         for line in lines(plan):
             job.console.line(line)
-        write_whole(job.folder / "plan.json", text + "\n")
+        write_whole(job.folder / "plan.json", json.dumps(found["plan"], indent=1) + "\n")
     return [0, *plan.positions(), len(graph.nodes)]
 
 
@@ -190,7 +199,10 @@ def _prepare_tensor(job: Job, data: DataInfo) -> Prepared:
     shards = comm.group(grid.shards_of(comm.rank))
     replicas = comm.group(grid.replicas_of(comm.rank))
     model = parts.deferred.model.to(job.place.dtype)
-    split = split_wide(model, shards, spec.model)
+    try:
+        split = split_wide(model, shards, spec.model)
+    except UsageError as error:  # the same on every rank
+        raise AgreedError(str(error)) from error
 
     def own_part(name: str, tensor: Tensor) -> Tensor:
         if name not in split:

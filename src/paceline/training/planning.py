@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -24,6 +21,7 @@ from paceline.pipeline.link import bandwidth, local_bandwidth
 from paceline.pipeline.partition import after_layers, check_fits, equal_layers, equal_parameters, find, plan_at
 from paceline.pipeline.plan import Plan, Profile
 from paceline.pipeline.profile import count, measure
+from paceline.pipeline.resident import give_back_memory, resident_bytes
 from paceline.spec import RunSpec, check_data
 from paceline.training.setup import Place, choose_place, make_optimizer, memory_layout
 
@@ -80,21 +78,6 @@ def make_plan(
     plan = plan_at(profile, positions, devices, *rest, spec.cut if spec.cut in ways else "given")
     check_fits(plan, devices)
     return plan, profile
-
-
-def give_back_memory() -> None:
-    """What measuring has freed, the allocator keeps for the thread that measured; nobody would use it again."""
-    with contextlib.suppress(OSError, AttributeError):  # not glibc
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def resident_bytes() -> int:
-    """The memory of this process now; none where that cannot be known."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def measure_link(spec: RunSpec, comm: Comm) -> float | None:
