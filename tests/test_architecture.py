@@ -29,7 +29,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "emulation.table",
         "emulation.measured",
     ),
-    "paceline.spec_checks": ("errors", "comm.table", "data.table", "pipeline.devices"),
+    "paceline.spec_checks": ("errors", "comm.table", "data.table", "models.table", "pipeline.devices"),
     "paceline.spec_fill": ("data.table", "strategies.table", "emulation.table", "emulation.measured"),
     "paceline.emulation": ("errors", "records", "data.table", "models.table"),
     "paceline.own_code": ("errors",),
@@ -40,7 +40,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "paceline.server": ("errors", "layout", "comm.metered", "collectives.plan"),
     "paceline.pipeline": ("errors", "layout", "comm"),
     "paceline.pipeline.schedule": ("errors",),
-    "paceline.tensor": ("errors", "layout", "comm"),
+    "paceline.tensor": ("errors", "layout", "comm", "pipeline.tracing"),
     "paceline.strategies": ("errors", "layout", "comm", "collectives", "emulation", "pipeline", "tensor"),
     "paceline.training": (
         "__version__",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.comm import table as transports
 from paceline.data import table as datasets
 from paceline.errors import UsageError
+from paceline.models import table as models
 from paceline.pipeline.devices import stage_devices
 
 if TYPE_CHECKING:
@@ -54,12 +55,14 @@ def check_divided(spec: RunSpec) -> None:
     refusals = {
         f"--workers {spec.workers} with {flag} {parts}: replicas of {parts} workers each are expected; give a multiple "
         f"of {parts} workers": spec.workers % parts > 0,
-        f"--microbatches {spec.microbatches} of a batch of {spec.batch_size}: give at most {spec.batch_size}, or a "
-        f"larger --batch-size": (spec.microbatches or 1) > spec.batch_size,
         f"--read {spec.read} with {spec.strategy}: its ranks read for themselves; use --read own": spec.read != "own",
         f"--sync-batchnorm with {spec.strategy}: batch-norm is over {batch_norm} there": spec.sync_batchnorm,
         "--overlap on with pipeline: replicas average after the last micro-batch; leave it out": (
             spec.strategy == "pipeline" and spec.overlap == "on"
+        ),
+        "--recompute with --transport threads and dropout: ranks that are threads share one random state, and would "
+        "not drop the same values again; use gloo or mpi": (
+            spec.recompute and spec.transport == "threads" and _dropout(spec) > 0
         ),
         f"strategy {spec.strategy} computes on CPUs alone so far: use --device cpu, and gloo or mpi": (
             spec.device == "cuda" or spec.transport == "nccl"
@@ -73,6 +76,12 @@ def check_divided(spec: RunSpec) -> None:
         stage_devices(spec.stages or 1, spec.memory, spec.speed)
 
 
+def _dropout(spec: RunSpec) -> float:
+    """As far as it is known: of a user's own model it is not, unless given."""
+    info = models.describe(spec.model)
+    return spec.dropout if spec.dropout is not None else info.dropout if info else 0.0
+
+
 def _check_flags_of_parts(spec: RunSpec) -> None:
     """Refuse flags that would mean nothing to the strategy."""
     usual = type(spec)()
@@ -84,6 +93,11 @@ def _check_flags_of_parts(spec: RunSpec) -> None:
             raise UsageError(f"--{given[0]} is for strategy {strategy}, not for {spec.strategy}{mixed}")
     if spec.microbatches != 1 and spec.strategy not in ("pipeline", "sequential"):
         raise UsageError(f"--microbatches {spec.microbatches} with {spec.strategy}: for pipeline and sequential alone")
+    if (spec.microbatches or 1) > spec.batch_size:
+        raise UsageError(f"--microbatches {spec.microbatches} of a batch of {spec.batch_size}: give at most "
+                         f"{spec.batch_size}, or a larger --batch-size")  # fmt: skip
+    if spec.microbatches != 1 and spec.emulated and not spec.divided:
+        raise UsageError(f"--microbatches {spec.microbatches} with --compute {spec.compute}: nothing is computed")
     if spec.averaging and not spec.divided:
         use = spec.averaging if not spec.served else "pipeline"
         raise UsageError(f"--averaging is for replicas of pipeline and tensor; use --strategy {use}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -76,3 +77,34 @@ class Odd(nn.Module):
         out = torch.where(mask, out, frozen) + x.expand(-1, 4, -1, -1)
         result: Tensor = self.dense(out.mean((2, 3)))
         return result
+
+
+class Shared(nn.Module):
+    """A layer with two names, and two norms with the same statistics; its images are changed in place, and kept."""
+
+    def __init__(self, image_size: int, classes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(image_size**2, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.BatchNorm1d(8))
+        self.first = self.body[0]
+        norms = [layer for layer in self.body if isinstance(layer, nn.BatchNorm1d)]
+        norms[1].running_mean, norms[1].running_var = norms[0].running_mean, norms[0].running_var
+        self.dense = nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.mul_(2.0)
+        out: Tensor = self.dense(self.body(x.flatten(1)).tanh())
+        return out
+
+
+class Unseeded(nn.Module):
+    """Every process that builds it draws other weights."""
+
+    def __init__(self, image_size: int, classes: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(image_size**2, 8), nn.Linear(8, classes)
+        with torch.no_grad():
+            self.a.weight.copy_(torch.from_numpy(np.random.default_rng().normal(size=(8, image_size**2))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.b(self.a(x.flatten(1)).tanh())
+        return out

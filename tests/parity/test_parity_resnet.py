@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("data", DATA)
-@pytest.mark.parametrize(("transport", "workers"), list(product(TRANSPORTS, (2, 3))))
+@pytest.mark.parametrize(("transport", "workers"), list(zip(TRANSPORTS, (2, 3, 3), strict=True)))
 def test_workers_train_the_sequential_resnet(
     worlds: Worlds, alone: Any, tmp_path: Path, transport: str, workers: int, data: str
 ) -> None:

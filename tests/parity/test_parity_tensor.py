@@ -13,6 +13,7 @@ from worlds import TRANSPORTS, ThreadWorld, Worlds
 
 from paceline.collectives.choose import TABLE as AVERAGINGS
 from paceline.records import read_summary
+from paceline.training.weights import save
 
 
 @pytest.mark.parametrize(("shards", "optimizer"), [(2, "adam"), (4, "sgd")])
@@ -75,3 +76,14 @@ def test_the_training_loop_starts_trains_and_saves_the_parts_of_what_one_process
     assert found is not None
     assert found.parameters == summary.parameters
     assert found.test_loss == pytest.approx(summary.test_loss, abs=1e-9)
+
+
+def test_shards_start_from_a_file(worlds: Worlds, one_process: Any, tmp_path: Path) -> None:
+    weights, _ = one_process
+    save(weights, tmp_path / "start.safetensors")
+    values = LOOP | {"weights": str(tmp_path / "start.safetensors"), "steps": 2, "seed": 3}
+    assert ThreadWorld(1).run(train_here, folder=str(tmp_path / "1"), values=values) == [2]
+    parts = values | {"strategy": "tensor", "workers": 2}
+    assert worlds.get("gloo", 2).run(train_here, folder=str(tmp_path / "2"), values=parts) == [2] * 2
+    one, two = (load_file(tmp_path / n / "model.safetensors") for n in ("1", "2"))
+    assert distance(one, two) <= 1e-10

@@ -42,6 +42,10 @@ TENSORS: dict[str, tuple[tuple[int, ...], torch.dtype, int | None]] = {
 }
 
 
+def start(path: Any, model: nn.Module, wanted: list[str]) -> Any:
+    return weights.start_values(path, model.state_dict(), weights.head_of(model), wanted)
+
+
 def whole_model() -> dict[str, Tensor]:
     own = torch.Generator().manual_seed(1)  # ranks that are threads share torch's
     return {name: (torch.rand(shape, generator=own) * 100).to(dtype) for name, (shape, dtype, _) in TENSORS.items()}
@@ -235,7 +239,7 @@ def file(tmp_path: Path) -> tuple[str, dict[str, Tensor]]:
 def test_a_rank_reads_its_own_parts_of_a_file_which_is_then_not_needed(file: tuple[str, dict[str, Tensor]]) -> None:
     path, state = file
     wanted = ["conv2.weight", "dense1.bias"]
-    values, fresh = weights.start_values(path, blank_model(), wanted)
+    values, fresh = start(path, blank_model(), wanted)
     got = dict(values)
     Path(path).write_bytes(b"")
     assert fresh == []
@@ -245,7 +249,7 @@ def test_a_rank_reads_its_own_parts_of_a_file_which_is_then_not_needed(file: tup
 
 def test_a_last_layer_for_other_classes_is_left_to_the_caller(file: tuple[str, dict[str, Tensor]]) -> None:
     path, _ = file
-    values, fresh = weights.start_values(path, blank_model(3), ["dense2.bias", "dense1.bias"])
+    values, fresh = start(path, blank_model(3), ["dense2.bias", "dense1.bias"])
     assert [name for name, _ in values] == ["dense1.bias"]
     assert sorted(fresh) == ["dense2.bias", "dense2.weight"]
 
@@ -254,6 +258,6 @@ def test_a_file_of_another_model_is_refused_before_anything_is_read(file: tuple[
     path, state = file
     weights.save({name: value for name, value in state.items() if name != "conv1.bias"}, Path(path))
     with pytest.raises(UsageError, match=r"are of another model than the one to train: conv1\.bias: not in the file"):
-        weights.start_values(path, blank_model(), ["dense1.bias"])
+        start(path, blank_model(), ["dense1.bias"])
     with pytest.raises(UsageError, match="nowhere cannot be read as safetensors"):
-        weights.start_values("nowhere", blank_model(), ["dense1.bias"])
+        start("nowhere", blank_model(), ["dense1.bias"])

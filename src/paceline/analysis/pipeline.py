@@ -62,16 +62,19 @@ class Row:
 
 @dataclass(frozen=True)
 class Beside:
-    """A stage as planned and as it was: seconds of a micro-batch (with its part of the update), bytes."""
+    """A stage as planned and as it was: seconds of a micro-batch (with its part of the update), bytes.
+
+    A plan for which nothing was run only counts what the model says: it predicts no time and no memory.
+    """
 
     stage: int
     layers: tuple[str, ...]
-    planned_compute: float
-    planned_transfer: float
+    planned_compute: float | None
+    planned_transfer: float | None
     compute: float
     sending: float
     cut_bytes: int  # a micro-batch's, forward over the cut behind it; 0 for the last
-    planned_memory: int
+    planned_memory: int | None
     memory: int | None  # the most that one of its ranks had
 
 
@@ -181,7 +184,9 @@ def beside_plan(run: Run) -> list[Beside]:
     made = []
     for took, planned in zip(found.stages, run.plan.stages, strict=True):
         had = [peaks[rank] for rank in _ranks(run, took.stage) if rank < len(peaks)]
-        made.append(Beside(took.stage, planned.layers, planned.seconds, planned.transfer_seconds,
-                           took.each(*BUSY, "optimizer"), took.each("send"), planned.forward_bytes,
-                           planned.memory_bytes, max(had, default=None)))  # fmt: skip
+        timed = run.plan.timed
+        made.append(Beside(took.stage, planned.layers, planned.seconds if timed else None,
+                           planned.transfer_seconds if timed else None, took.each(*BUSY, "optimizer"),
+                           took.each("send"), planned.forward_bytes, planned.memory_bytes if timed else None,
+                           max(had, default=None)))  # fmt: skip
     return made

@@ -14,15 +14,13 @@ from paceline.spec import RunSpec, resolve
 
 HELP = "say where to cut a model into the stages of a pipeline, and what each would cost"
 FIELDS = ("model", "hidden", "dropout", "data", "data_dir", "image_size", "batch_size", "microbatches", "schedule",
-          "recompute", "cut", "speed", "optimizer", "momentum", "dtype", "threads")  # fmt: skip
-NOT_SPEC = ("verb", "json", "bandwidth", "memory")
+          "recompute", "cut", "memory", "speed", "optimizer", "momentum", "dtype", "threads")  # fmt: skip
+NOT_SPEC = ("verb", "json", "bandwidth")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stages", required=True, type=train.reader(int), metavar="K", help="stages to cut it into")
     train.add_fields(parser, FIELDS)
-    parser.add_argument("--memory", action="append", metavar="SIZE",
-                        help="the most memory of a stage, such as 2GB; or of each: 2GB,1GB")  # fmt: skip
     parser.add_argument("--bandwidth", metavar="SPEED",
                         help="of the links between stages, such as 1Gbit; this machine's own unless given")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the plan as one line of JSON")
@@ -31,9 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def spec_of(args: argparse.Namespace) -> RunSpec:
     """The training whose plan is asked for, checked."""
     flags = {name: value for name, value in vars(args).items() if name not in NOT_SPEC}
-    memory = {"memory": ",".join(args.memory)} if args.memory else {}
     pipeline = {"strategy": "pipeline", "workers": args.stages}
-    return resolve(("flag", flags | memory), ("stages", pipeline)).spec
+    return resolve(("flag", flags), ("stages", pipeline)).spec
 
 
 def run(args: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ from paceline.spec import FIELDS, RunSpec, World, read_config, resolve
 from paceline.strategies import table as strategies
 
 HELP = "train a model, alone or on many processes"
+LISTS = ("memory", "speed")  # given once with commas, or several times
 NOT_SPEC = ("verb", "config", "json", "cluster", "role", "index")
 
 
@@ -57,6 +58,8 @@ def add_fields(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
         if kind is bool:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
             continue
+        if f.name in LISTS:
+            options["action"] = Joined
         choices = f.metadata["choices"]
         options["metavar"] = "|".join(choices) if choices else {int: "N", float: "X", str: "TEXT"}.get(kind, "N,N")
         parser.add_argument(flag, type=reader(kind), **options)
@@ -91,6 +94,14 @@ def _cluster_seat(args: argparse.Namespace, found: Seat | None) -> tuple[Cluster
     neighbours = [other for other, host in enumerate(hosts) if host == hosts[rank]]
     seat = Seat(rank, len(addresses), neighbours.index(rank), len(neighbours), f"cluster file {args.cluster}")
     return cluster, in_lab(seat)
+
+
+class Joined(argparse.Action):
+    """A flag that may be given several times; its values are joined by commas."""
+
+    def __call__(self, _: Any, namespace: argparse.Namespace, values: Any, __: str | None = None) -> None:
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, f"{before},{values}" if before else values)
 
 
 def layers_of(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:

@@ -33,6 +33,12 @@ class Meter:
         counts = [f.name for f in fields(self) if f.name != "children"]
         return Meter(**{name: sum(getattr(part, name) for part in parts) for name in counts})
 
+    def plus(self, other: Meter, times: int = 1) -> Meter:
+        """Both together; -1 times, this without the other."""
+        mine, theirs = self.total(), other.total()
+        counts = [f.name for f in fields(self) if f.name != "children"]
+        return Meter(**{name: getattr(mine, name) + times * getattr(theirs, name) for name in counts})
+
 
 class MeteredComm(Comm):
     def __init__(self, inner: Comm) -> None:

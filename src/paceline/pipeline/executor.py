@@ -48,8 +48,8 @@ class Executor:
     ) -> None:
         self.graph, self.comm, self.neighbours, self.score, self.recompute = graph, comm, neighbours, score, recompute
         self.taken, self.given = graph.crossing(start), graph.crossing(stop)
-        # To compute again from what a first pass has changed would be wrong.
-        self._copies = recompute and neighbours.before is None and graph.changes_input()
+        # The images of all micro-batches are views of one tensor: what changes some in place would spoil the others.
+        self._copies = neighbours.before is None and graph.changes_input()
         self.training, self.evaluation = (graph.stage(start, stop, training=on) for on in (True, False))
         self.loss_sum, self.hits = 0.0, 0
 
@@ -93,6 +93,7 @@ class Executor:
                     self._micros[instruction.micro] = Micro(tensors, [])
         while self._leaving:
             _finish(self._leaving.popleft())
+        self._images = self._labels = ()
         self._mark("send", -1)
 
     def evaluate(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[float, int]]:
@@ -145,14 +146,16 @@ class Executor:
             tensor.requires_grad_(form.grad)
         if self.recompute:
             micro.random = torch.get_rng_state()
-            inputs = [tensor.clone() for tensor in micro.inputs] if self._copies else micro.inputs
             with torch.no_grad():
-                micro.outputs = list(self.training(*inputs))
+                micro.outputs = list(self.training(*self._inputs(micro)))
         else:
-            micro.outputs = list(self.training(*micro.inputs))
+            micro.outputs = list(self.training(*self._inputs(micro)))
         if self.neighbours.after is None:
             self._add_loss(number, micro)
         self._mark("forward", number)
+
+    def _inputs(self, micro: Micro) -> tuple[Tensor, ...]:
+        return tuple(tensor.clone() if self._copies else tensor for tensor in micro.inputs)
 
     def _add_loss(self, number: int, micro: Micro) -> None:
         """The stage's output is the loss from here on."""
@@ -165,7 +168,7 @@ class Executor:
         assert micro.random is not None
         now, copies = torch.get_rng_state(), {name: buffer.clone() for name, buffer in self.training.named_buffers()}
         torch.set_rng_state(micro.random)
-        micro.outputs = list(functional_call(self.training, copies, tuple(micro.inputs)))
+        micro.outputs = list(functional_call(self.training, copies, self._inputs(micro)))
         torch.set_rng_state(now)
         if self.neighbours.after is None:
             micro.outputs = [self.score(micro.outputs[0], self._labels[number])[0]]

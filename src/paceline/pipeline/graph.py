@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -14,11 +14,10 @@ from torch import Tensor, fx, nn
 
 from paceline.errors import UsageError
 from paceline.pipeline.plan import Cut
+from paceline.pipeline.tracing import TRACING, Trace, traced
 
 # What every transport can send; others go as bytes.
 SENT = (torch.float32, torch.float64, torch.int64, torch.int32)
-# While torch.fx traces a model, calls of modules in other threads go astray.
-_TRACING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -56,15 +55,17 @@ class Graph:
     A position p is a place to cut: before node p. Position 0 and the last one are the two ends.
     """
 
-    def __init__(self, model: nn.Module, image: Sequence[int], dtype: torch.dtype, layout: torch.memory_format) -> None:
-        self.model, self.image, self.dtype, self.layout = model, tuple(image), dtype, layout
-        self.training = _trace(model.train())
-        self.evaluation = _trace(model.eval())
-        self.bare = copy.deepcopy(model.train())  # stays without storage when the model's layers get values
+    def __init__(
+        self, model: nn.Module, image: Sequence[int], dtype: torch.dtype, layout: torch.memory_format, name: str
+    ) -> None:
+        self.model, self.image, self.dtype, self.layout, self.name = model, tuple(image), dtype, layout, name
+        self.traces = {False: _trace(model.eval()), True: _trace(model.train())}
+        self.training = self.traces[True].graph
+        self.bare = copy.deepcopy(model)  # stays without storage when the model's layers get values
         for layer in self.bare.modules():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.momentum = 0.1  # where it is None, a count is looked at, which has no value here
-        if [(n.op, n.name) for n in self.training.nodes] != [(n.op, n.name) for n in self.evaluation.nodes]:
+        if not _is_part(self.traces[False].graph, self.training):
             raise UsageError("it computes other layers in evaluation than in training")
         inputs = [node for node in self.training.nodes if node.op == "placeholder"]
         if len(inputs) != 1:
@@ -78,7 +79,14 @@ class Graph:
     @lru_cache(maxsize=8)  # noqa: B019  a graph lives as long as its run
     def walk(self, batch: int, *, training: bool = True) -> Walk:
         """What every node makes of a micro-batch of so many samples; computed without storage."""
-        return Walk(self, batch, training)
+        try:
+            return Walk(self, batch, training)
+        except Exception as error:
+            samples = f"{batch} sample{'s' * (batch != 1)}"
+            where, advice = f"in evaluation, on {samples}", ""
+            if training:
+                where, advice = f"on a micro-batch of {samples}", "; give fewer --microbatches or a larger --batch-size"
+            raise UsageError(f"model {self.name} fails {where}: {_why(error)}{advice}") from error
 
     def crossing(self, position: int) -> list[str]:
         """The values made before this position and used after it, in the order they were made."""
@@ -98,7 +106,7 @@ class Graph:
         """The names of the parameters and buffers that nodes start to stop use."""
         found: dict[str, None] = {}
         for node in self.nodes[start:stop]:
-            found |= dict.fromkeys(_weights(self.model, node))
+            found |= dict.fromkeys(self._weights(node))
         return list(found)
 
     def cuts(self, batch: int) -> tuple[Cut, ...]:
@@ -115,8 +123,8 @@ class Graph:
         for position in range(last + 1):
             names = self.crossing(position) if 0 < position < last else []
             loose = [name for name in names if name not in walk.forms]
-            if loose and position not in reasons:
-                reasons[position] = f"{self._name(self.places[loose[0]])} makes a value that is not a tensor"
+            if position not in reasons and (why := self._why_together(walk, names)):
+                reasons[position] = why
             forms = [walk.forms[name] for name in names if name not in loose]
             cuts.append(
                 Cut(
@@ -131,25 +139,62 @@ class Graph:
 
     def stage(self, start: int, stop: int, *, training: bool) -> fx.GraphModule:
         """Nodes start to stop as a module: takes the values that cross at start, returns those that cross at stop."""
-        source = self.training if training else self.evaluation
-        by_name = {node.name: node for node in source.nodes}
+        trace = self.traces[training]
+        by_name = {node.name: node for node in trace.graph.nodes}
         graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
         for name in self.crossing(start):
             copies[by_name[name]] = graph.placeholder(name)
         for node in self.nodes[start:stop]:
-            copies[by_name[node.name]] = graph.node_copy(by_name[node.name], lambda n: copies[n])
+            if node.name in by_name:
+                copies[by_name[node.name]] = graph.node_copy(by_name[node.name], lambda n: copies[n])
         out = [self.output.name] if stop == len(self.nodes) else self.crossing(stop)
         graph.output(tuple(copies[by_name[name]] for name in out))
-        return fx.GraphModule(self.model, graph)
+        return trace.module(self.model, graph, "cpu")
+
+    def changed_constant(self) -> str | None:
+        """The node that changes in place what forward has made once and for all."""
+        walk, constants = self.walk(2), self.traces[True].constants
+        made = {walk.forms[n.name].storage for n in self.nodes if n.op == "get_attr" and n.target in constants}
+        return next((self.names[last] for storage, (_, last) in walk.changed.items() if storage in made), None)
+
+    def _why_together(self, walk: Walk, names: list[str]) -> str | None:
+        """Why these values cannot go to another stage, if they cannot."""
+        evaluated = {node.name for node in self.traces[False].graph.nodes}
+        taken = {node.name for node in self.nodes if node.op == "get_attr"}
+        owners = {walk.forms[n.name].storage: n for n in self.nodes if n.op == "get_attr" and self._weights(n)}
+        for name in names:
+            title = self._name(self.places[name])
+            if name not in walk.forms:
+                return f"{title} makes a value that is not a tensor"
+            # Sent as a value, it would be a copy: what changes it would change the copy.
+            owner = owners.get(walk.forms[name].storage)
+            if owner or name in taken:
+                return f"{owner.target if owner else title} belongs to the layers behind it"
+            if name not in evaluated:
+                return f"{title} makes a value in training alone"
+        return None
 
     def _shared(self) -> dict[str, tuple[int, int]]:
         """Weights that several nodes use: the first and the last of them."""
         spans: dict[int, tuple[str, int, int]] = {}
         for position, node in enumerate(self.nodes):
-            for name, tensor in _weights(self.model, node).items():
+            for name, tensor in self._weights(node).items():
                 known = spans.get(id(tensor), (name, position, position))
                 spans[id(tensor)] = (known[0], known[1], position)
         return {name: (first, last) for name, first, last in spans.values() if last > first}
+
+    def _weights(self, node: fx.Node) -> dict[str, Tensor]:
+        """The parameters and buffers that a node uses, by the model's names."""
+        path = str(node.target)
+        if node.op == "call_module":
+            layer = self.model.get_submodule(path)
+            named = [*layer.named_parameters(path, remove_duplicate=False),
+                     *layer.named_buffers(path, remove_duplicate=False)]  # fmt: skip
+            return dict(named)
+        if node.op != "get_attr" or path in self.traces[True].constants:
+            return {}
+        value = attrgetter(path)(self.model)
+        return {path: value} if isinstance(value, Tensor) else {}
 
     def _name(self, position: int) -> str:
         return "the input" if position < 0 else self.names[position]
@@ -159,13 +204,16 @@ class Walk(fx.Interpreter):
     """Runs the graph on the meta device: shapes, strides, which values share memory, which are changed in place."""
 
     def __init__(self, graph: Graph, batch: int, training: bool) -> None:
-        program = graph.training if training else graph.evaluation
-        super().__init__(fx.GraphModule(graph.bare.train(training), program), garbage_collect_values=False)
+        trace = graph.traces[training]
+        with torch.inference_mode(False):
+            module = trace.module(graph.bare.train(training), trace.graph, "meta")
+        super().__init__(module, garbage_collect_values=False)
+        self.extra_traceback = False
         self.places, self.results = graph.places, dict[str, Any]()
         self.changed: dict[int, tuple[int, int]] = {}  # storage -> the node that made it, the last that changed it
         self._storages: dict[int, int] = {}
         self._made: dict[int, int] = {}
-        with torch.inference_mode(False), torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad(), torch.device("meta"):
             image = torch.empty(batch, *graph.image, dtype=graph.dtype, device="meta")
             self.run(image.to(memory_format=graph.layout))
         self.forms = {name: self.form(value) for name, value in self.results.items() if isinstance(value, Tensor)}
@@ -202,14 +250,18 @@ class Walk(fx.Interpreter):
 def trace(model: nn.Module, image: Sequence[int], dtype: torch.dtype, layout: torch.memory_format, name: str) -> Graph:
     """The graph of a model that is on the meta device, which images of this shape go through."""
     try:
-        with _TRACING:
-            graph = Graph(model, image, dtype, layout)
+        with TRACING:
+            graph = Graph(model, image, dtype, layout, name)
             graph.walk(2)
+            if changing := graph.changed_constant():
+                raise UsageError(
+                    f"{changing} changes in place a tensor that forward makes without the images "
+                    f"(x.new_zeros makes one with them)"
+                )
     except Exception as error:
-        why = next(iter(str(error).splitlines()), type(error).__name__)
+        cause = error.__cause__ if isinstance(error, UsageError) and error.__cause__ else error
         raise UsageError(
-            f"model {name} cannot be traced to a graph, which is what a pipeline cuts: {why[:300]} (torch.fx cannot "
-            f"follow an if or a loop that depends on a tensor's values; such code can go into a layer of its own)"
+            f"model {name} cannot be traced to a graph, which is what a pipeline cuts: {_why(cause)}{_hint(cause)}"
         ) from error
     return graph
 
@@ -222,8 +274,39 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [tensor for item in inside for tensor in tensors_in(item)]
 
 
-def _trace(model: nn.Module) -> fx.Graph:
-    return fx.Tracer().trace(model)
+def _trace(model: nn.Module) -> Trace:
+    trace = traced(model)
+    if trace.draws:
+        raise UsageError(
+            "its forward draws random numbers in Python code, which would be the same in every step (torch.rand_like "
+            "of a tensor, or a layer like nn.Dropout, draws new ones)"
+        )
+    if any(constant.is_meta for constant in trace.constants.values()):
+        raise UsageError("its forward computes with a tensor that is no parameter and no buffer (register_buffer)")
+    return trace
+
+
+def _is_part(evaluation: fx.Graph, training: fx.Graph) -> bool:
+    """Whether evaluation does what training does, in the same order; it may leave out what only changes buffers."""
+    known = {node.name: node for node in training.nodes}
+    for node in evaluation.nodes:
+        same = known.get(node.name)
+        if same is None or node.op != same.op or (node.op == "call_module" and node.target != same.target):
+            return False
+        if not {i.name for i in node.all_input_nodes} <= {i.name for i in same.all_input_nodes}:
+            return False
+    order = [[n.name for n in graph.nodes if n.op != "get_attr"] for graph in (evaluation, training)]
+    return order[0] == [name for name in order[1] if name in set(order[0])]
+
+
+def _why(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "")[:300].rstrip(".") or type(error).__name__
+
+
+def _hint(error: BaseException) -> str:
+    if not isinstance(error, fx.proxy.TraceError) and "interpreted as an integer" not in str(error):
+        return ""
+    return " (torch.fx cannot follow an if or a loop that depends on a tensor's values or its shape)"
 
 
 def _title(node: fx.Node) -> str:
@@ -231,18 +314,3 @@ def _title(node: fx.Node) -> str:
     if node.op in ("call_module", "get_attr"):
         return str(node.target)
     return ".".join([*list(node.meta.get("nn_module_stack", ()))[-1:], node.name])
-
-
-def _weights(model: nn.Module, node: fx.Node) -> dict[str, Tensor]:
-    """The parameters and buffers that a node uses, by the model's names."""
-    if node.op == "call_module":
-        layer = model.get_submodule(str(node.target))
-        named = [*layer.named_parameters(str(node.target), remove_duplicate=False),
-                 *layer.named_buffers(str(node.target), remove_duplicate=False)]  # fmt: skip
-        return dict(named)
-    if node.op == "get_attr":
-        value: Any = model
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
-        return {str(node.target): value} if isinstance(value, Tensor) else {}
-    return {}

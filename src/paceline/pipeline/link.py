@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from statistics import median
 
 import torch
@@ -12,29 +14,73 @@ from torch.distributed import HashStore
 from paceline.comm.base import Comm
 from paceline.comm.process_group import process_group_world
 
-MESSAGE = 1 << 20  # values of 4 bytes: about the size of an activation
+# Values of 4 bytes. Messages grow, from round to round, until there and back takes long enough to be measured well.
+SHORTEST, LONGEST, GROWTH = 1 << 14, 1 << 20, 4
+LONG_ENOUGH = 0.05  # seconds
+BUDGET = 1.0  # seconds for all of it; one round takes as long as it takes
 ROUNDS = 5
 TAG = 3
 
 
+def bandwidths(comm: Comm, ranks: Sequence[int]) -> list[float]:
+    """Of each of these ranks and the next, one pair after the other; all ranks call it and are told."""
+    return [bandwidth(comm, first, second) for first, second in pairwise(ranks)]
+
+
 def bandwidth(comm: Comm, first: int, second: int) -> float:
     """Bytes a second from one rank to the other, as `first` finds it; the others just wait for the answer."""
-    seconds = torch.zeros(1, dtype=torch.float64)
-    if comm.rank in (first, second):
-        other = second if comm.rank == first else first
-        message, times = torch.zeros(MESSAGE), []
-        for _ in range(ROUNDS + 1):
-            start = time.perf_counter()
-            if comm.rank == first:
-                comm.send(message, other, TAG)
-                comm.recv(message, other, TAG)
-            else:
-                comm.recv(message, other, TAG)
-                comm.send(message, other, TAG)
-            times.append(time.perf_counter() - start)
-        seconds[0] = median(times[1:]) / 2
-    comm.broadcast(seconds, first)
-    return MESSAGE * 4 / seconds.item()
+    found = torch.zeros(1, dtype=torch.float64)
+    if comm.rank == first:
+        found[0] = _lead(comm, second)
+    elif comm.rank == second:
+        _follow(comm, first)
+    comm.broadcast(found, first)
+    return found.item()
+
+
+def _lead(comm: Comm, other: int) -> float:
+    """The speed of the longest message that was tried, the median of its rounds."""
+    _rounds(comm, other, 1, 1)  # it may come late, and connections may have to be opened
+    length, begun = SHORTEST, time.perf_counter()
+    while True:
+        times = _rounds(comm, other, length, 1)
+        if times[0] >= LONG_ENOUGH or length == LONGEST:
+            left = begun + BUDGET - time.perf_counter()
+            more = min(ROUNDS, int(left / times[0]))
+            if more > 0:
+                times = _rounds(comm, other, length, more)
+            # A single round that took long may have been an accident.
+            if more < ROUNDS or median(times) >= LONG_ENOUGH or length == LONGEST:
+                break
+        length *= GROWTH
+    _rounds(comm, other, 0, 0)
+    return length * 4 / (median(times) / 2)
+
+
+def _rounds(comm: Comm, other: int, length: int, count: int) -> list[float]:
+    """Seconds there and back of so many messages; none: this was all."""
+    comm.send(torch.tensor([length, count], dtype=torch.float64), other, TAG)
+    message, times = torch.zeros(length), []
+    for _ in range(count):
+        start = time.perf_counter()
+        comm.send(message, other, TAG)
+        comm.recv(message, other, TAG)
+        times.append(max(time.perf_counter() - start, 1e-9))
+    return times
+
+
+def _follow(comm: Comm, other: int) -> None:
+    """Send back what comes, until nothing more is said to come."""
+    coming = torch.zeros(2, dtype=torch.float64)
+    while True:
+        comm.recv(coming, other, TAG)
+        length, count = map(int, coming.tolist())
+        if not count:
+            return
+        message = torch.zeros(length)
+        for _ in range(count):
+            comm.recv(message, other, TAG)
+            comm.send(message, other, TAG)
 
 
 def local_bandwidth() -> float:

@@ -1,13 +1,14 @@
 """Where to cut a model into stages: the best cut, exactly, by dynamic programming; and what any cut costs; no torch.
 
 The slowest stage sets the pace of a pipeline, so the best cut is the one whose slowest stage is fastest, of those whose
-stages fit into their devices' memory; of several such, the one that sends the fewest bytes. Cuts are between two nodes
-of the order that the program runs in: a stage is a range of nodes [i, j).
+stages fit into their devices' memory; of several such, the one that sends the fewest bytes. Where the schedule has one
+stage work at a time, a step takes the sum of the stages' times: the best cut is then the one of the least sum. Cuts are
+between two nodes of the order that the program runs in: a stage is a range of nodes [i, j).
 
     best[s][j] = the least, over i, of max(best[s - 1][i], time of nodes [i, j) on device s)
 
 is the slowest of the first s stages, where they take the first j nodes (PipeDream, Narayanan et al., 2019, has the same
-recurrence). With k stages and n nodes it takes k n² / 2 steps.
+recurrence); with + for max, it is their sum. With k stages and n nodes it takes k n² / 2 steps.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from math import inf
+from operator import add
 from typing import NamedTuple
 
 from paceline.errors import UsageError, nearest
 from paceline.pipeline.plan import MEMORY, Cut, Device, Node, Plan, Profile, Stage
-from paceline.pipeline.schedule import in_flight
+from paceline.pipeline.schedule import SCHEDULES, in_flight
 from paceline.pipeline.sizes import in_bytes
 
 __all__ = (
@@ -40,6 +42,8 @@ __all__ = (
 
 # Times that differ by less are equal: sums of the same numbers, rounded differently.
 SAME = 1e-9
+# Prepared batches on the first stage at most: the one in use, two that wait ready, one being made.
+BATCHES = 4
 
 
 def find(
@@ -48,15 +52,12 @@ def find(
     """The best cut into a stage for each device, in their order."""
     check_stages(profile, len(devices))
     prices = _Prices(profile, devices, schedule, micros, bandwidth, recompute)
-    fastest = _fastest(prices)
-    if fastest is None:
+    positions = _best(prices)
+    if positions is None:
         closest = _least(prices, prices.excess, max, -inf)
         assert closest, "without limits of memory, every valid cut is possible"
         raise _too_little(prices.plan(closest[1], "measured"), devices, _remedies(prices))
-    prices.slowest = fastest * (1 + SAME)
-    lightest = _least(prices, prices.traffic, lambda a, b: a + b, 0.0)
-    assert lightest, "the fastest cut is one of those that are looked at"
-    return prices.plan(lightest[1], "measured")
+    return prices.plan(positions, "measured")
 
 
 def plan_at(
@@ -173,13 +174,18 @@ class _Prices:
         self._seconds = [0.0, *accumulate(n.forward + n.backward + n.update / micros for n in nodes)]
         self._forward = [0.0, *accumulate(n.forward for n in nodes)]
         self._transfer = [cut.bytes / bandwidth if bandwidth else 0.0 for cut in profile.cuts]
-        self._fixed = [0, *accumulate(n.weight_bytes + n.gradient_bytes + n.optimizer_bytes for n in nodes)]
+        self._weights = [n.weight_bytes + round(profile.copies * n.weight_bytes) for n in nodes]
+        fixed = (w + n.gradient_bytes + n.optimizer_bytes for w, n in zip(self._weights, nodes, strict=True))
+        self._fixed = [0, *accumulate(fixed)]
         self._held = [in_flight(schedule, len(devices), micros, stage) for stage in range(len(devices))]
         # A stage that holds one micro-batch at a time has nothing to save by computing it again, and does not.
         self._again = [recompute and held > 1 for held in self._held]
         self._limits = [inf if device.memory is None else device.memory for device in devices]
         self._fast = max(device.speed for device in devices)
         self.even = self._seconds[-1] / sum(device.speed for device in devices)
+        # Seconds for a byte so few that all bytes of a cut together are less than what makes two times differ.
+        most = len(devices) * max(cut.bytes for cut in profile.cuts)
+        self._tiny = SAME * (self._seconds[-1] / self._fast or 1.0) / (1 + most)
 
     def ranges(self, start: int) -> Iterator[_Range]:
         """Those that start here, with sums that grow from node to node."""
@@ -208,7 +214,8 @@ class _Prices:
 
     def activations(self, stage: int, of: _Range) -> int:
         held = self._held[stage]
-        return of.inputs * held + of.micro if self._again[stage] else of.micro * held
+        images = BATCHES * self.profile.batch_bytes if of.start == 0 else 0
+        return images + (of.inputs * held + of.micro if self._again[stage] else of.micro * held)
 
     def excess(self, stage: int, of: _Range) -> float:
         """Bytes that the device has too few; negative where it has more than enough."""
@@ -232,6 +239,10 @@ class _Prices:
         """Bytes over the cut behind it; endless where it does not fit, or takes too long."""
         return self.profile.cuts[of.stop].bytes if self.time(stage, of) <= self.slowest else inf
 
+    def time_first(self, stage: int, of: _Range) -> float:
+        """Seconds of a micro-batch, and a little more for bytes over the cut behind it: of equal sums, fewest bytes."""
+        return self.time(stage, of) + self._tiny * self.profile.cuts[of.stop].bytes
+
     def plan(self, positions: Sequence[int], how: str) -> Plan:
         ends = pairwise((0, *positions, len(self.profile.nodes)))
         stages = tuple(self._stage(number, start, stop) for number, (start, stop) in enumerate(ends))
@@ -241,7 +252,7 @@ class _Prices:
         nodes, of = self.profile.nodes[start:stop], next(r for r in self.ranges(start) if r.stop == stop)
         memory = (
             self.profile.base_bytes,
-            sum(node.weight_bytes for node in nodes),
+            sum(self._weights[start:stop]),
             sum(node.gradient_bytes for node in nodes),
             sum(node.optimizer_bytes for node in nodes),
             self.activations(number, of),
@@ -259,16 +270,23 @@ class _Prices:
         )
 
 
-def _fastest(prices: _Prices) -> float | None:
-    """The time of the slowest stage of the best cut; None if no cut fits.
+def _best(prices: _Prices) -> list[int] | None:
+    """Where the best cut is; None if no cut fits.
 
     Ranges much longer than even stages would be are left out at first: a cut that is found without them is the best.
+    That is so of the slowest stage, and not of the sum: there one fast device may do best with nearly all nodes.
     """
+    if not SCHEDULES[prices.schedule].overlaps:
+        least = _least(prices, prices.time_first, add, 0.0)
+        return least[1] if least else None
     for times in (1.25, 3, inf):
         prices.slowest = prices.even * times if prices.even else inf
         found = _least(prices, prices.time, max, -inf)
         if found and found[0] <= prices.slowest:
-            return found[0]
+            prices.slowest = found[0] * (1 + SAME)
+            lightest = _least(prices, prices.traffic, add, 0.0)
+            assert lightest, "the fastest cut is one of those that are looked at"
+            return lightest[1]
     return None
 
 
@@ -337,7 +355,7 @@ def _remedies(prices: _Prices) -> list[str]:
 
 
 def _enough(prices: _Prices) -> str:
-    return ", which would be enough" if _fastest(prices) is not None else ", which alone is not enough"
+    return ", which would be enough" if _best(prices) is not None else ", which alone is not enough"
 
 
 def _too_little(plan: Plan, devices: Sequence[Device], remedies: Sequence[str]) -> UsageError:

@@ -50,6 +50,8 @@ class Profile:
     storage_bytes: tuple[int, ...]  # by the number of a storage
     base_bytes: int  # of a process without any model
     micro_size: int  # samples
+    batch_bytes: int = 0  # of a replica's whole batch, prepared: the first stage has several
+    copies: float = 0.0  # of the weights, that a rank keeps besides those it trains
 
     def __post_init__(self) -> None:
         assert len(self.cuts) == len(self.nodes) + 1

@@ -18,6 +18,8 @@ HOW = {
     "parameters": "cut by the number of parameters",
     "given": "cut as given",
 }
+# Where one stage works at a time, all stages' times count.
+MEASURED_SUM = "cut where a micro-batch is through fastest"
 
 
 def lines(plan: Plan) -> list[str]:
@@ -28,9 +30,11 @@ def lines(plan: Plan) -> list[str]:
 
 
 def heading(plan: Plan) -> str:
+    overlap = SCHEDULES[plan.schedule].overlaps
+    how = MEASURED_SUM if plan.how == "measured" and not overlap else HOW[plan.how]
     return (
         f"{_count(len(plan.stages), 'stage')}, {_count(plan.micros, 'micro-batch')} of "
-        f"{_count(plan.micro_size, 'sample')}, schedule {plan.schedule}; {HOW[plan.how]}"
+        f"{_count(plan.micro_size, 'sample')}, schedule {plan.schedule}; {how}"
     )
 
 

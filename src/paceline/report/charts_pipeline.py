@@ -31,9 +31,9 @@ LOOKS = {
     "other": ("other", "#999999", ""),
 }
 NUMBERED = ("forward", "backward", "recompute")
-PLANNED, MEASURED = "planned", "measured"
+PLANNED, MEASURED, COUNTED = "planned", "measured", "counted"
 # Bars of the stages: the number of their colour and pattern.
-BARS = {PLANNED: 5, "planned: transfers": 4, MEASURED: 0, "measured: sending": 1}
+BARS = {PLANNED: 5, "planned: transfers": 4, MEASURED: 0, "measured: sending": 1, COUNTED: 2}
 MS, MB = 1e3, 1e6
 ROW, LEAST = 30, 150  # pixels: of a rank, and of all of them at least
 
@@ -132,7 +132,8 @@ def cut(study: Study) -> Chart | None:
                    "micro-batch has its part of the update in it; what is measured of transfers is handing over what "
                    "is sent, and not what is received, which is in the waiting. Memory is the peak of a rank. Bytes "
                    "are those of a micro-batch's activations over the cut behind a stage; about as many gradients come "
-                   "back.", groups=_staged(study).values())  # fmt: skip
+                   "back. Where no layer was run to make the plan, it predicts neither time nor memory.",
+                   groups=_staged(study).values())  # fmt: skip
     return chart("pipeline-cut", "Stages as planned and as measured", text, pages, table, barmode="group", bargap=0.25,
                  bargroupgap=0.05)  # fmt: skip
 
@@ -151,10 +152,10 @@ def _stages(found: Sequence[Beside]) -> list[str]:
 def _times(who: str, found: Sequence[Beside]) -> Panel:
     """Two bars for each stage, each with compute below and transfers above."""
     panel = Panel("time", categories("stage", _stages(found)), from_zero("time of a micro-batch, ms"))
+    planned = [each.planned_compute or 0.0 for each in found]
     parts = {
-        PLANNED: ("compute planned", [each.planned_compute for each in found], [0.0] * len(found)),
-        "planned: transfers": ("transfers planned", [each.planned_transfer for each in found],
-                               [each.planned_compute for each in found]),
+        PLANNED: ("compute planned", planned, [0.0] * len(found)),
+        "planned: transfers": ("transfers planned", [each.planned_transfer or 0.0 for each in found], planned),
         MEASURED: ("compute measured", [each.compute for each in found], [0.0] * len(found)),
         "measured: sending": ("sending measured", [each.sending for each in found], [each.compute for each in found]),
     }  # fmt: skip
@@ -169,9 +170,8 @@ def _times(who: str, found: Sequence[Beside]) -> Panel:
 
 def _memory(who: str, found: Sequence[Beside]) -> Panel:
     panel = Panel("memory", categories("stage", _stages(found)), from_zero("memory of a rank, MB"))
-    known = [each for each in found if each.memory]
-    parts = {PLANNED: [(each, float(each.planned_memory)) for each in found],
-             MEASURED: [(each, float(each.memory or 0)) for each in known]}  # fmt: skip
+    parts = {PLANNED: [(each, float(each.planned_memory)) for each in found if each.planned_memory],
+             MEASURED: [(each, float(each.memory)) for each in found if each.memory]}  # fmt: skip
     for name, values in parts.items():
         hover = [f"{who}, stage {each.stage}: memory {name}, {size(value)}" for each, value in values]
         if values:
@@ -181,13 +181,15 @@ def _memory(who: str, found: Sequence[Beside]) -> Panel:
 
 
 def _cuts(who: str, found: Sequence[Beside]) -> Panel:
+    """What crosses a cut is known from the model's own shapes, also where no layer was run to plan it."""
     cuts = found[:-1]
     places = [f"{each.stage}–{each.stage + 1}" for each in cuts]
     panel = Panel("cuts", categories("cut between stages", places), from_zero("activations of a micro-batch, MB"))
     hover = [f"{who}, between stages {place}: {size(each.cut_bytes)} of activations for a micro-batch"
              for place, each in zip(places, cuts, strict=True)]  # fmt: skip
     if cuts:
-        panel.traces.append(_beside_each_other(PLANNED, places, [each.cut_bytes / MB for each in cuts], hover))
+        name = COUNTED if cuts[0].planned_memory is None else PLANNED
+        panel.traces.append(_beside_each_other(name, places, [each.cut_bytes / MB for each in cuts], hover))
     return panel
 
 

@@ -71,10 +71,14 @@ def loss_and_hits(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[Ten
     return score(model(images), labels)
 
 
-def micro_batches(batch: Batch, micros: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Images and labels in parts of nearly equal size, none empty."""
+def micro_batches(batch: Batch, micros: int, full: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Images and labels in parts of nearly equal size: `micros` of a full batch, fewer of a smaller one.
+
+    Parts of a few samples would cost as many passes, and batch-norm cannot do with one.
+    """
     count = len(batch.labels)
-    sizes = [len(share(count, min(micros, count), i)) for i in range(min(micros, count))]
+    parts = micros if count == full else min(micros, -(-count // -(-full // micros)))
+    sizes = [len(share(count, parts, i)) for i in range(parts)]
     return list(batch.images.split(sizes)), list(batch.labels.split(sizes))
 
 

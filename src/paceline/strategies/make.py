@@ -25,7 +25,11 @@ def make_strategy(
     """`options.averaging` follows from the name. With a device, its time is taken instead of computing."""
     averaging = TABLE[name].averaging
     if averaging is None:
-        return EmulatedSequential(comm, model, device) if device else Sequential(comm, model, optimizer, options.micros)
+        return (
+            EmulatedSequential(comm, model, device)
+            if device
+            else Sequential(comm, model, optimizer, options.micros, options.batch_size)
+        )
     options = Options(**{**vars(options), "averaging": averaging})
     if device:
         return EmulatedSynchronous(comm, model, options, device)

@@ -23,10 +23,15 @@ class PipelineOptions:
     grid: Grid
     schedule: str
     micros: int
-    micro_size: int  # samples of a micro-batch: what memory is planned for, also in evaluation
+    batch_size: int  # of a replica
     averaging: str = "allreduce"
     bucket_mb: float = 4.0
     check_replicas: int = 0
+
+    @property
+    def micro_size(self) -> int:
+        """Samples of a micro-batch: what memory is planned for, also in evaluation."""
+        return -(-self.batch_size // self.micros)
 
 
 class Pipeline(Strategy):
@@ -39,17 +44,22 @@ class Pipeline(Strategy):
     ) -> None:
         super().__init__(comm, executor.training, optimizer)
         self.executor, self.options, self._steps = executor, options, 0
+        self._evaluations = Meter()
 
     def setup(self) -> None:
         grid = self.options.grid
         self.spot = grid.spot(self.comm.rank)
         self.replicas = self.comm.group(grid.replicas_of(self.comm.rank)) if grid.replicas > 1 else None
         self.averaging = AVERAGINGS[self.options.averaging]
+        if self.replicas:
+            for tensor in (*self.model.parameters(), *self.model.buffers()):
+                self.replicas.broadcast(_row(tensor))  # one by one: there may be no room for a copy of all
+        self._beginning = self._sent()
 
     def step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:
         if self._optimizer is not None:
             self._optimizer.zero_grad(set_to_none=True)
-        images, labels = micro_batches(batch, self.options.micros)
+        images, labels = micro_batches(batch, self.options.micros, self.options.batch_size)
         if labels:
             stages, stage = self.options.grid.stages, self.spot.stage
             program = instructions(self.options.schedule, stages, len(labels), stage)
@@ -75,27 +85,33 @@ class Pipeline(Strategy):
     def _average(self, replicas: Comm, *, computed: bool) -> None:
         """Sum this stage's gradients over the replicas, in place: they are weighted by the global batch already.
 
-        Large ones are summed where they lie, small ones together. A replica without samples adds nothing.
+        Large ones are summed where they lie, small ones in buckets. A replica without samples adds nothing.
         """
         if computed:
             self._reached = [p for p in self.model.parameters() if p.grad is not None]
         else:  # the graph is fixed: those that had a gradient before have one on the other replicas
             for p in self._reached:
                 p.grad = torch.zeros_like(p)
-        flat = [p.grad.as_strided((p.numel(),), (1,)) for p in self._reached if p.grad is not None]
-        limit = int(self.options.bucket_mb * 2**20)
-        small = [gradient for gradient in flat if gradient.nbytes < limit]
-        for gradient in flat:
+        limit, small = int(self.options.bucket_mb * 2**20), list[Tensor]()
+        for gradient in [_row(p.grad) for p in self._reached if p.grad is not None]:
             if gradient.nbytes >= limit:
                 self.averaging.run(replicas, gradient)
+                continue
+            small.append(gradient)
+            if sum(each.nbytes for each in small) >= limit:
+                self._sum_together(replicas, small)
+                small = []
         if small:
-            together = torch.cat(small)
-            self.averaging.run(replicas, together)
-            torch._foreach_copy_(small, list(together.split([len(gradient) for gradient in small])))
+            self._sum_together(replicas, small)
+
+    def _sum_together(self, replicas: Comm, small: list[Tensor]) -> None:
+        together = torch.cat(small)
+        self.averaging.run(replicas, together)
+        torch._foreach_copy_(small, list(together.split([len(gradient) for gradient in small])))
 
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
         self.agree()
-        totals = torch.zeros(3, dtype=torch.float64)
+        totals, before = torch.zeros(3, dtype=torch.float64), self._sent()
         sizes: list[int] = []
 
         def pairs() -> Iterator[tuple[Tensor, Tensor]]:
@@ -110,6 +126,7 @@ class Pipeline(Strategy):
             for loss, hits in self.executor.evaluate(pairs()):
                 totals += torch.tensor([loss, hits, sizes[-1]], dtype=torch.float64)
         self.executor.training.train()
+        self._evaluations = self._evaluations.plus(self._sent()).plus(before, -1)
         if self.spot.stage < self.options.grid.stages - 1:
             totals.zero_()
         self.comm.allreduce(totals)
@@ -125,7 +142,10 @@ class Pipeline(Strategy):
         return {"wire": "exact" if exact else "opaque"}
 
     def gradient_meter(self) -> Meter:
-        """Activations and gradients between stages, and what averaging has sent."""
+        """Activations and gradients between stages, and what averaging has sent, in steps."""
+        return self._sent().plus(self._evaluations, -1).plus(self._beginning, -1)
+
+    def _sent(self) -> Meter:
         mine: Sequence[Comm | None] = (self.executor.comm, self.replicas)
         return Meter(children=[c.meter for c in mine if isinstance(c, MeteredComm) and c is not self.comm]).total()
 
@@ -133,3 +153,8 @@ class Pipeline(Strategy):
         for comm in (self.executor.comm, self.replicas):
             if comm is not None and comm is not self.comm:
                 comm.close()
+
+
+def _row(tensor: Tensor) -> Tensor:
+    """Its values where they lie, one after the other."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,))

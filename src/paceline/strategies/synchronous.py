@@ -22,7 +22,8 @@ class Options:
     overlap: str = "auto"
     sync_batchnorm: bool = False
     check_replicas: int = 0
-    micros: int = 1  # of sequential
+    micros: int = 1  # of sequential, of a batch of this size
+    batch_size: int = 1
 
 
 RIDERS = 3

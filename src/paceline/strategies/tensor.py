@@ -10,7 +10,6 @@ each other in forward and backward. Ranks that have the same part of the weights
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 
 import torch
 from torch import nn
@@ -93,7 +92,7 @@ class TensorParallel(Strategy):
         self.agree()
         before = self._exchanged()
         result = super().evaluate(batches)
-        self._evaluations = _add(self._evaluations, self._exchanged(), before)
+        self._evaluations = self._evaluations.plus(self._exchanged()).plus(before, -1)
         return result
 
     def check_replicas(self) -> None:
@@ -112,7 +111,7 @@ class TensorParallel(Strategy):
         """What the steps' averaging and split layers have sent, without the 24 bytes of loss, hits and stop."""
         averaged = self.parallel.buckets.comm if self.parallel else None
         own = averaged.meter.total() if isinstance(averaged, MeteredComm) else Meter()
-        return _add(own, self._exchanged(), self._evaluations)
+        return own.plus(self._exchanged()).plus(self._evaluations, -1)
 
     def close(self) -> None:
         if self.parallel:
@@ -135,11 +134,5 @@ class TensorParallel(Strategy):
         """What the split layers have sent until now."""
         sent = Meter()
         for comm in self._layer_comms():
-            sent = _add(sent, comm.meter.total() if isinstance(comm, MeteredComm) else Meter())
+            sent = sent.plus(comm.meter if isinstance(comm, MeteredComm) else Meter())
         return sent
-
-
-def _add(a: Meter, b: Meter, less: Meter | None = None) -> Meter:
-    less = less or Meter()
-    counts = [f.name for f in fields(Meter) if f.name != "children"]
-    return Meter(**{name: getattr(a, name) + getattr(b, name) - getattr(less, name) for name in counts})

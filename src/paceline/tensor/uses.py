@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-import threading
 from collections import Counter
 from dataclasses import dataclass
 
 from torch import fx, nn
 
+from paceline.pipeline.tracing import TRACING, traced
 from paceline.tensor.elementwise import is_elementwise
 
-# Tracing changes nn.Module for all threads.
-_TRACING = threading.Lock()
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -76,7 +73,7 @@ def find_uses(model: nn.Module) -> Uses:
     """Trace the model, without running it, as it trains and as it evaluates: it may do other things then."""
     modes = {module: module.training for module in model.modules()}
     traces = []
-    with _TRACING:
+    with TRACING:
         try:
             for training in (True, False):
                 graph = _trace(model.train(training))
@@ -90,21 +87,12 @@ def find_uses(model: nn.Module) -> Uses:
 
 
 def _trace(model: nn.Module) -> fx.Graph | None:
-    """None where the model's code needs values, or keeps some in the model, which is then as it was."""
-    before = [(module, dict(vars(module))) for module in model.modules()]
-    # It is called with images alone: what else it takes has its default.
-    others = list(inspect.signature(model.forward).parameters.values())[1:]
+    """None where the model's code needs values, keeps some in the model, or draws lots."""
     try:
-        graph = fx.Tracer().trace(model, {p.name: p.default for p in others if p.default is not p.empty} or None)
+        trace = traced(model)
     except Exception:  # noqa: BLE001  whatever a model's code does with values that are not there
-        graph = None
-    for module, attributes in before:
-        now = vars(module)
-        if now.keys() != attributes.keys() or any(now[key] is not value for key, value in attributes.items()):
-            now.clear()
-            now.update(attributes)
-            graph = None
-    return graph
+        return None
+    return None if trace.sets or trace.draws else trace.graph
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -28,10 +28,10 @@ from paceline.strategies.pipeline import Pipeline, PipelineOptions
 from paceline.strategies.synchronous import Options
 from paceline.strategies.tensor import TensorParallel
 from paceline.tensor.apply import split_wide
-from paceline.training.planning import build_without_storage, make_plan, measure_link, micro_size, trace_model
+from paceline.training.planning import build_without_storage, make_plan, measure_link, trace_model
 from paceline.training.prepared import Prepared
 from paceline.training.setup import make_optimizer, memory_layout, seed_dropout
-from paceline.training.weights import Piece, save_parts, start_values
+from paceline.training.weights import Piece, head_of, save_parts, start_values
 
 if TYPE_CHECKING:
     from paceline.training.loop import Job
@@ -56,7 +56,7 @@ class Parts:
             )
             for name, tensor in model.state_dict().items()
         }
-        self.fresh: list[str] = []
+        self.head, self.fresh = head_of(model), list[str]()
 
     def fill(self, model: nn.Module, names: Collection[str], cut: Cut = lambda name, tensor: tensor) -> None:
         """Give these parameters and buffers of a model without storage the values that the whole would start with.
@@ -67,7 +67,7 @@ class Parts:
         put = Putting(model, memory_layout(self.job.spec))
         if path:
             saved, self.fresh = all_or_none(
-                lambda: start_values(path, self.deferred.model, missing & self.whole.keys()), self.job.comm
+                lambda: start_values(path, self.whole, self.head, missing & self.whole.keys()), self.job.comm
             )
             for name, value in saved:
                 put(name, cut(name, value))
@@ -78,11 +78,12 @@ class Parts:
 
     def prepared(self, strategy: Strategy, model: nn.Module, pieces: Mapping[str, list[Piece]]) -> Prepared:
         strategy.setup()
-        comm, first = self.job.comm, self.job.spec.grid.spot(self.job.comm.rank).replica == 0
+        comm, whole = self.job.comm, self.whole  # not self: what the constructor did is needed no more
+        first = self.job.spec.grid.spot(comm.rank).replica == 0
 
         def save(path: Path) -> None:
             own = {name: tensor for name, tensor in model.state_dict().items() if not tensor.is_meta} if first else {}
-            save_parts(path, self.whole, pieces, own, comm)
+            save_parts(path, whole, pieces, own, comm)
 
         return Prepared(strategy, self.parameters, self.fresh, save)
 
@@ -90,23 +91,21 @@ class Parts:
 class Putting:
     """Puts values in the places of a model's tensors without storage, in their precision.
 
-    A parameter that several layers share stays one.
+    What several layers share stays one.
     """
 
     def __init__(self, model: nn.Module, layout: torch.memory_format) -> None:
         self.model, self.layout = model, layout
-        self._made: dict[nn.Parameter, nn.Parameter] = {}
+        self._made: dict[Tensor, Tensor] = {}
 
     def __call__(self, name: str, value: Tensor) -> None:
         path, _, last = name.rpartition(".")
         module = self.model.get_submodule(path)
         old = getattr(module, last)
-        if isinstance(old, nn.Parameter):
-            if old not in self._made:
-                self._made[old] = nn.Parameter(self._ready(value, old), old.requires_grad)
-            setattr(module, last, self._made[old])
-        else:
-            setattr(module, last, self._ready(value, old))
+        if old not in self._made:
+            ready = self._ready(value, old)
+            self._made[old] = nn.Parameter(ready, old.requires_grad) if isinstance(old, nn.Parameter) else ready
+        setattr(module, last, self._made[old])
 
     def _ready(self, value: Tensor, old: Tensor) -> Tensor:
         """Not a view of the whole, which would keep that alive."""
@@ -128,8 +127,7 @@ def _prepare_pipeline(job: Job, data: DataInfo) -> Prepared:
     spot, parts = grid.spot(comm.rank), Parts(job, data)
     graph = all_or_none(lambda: trace_model(spec, data, parts.deferred.model, job.place), comm)
     edges = _agree_on_cuts(job, graph)
-    owned = [graph.owned(a, b) for a, b in pairwise(edges)]
-    owned[-1] += [name for name in parts.whole if not any(name in each for each in owned)]  # no layer uses them
+    owned = _by_stage(graph, edges)
     parts.fill(graph.model, owned[spot.stage])
     # A stage that holds one micro-batch at a time has nothing to save by computing it again.
     again = spec.recompute and in_flight(spec.schedule, grid.stages, spec.microbatches, spot.stage) > 1
@@ -150,7 +148,7 @@ def _prepare_pipeline(job: Job, data: DataInfo) -> Prepared:
         grid,
         spec.schedule,
         spec.microbatches,
-        micro_size(spec),
+        spec.batch_size,
         spec.averaging,
         spec.bucket_mb,
         spec.check_replicas,
@@ -162,6 +160,18 @@ def _prepare_pipeline(job: Job, data: DataInfo) -> Prepared:
     return parts.prepared(strategy, graph.model, pieces)
 
 
+def _by_stage(graph: Graph, edges: list[int]) -> list[list[str]]:
+    """The names of every stage's tensors: all names of what its layers use. What no layer uses is the last one's."""
+    owned = [graph.owned(a, b) for a, b in pairwise(edges)]
+    tensors = graph.model.state_dict(keep_vars=True)
+    stage_of = {id(tensors[name]): stage for stage, names in enumerate(owned) for name in names if name in tensors}
+    for name, tensor in tensors.items():
+        stage = stage_of.get(id(tensor), len(owned) - 1)
+        if name not in owned[stage]:
+            owned[stage].append(name)
+    return owned
+
+
 def _agree_on_cuts(job: Job, graph: Graph) -> list[int]:
     """The edges of all stages. One rank measures, plans, and tells the others.
 
@@ -170,14 +180,16 @@ def _agree_on_cuts(job: Job, graph: Graph) -> list[int]:
     """
     spec, comm = job.spec, job.comm
     link = measure_link(spec, comm)
-    memory = [device.memory or 0 for device in stage_devices(spec.grid.stages, spec.memory, spec.speed)]
-    planner = spec.grid.rank(0, max(range(len(memory)), key=lambda stage: (memory[stage], stage)), 0)
+    devices = stage_devices(spec.grid.stages, spec.memory, spec.speed)
+    planner = spec.grid.rank(0, max(range(len(devices)), key=lambda stage: (devices[stage].memory or 0, stage)), 0)
     if spec.cut == "measured":
         job.console.line("Running each layer, to find the best cut ...")
 
     def make() -> dict[str, Any]:
         try:
-            return {"plan": make_plan(spec, graph, link)[0].as_dict()} if comm.rank == planner else {}
+            speed = devices[spec.grid.spot(planner).stage].speed
+            made = make_plan(spec, graph, link, speed=speed)[0] if comm.rank == planner else None
+            return {"plan": made.as_dict()} if made else {}
         except UsageError as error:
             return {"error": str(error)}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,7 +19,7 @@ from paceline.models.build import build
 from paceline.models.deferred import Deferred, defer
 from paceline.pipeline.devices import stage_devices
 from paceline.pipeline.graph import Graph, trace
-from paceline.pipeline.link import bandwidth, local_bandwidth
+from paceline.pipeline.link import bandwidths, local_bandwidth
 from paceline.pipeline.partition import after_layers, check_fits, equal_layers, equal_parameters, find, plan_at
 from paceline.pipeline.plan import Plan, Profile
 from paceline.pipeline.profile import count, measure
@@ -50,9 +52,12 @@ def micro_size(spec: RunSpec) -> int:
 
 
 def make_plan(
-    spec: RunSpec, graph: Graph, link: float | None, told: Told = _untold, *, run: bool = False
+    spec: RunSpec, graph: Graph, link: float | None, told: Told = _untold, *, run: bool = False, speed: float = 1.0
 ) -> tuple[Plan, Profile]:
-    """The plan that the spec asks for. Every node is run where times or memory are asked for, or with `run`."""
+    """The plan that the spec asks for. Every node is run where times or memory are asked for, or with `run`.
+
+    `speed` is this machine's: what is measured on a slow one takes less time on one of speed 1.
+    """
     assert spec.stages is not None
     assert spec.schedule is not None
     assert spec.microbatches is not None
@@ -65,6 +70,10 @@ def make_plan(
             graph, micro_size(spec), lambda weights: make_optimizer(spec, weights), resident_bytes(), told
         )
         give_back_memory()
+        nodes = [replace(n, forward=n.forward * speed, backward=n.backward * speed, update=n.update * speed)
+                 for n in profile.nodes]  # fmt: skip
+        batch = spec.batch_size * math.prod(graph.image) * graph.dtype.itemsize
+        profile = replace(profile, nodes=tuple(nodes), batch_bytes=batch, copies=1.0 if spec.validation else 0.0)
     else:
         profile = count(graph, micro_size(spec))
     if spec.cut == "measured":
@@ -81,8 +90,9 @@ def make_plan(
 
 
 def measure_link(spec: RunSpec, comm: Comm) -> float | None:
-    """Between the first two stages; all ranks call it."""
-    return bandwidth(comm, 0, spec.grid.shards) if spec.grid.stages > 1 else None
+    """The slowest between two stages of the first replica; all ranks call it."""
+    stages = [spec.grid.rank(0, stage, 0) for stage in range(spec.grid.stages)]
+    return min(bandwidths(comm, stages), default=None)
 
 
 def plan_cut(spec: RunSpec, told: Told, link: float | None = None) -> tuple[Plan, Profile]:

@@ -51,7 +51,8 @@ def choose_place(spec: RunSpec, local_rank: int, *, first: bool = True, speed: f
         raise UsageError("--device cuda: this PyTorch sees no GPU here; use --device cpu or auto")
     # Without being asked, several workers go to GPUs only where their transport can follow.
     fits = spec.ranks == 1 or spec.transport == "nccl"
-    cuda = spec.device == "cuda" or (spec.device == "auto" and fits and torch.cuda.is_available() and not spec.emulated)
+    wanted = spec.device == "auto" and fits and not spec.emulated and not spec.divided
+    cuda = spec.device == "cuda" or (wanted and torch.cuda.is_available())
     if cuda:
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
     dtype = {"float32": torch.float32, "float64": torch.float64}[spec.dtype]
@@ -215,6 +216,7 @@ def prepare_strategy(spec: RunSpec, comm: Comm, model: nn.Module, device: Emulat
         sync_batchnorm=spec.sync_batchnorm,
         check_replicas=spec.check_replicas,
         micros=spec.microbatches or 1,
+        batch_size=spec.batch_size,
     )
     # Where nothing is updated none is made: torch's optimizers import its compiler, which takes a second of every rank.
     optimizer = None if device else make_optimizer(spec, model.parameters())

@@ -32,8 +32,18 @@ _DTYPES = {
 def save(state: dict[str, Tensor], path: Path) -> None:
     """Write all tensors, contiguous, as a file that appears whole or not at all."""
     with _temporary(path) as temporary:
-        save_file({name: tensor.cpu().contiguous() for name, tensor in state.items()}, temporary)
+        save_file(_apart({name: tensor.cpu().contiguous() for name, tensor in state.items()}), temporary)
         _put(temporary, path)
+
+
+def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A tensor that several layers share is written under each of its names, which the format allows of copies only."""
+    seen: set[int] = set()
+    for name, tensor in state.items():
+        place = tensor.untyped_storage().data_ptr()
+        state[name] = tensor.clone() if place in seen else tensor
+        seen.add(place)
+    return state
 
 
 @contextmanager
@@ -199,17 +209,18 @@ def _bytes(tensor: Tensor, rows: range, piece: Piece, room: Tensor) -> Tensor:
 
 def start_from(model: nn.Module, path: str) -> list[str]:
     """Load weights; a last layer for another number of classes stays new. Returns the names that were not loaded."""
-    values, fresh = start_values(path, model, model.state_dict().keys())
+    own = model.state_dict()
+    values, fresh = start_values(path, own, head_of(model), own.keys())
     model.load_state_dict(dict(values), strict=False)
     return fresh
 
 
 def start_values(
-    path: str, model: nn.Module, wanted: Collection[str]
+    path: str, whole: Mapping[str, Tensor], head: Collection[str], wanted: Collection[str]
 ) -> tuple[Iterator[tuple[str, Tensor]], list[str]]:
     """Those of the wanted tensors that a file has, read one by one, and the names of the model that stay new.
 
-    The file has to have all of the model, which may be on the meta device, but for a last layer for another number of
+    The file has to have all of the whole model, which may be on the meta device, but for a `head` for another number of
     classes.
     """
     try:
@@ -217,9 +228,9 @@ def start_values(
             saved = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise UsageError(f"--weights {path} cannot be read as safetensors: {error}") from error
-    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    own = {name: tuple(tensor.shape) for name, tensor in whole.items()}
     differ = [name for name in own if name in saved and saved[name] != own[name]]
-    fresh = [name for name in differ if name in _head(model)]
+    fresh = [name for name in differ if name in head]
     wrong = [f"{name}: {saved[name]} in the file, {own[name]} in the model" for name in differ if name not in fresh]
     wrong += [f"{name}: not in the file" for name in own if name not in saved]
     wrong += [f"{name}: not in the model" for name in saved if name not in own]
@@ -235,7 +246,7 @@ def _read(path: str, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
             yield name, file.get_tensor(name).clone()  # what it gives is the file itself, mapped
 
 
-def _head(model: nn.Module) -> list[str]:
+def head_of(model: nn.Module) -> list[str]:
     """The names of the last linear layer's weights: what transfer learning replaces."""
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     return [f"{layers[-1]}.{part}" for part in ("weight", "bias")] if layers else []

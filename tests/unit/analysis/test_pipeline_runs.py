@@ -131,6 +131,15 @@ def test_stages_beside_their_plan(tmp_path: Path) -> None:
     assert beside_plan(check_read(run.folder)) == []
 
 
+def test_a_plan_for_which_nothing_was_run_predicts_nothing(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "a", Stages(UNEVEN, send=0.001, planned=0.0))
+    found = beside_plan(run)
+    assert {(each.planned_compute, each.planned_transfer, each.planned_memory) for each in found} == {(None,) * 3}
+    assert [each.cut_bytes for each in found] == [400_000, 200_000, 0], "which the model says"
+    assert found[1].compute == pytest.approx(0.06 + 0.001 / 8)
+    assert found[1].memory == 310 * 10**6
+
+
 def test_a_run_without_written_events_has_no_pipeline(tmp_path: Path) -> None:
     plain = check_read(write_run(tmp_path / "a", [0.1] * 9, workers=2))
     assert pipeline(plain) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from itertools import combinations
 from typing import Any
 
@@ -53,7 +54,8 @@ def test_what_skips_a_stage_crosses_every_cut_on_its_way() -> None:
     by_name = dict(zip(graph.names, cuts, strict=False))
     assert (by_name["c"].forward_bytes, by_name["c"].backward_bytes) == (3 * image, 2 * image)  # none for the images
     assert by_name["relu_"].reason == "relu_ changes in place what b has made"
-    assert [name for name, cut in by_name.items() if cut.reason] == ["relu_"]
+    assert [name for name, cut in by_name.items() if cut.reason] == ["relu_", "mul"]
+    assert by_name["mul"].reason == "scale belongs to the layers behind it"
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
@@ -164,6 +166,119 @@ def test_a_model_that_cannot_be_cut_is_refused_in_words(model: nn.Module, words:
         graph_of(model)
 
 
+class Normalising(nn.Module):
+    """Somebody's own batch normalisation: its statistics are buffers that functions change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(2, 2, 3), nn.Linear(2, 3)
+        self.register_buffer("mean", torch.zeros(2))
+        self.register_buffer("var", torch.ones(2))
+        self.register_buffer("count", torch.tensor(0))
+        self.count: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.count.add_(1)
+        x = F.batch_norm(self.conv(x), self.mean, self.var, training=self.training)  # type: ignore[arg-type]
+        out: Tensor = self.out(x.mean((2, 3)))
+        return out
+
+
+class LayerScale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.tensor([0.5]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.scale * self.b(self.a(x))
+        return out
+
+
+class WithConstants(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(8, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, *, twice: bool = False) -> Tensor:
+        start = torch.zeros(1, x.size(0), 4)
+        x, _ = self.lstm(x.mean(1) - torch.tensor([0.5] * 8), (start, start))
+        self.last = x = x if mask is None else x * mask
+        out: Tensor = self.out(x.mean(1) * torch.tensor(2.0 if self.training else 3.0))
+        return out * 2 if twice else out
+
+
+@pytest.mark.parametrize("model", [Normalising(), LayerScale(), WithConstants()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("training", [True, False])
+def test_stages_have_the_buffers_and_the_constants_that_they_use(model: nn.Module, training: bool) -> None:
+    graph = graph_of(model)
+    assert not [name for name in vars(graph.model) if "constant" in name or name == "last"]
+    x, end = torch.randn(BATCH, 2, 8, 8), len(graph.nodes)
+    valid = [p for p, cut in enumerate(graph.cuts(BATCH)) if cut.reason is None and 0 < p < end]
+    assert len(valid) >= 2
+    whole = copy.deepcopy(model).train(training)
+    expected = whole(x)
+    for position in valid:
+        graph.model = copy.deepcopy(model).train(training)
+        first, second = graph.stage(0, position, training=training), graph.stage(position, end, training=training)
+        assert torch.equal(second(*first(x))[0], expected)
+        owned = {*graph.owned(0, position), *graph.owned(position, end)}
+        assert owned == graph.model.state_dict().keys()
+        for name, tensor in whole.state_dict().items():
+            assert torch.equal(graph.model.state_dict()[name], tensor), name
+
+
+def test_what_a_layer_takes_from_the_model_stays_with_it() -> None:
+    graph = graph_of(Normalising())
+    reasons = {name: cut.reason for name, cut in zip(graph.names, graph.cuts(BATCH), strict=False)}
+    assert reasons["batch_norm"] == "mean belongs to the layers behind it"
+    scaled = graph_of(LayerScale())
+    assert scaled.names == ["a", "b", "scale", "mul"]  # not before the layers that it does not need
+    assert [cut.reason is None for cut in scaled.cuts(BATCH)] == [True, True, True, False, True]
+
+
+class Odd(nn.Module):
+    """Its forward does this."""
+
+    def __init__(self, does: Any, **attributes: Any) -> None:
+        super().__init__()
+        self.does, self.out = does, nn.Linear(8, 3)
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.does(self, x.mean((1, 2))))
+        return out
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [(Odd(lambda m, x: x + torch.rand(8)), "draws random numbers in Python code"),
+     (Odd(lambda m, x: x if random.random() < 0.5 else -x), "draws random numbers in Python code"),
+     (Odd(lambda m, x: torch.zeros(8).add_(x.mean(0)) + x), "add_ changes in place a tensor that forward makes"),
+     (Odd(lambda m, x: x + m.a * 2, a=torch.ones(8, device="meta")), "no parameter and no buffer"),
+     (Odd(lambda m, x: x.nonsense()), "no attribute 'nonsense'$"),
+     (Odd(lambda m, x: x * len(range(x.size(0)))), "an if or a loop")],
+    ids=["torch", "python", "in place", "attribute", "mistake", "loop"],
+)  # fmt: skip
+def test_what_a_trace_cannot_hold_is_refused_in_words(model: nn.Module, words: str) -> None:
+    state, states = torch.get_rng_state(), random.getstate()
+    with pytest.raises(UsageError, match=words):
+        graph_of(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert random.getstate() == states
+
+
+def test_a_micro_batch_that_is_too_small_for_the_model_is_refused_in_words() -> None:
+    graph = graph_of(Tied())
+    with pytest.raises(UsageError) as caught:
+        graph.cuts(1)
+    assert str(caught.value).startswith("model m fails on a micro-batch of 1 sample: Expected more than 1 value per")
+    assert str(caught.value).endswith("; give fewer --microbatches or a larger --batch-size")
+    assert "\n" not in str(caught.value)
+
+
 def sgd(weights: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(weights, 0.1, momentum=0.9)
 
@@ -208,3 +323,9 @@ def test_what_a_profile_says_is_kept_for_backward_is_what_autograd_keeps() -> No
     measured = sum(size for place, (size, _) in saved.items() if place not in own)
     assert out.requires_grad
     assert predicted == pytest.approx(measured, rel=0.02)
+
+
+def test_a_graph_is_walked_while_torch_only_infers() -> None:
+    graph = graph_of(WithConstants())
+    with torch.inference_mode():
+        assert graph.walk(BATCH, training=False).forms[graph.output.name].shape == (BATCH, 3)

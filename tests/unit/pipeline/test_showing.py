@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.pipeline import showing
@@ -66,6 +68,8 @@ def test_one_at_a_time_takes_the_sum_of_all_stages() -> None:
         "Idle in theory, as one stage works at a time: (2 - 1) / 2 = 50 % of their time.",
     ]
     assert showing.heading(plan).endswith("of 1 sample, schedule one-at-a-time; cut by the number of layers")
+    best = showing.heading(replace(plan, how="measured"))
+    assert best.endswith("schedule one-at-a-time; cut where a micro-batch is through fastest")
     assert showing.bars(plan)[-1].endswith("(messages are taken to cost nothing: see --bandwidth)")
 
 

@@ -105,6 +105,15 @@ def test_stages_stand_beside_their_plan(study: Study) -> None:
     assert row["peak_rss_bytes"] == 310 * 10**6
 
 
+def test_a_plan_for_which_nothing_was_run_is_not_drawn(tmp_path: Path) -> None:
+    write_pipeline(tmp_path / "a", Stages((0.01, 0.02), send=0.001, planned=0.0), [1.0] * 9)
+    chart = drawn(read_study([tmp_path]), "pipeline-cut")
+    names = {axis: [trace["name"] for trace in chart.figure["data"] if trace["xaxis"] == axis]
+             for axis in ("x", "x2", "x3")}  # fmt: skip
+    assert names == {"x": ["measured", "measured: sending"], "x2": ["measured"], "x3": ["counted"]}
+    assert {row["planned_memory_bytes"] for row in chart.rows} == {None}
+
+
 def test_without_pipelines_there_are_none_of_these_charts(tmp_path: Path) -> None:
     write_run(tmp_path / "a", steady(0.1, 12), workers=2)
     found = read_study([tmp_path])

@@ -1,0 +1,124 @@
+"""Tracing a model's forward with torch.fx, which leaves the model and the random generators as they were."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# While torch.fx traces a model, calls of modules in other threads go astray.
+TRACING = threading.RLock()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What forward does. The constants are tensors that it makes without the images; they are not the model's."""
+
+    graph: fx.Graph
+    constants: dict[str, Tensor]
+    sets: bool  # whether it sets attributes of the model
+    draws: bool  # whether it draws random numbers that are not in the graph, and so would always be the same
+
+    def module(self, root: nn.Module, graph: fx.Graph, device: str) -> fx.GraphModule:
+        """A module that runs this graph, or a part of it, on the root's layers."""
+        vars(root).update({name: constant.to(device) for name, constant in self.constants.items()})
+        try:
+            return fx.GraphModule(root, graph)
+        finally:
+            for name in self.constants:
+                del vars(root)[name]
+
+
+class _Tracer(fx.Tracer):
+    proxy_buffer_attributes = True  # or what is computed from buffers alone is not in the graph
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Callable[..., Any], list[Any]]:
+        """Forward is called with images alone: what else it takes has its default."""
+        del is_module, concrete_args
+        first, *others = list(inspect.signature(root_fn).parameters.values())[1:]
+        needed = [p for p in others if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        return root_fn, [self.root, *(self.create_proxy("placeholder", p.name, (), {}) for p in (first, *needed))]
+
+
+class _Draws(TorchDispatchMode):
+    """Sees this thread draw random numbers: the generator's state is of all threads."""
+
+    seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen |= torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
+def traced(model: nn.Module) -> Trace:
+    """Whatever forward raises is raised."""
+    constants, draws = dict[str, Tensor](), _Draws()  # type: ignore[no-untyped-call]
+    with TRACING:
+        before, state = [(module, _contents(module)) for module in model.modules()], _random_state()
+        try:
+            with draws:
+                graph = _Tracer().trace(model)
+            for node in graph.nodes:
+                made = vars(model).get(str(node.target)) if node.op == "get_attr" else None
+                if isinstance(made, Tensor) and str(node.target) not in before[0][1][0]:
+                    constants[str(node.target)] = made
+        finally:
+            for name in constants:
+                del vars(model)[name]
+            sets = sum(_put_back(module, tables) for module, tables in before) > 0
+            drawn = draws.seen or repr(_random_state()[1:]) != repr(state[1:])
+            if drawn:
+                torch.set_rng_state(state[0])
+                random.setstate(state[1])
+                np.random.set_state(state[2])
+    _move_to_users(graph)
+    return Trace(graph, constants, sets, drawn)
+
+
+def _random_state() -> tuple[Tensor, Any, Any]:
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+
+def _contents(module: nn.Module) -> list[dict[str, Any]]:
+    return [dict(table) for table in (vars(module), module._parameters, module._buffers, module._modules)]
+
+
+def _put_back(module: nn.Module, contents: list[dict[str, Any]]) -> bool:
+    """Whether something had to be."""
+    changed, own = False, contents[0]
+    if not _same(vars(module), own):
+        vars(module).clear()
+        vars(module).update(own)
+        changed = True
+    for name, table in zip(("_parameters", "_buffers", "_modules"), contents[1:], strict=True):
+        if not _same(own[name], table):
+            own[name].clear()
+            own[name].update(table)
+            changed = True
+    return changed
+
+
+def _same(now: dict[str, Any], then: dict[str, Any]) -> bool:
+    return now.keys() == then.keys() and all(now[key] is value for key, value in then.items())
+
+
+def _move_to_users(graph: fx.Graph) -> None:
+    """What takes a tensor of the model goes to just before the first that uses it."""
+    moved: set[fx.Node] = set()
+    for node in list(graph.nodes):
+        if node.op == "get_attr" and not node.users:
+            graph.erase_node(node)
+        for source in node.all_input_nodes:
+            if source.op == "get_attr" and source not in moved:
+                moved.add(source)
+                node.prepend(source)
