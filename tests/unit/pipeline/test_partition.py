@@ -1,4 +1,4 @@
-"""The best cut, against trying them all; examples whose answer is evident; what errors say."""
+"""The best cut, against trying them all; examples whose answer is evident; what a plan is."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from math import inf
-from typing import Any
 
 import pytest
+from made_up_profiles import best, chain, node
 
 from paceline.errors import UsageError
 from paceline.pipeline.partition import (
-    Cut,
     Device,
     Node,
     Plan,
@@ -30,37 +29,6 @@ from paceline.pipeline.schedule import in_flight
 from paceline.pipeline.sizes import in_bytes
 
 SCHEDULES = ("one-at-a-time", "gpipe", "1f1b")
-
-
-def node(name: str, seconds: float = 1.0, **more: Any) -> Node:
-    values: dict[str, Any] = dict.fromkeys(Node.__dataclass_fields__, 0)
-    return Node(**values | {"name": name, "forward": seconds, "kept": frozenset()} | more)
-
-
-def chain(
-    seconds: Sequence[float],
-    outputs: Sequence[int] | None = None,
-    skips: Iterable[tuple[int, int]] = (),
-    forbidden: dict[int, str] | None = None,
-    nodes: Sequence[Node] | None = None,
-    base: int = 0,
-) -> Profile:
-    """Nodes in a row: node i makes storage i of outputs[i] bytes for node i + 1, and for those that skips lead to."""
-    count = len(seconds)
-    sizes = tuple(outputs or [0] * count)
-    edges = {(i, i + 1) for i in range(count - 1)} | set(skips)
-    cuts = []
-    for position in range(count + 1):
-        crossing = sorted({a for a, b in edges if a < position <= b})
-        size = sum(sizes[a] for a in crossing)
-        names = tuple(f"n{a}" for a in crossing)
-        cuts.append(Cut(size, size, (forbidden or {}).get(position), names, frozenset(crossing)))
-    made = nodes or [node(f"n{i}", each) for i, each in enumerate(seconds)]
-    return Profile(tuple(made), tuple(cuts), sizes, base, micro_size=4)
-
-
-def best(profile: Profile, *devices: Device, bandwidth: float | None = None, schedule: str = "1f1b") -> Plan:
-    return find(profile, devices, schedule, 4, bandwidth, recompute=False)
 
 
 # Against brute force
@@ -340,62 +308,6 @@ def test_a_cut_is_found_by_the_name_of_a_layer_or_of_what_it_is_in() -> None:
         "no layer of the model is called 'layer2.conv'; did you mean 'layer10.conv'? (it can be cut after stem.conv, "
         "layer1.0.conv, layer1.1.conv, layer10.conv)"
     )
-
-
-# Errors
-
-
-def test_too_many_stages_says_how_many_are_possible_and_why() -> None:
-    profile = chain([1.0] * 6, forbidden={1: "x is changed in place", 2: "x is changed in place", 4: "no tensor"})
-    with pytest.raises(UsageError) as caught:
-        best(profile, *[Device()] * 4)
-    assert str(caught.value) == (
-        "4 stages: the model has 6 layers and can be cut into up to 3 stages; not elsewhere, because x is changed in "
-        "place (2 places), no tensor (1 place). Use fewer stages"
-    )
-    for equal in (equal_layers, equal_parameters):
-        with pytest.raises(UsageError, match="up to 3 stages"):
-            equal(profile, 4)
-
-
-def test_too_little_memory_says_where_how_much_and_what_to_do() -> None:
-    nodes = [node(f"n{i}", weight_bytes=2 * 10**6, gradient_bytes=10**6, internal_bytes=10**6) for i in range(4)]
-    profile = chain([1.0] * 4, nodes=nodes, base=5 * 10**6)
-    with pytest.raises(UsageError) as caught:
-        find(profile, [Device(memory=26 * 10**6), Device(memory=10 * 10**6)], "gpipe", 4, None, False)
-    assert str(caught.value) == (
-        "no cut into 2 stages fits the memory: stage 1 has 10.0 MB and needs at best 12.0 MB, 2.00 MB more than it has "
-        "(base 5.00 MB, weights 2.00 MB, gradients 1.00 MB, activations 4.00 MB). What may help: --recompute, which "
-        "would be enough; --schedule 1f1b, which would be enough; smaller micro-batches (more --microbatches, or a "
-        "lower --batch-size); more stages; more memory"
-    )
-    with pytest.raises(UsageError, match="--recompute, which alone is not enough; smaller micro-batches"):
-        find(profile, [Device(memory=10 * 10**6), Device(memory=10 * 10**6)], "1f1b", 4, None, False)
-
-
-def test_a_process_that_does_not_fit_even_without_layers_is_told_apart() -> None:
-    profile = chain([1.0] * 4, base=5 * 10**6)
-    with pytest.raises(UsageError, match=r"stage 0 has 4\.00 MB .* without any layer, needs more than it has: give it"):
-        best(profile, Device(memory=4 * 10**6), Device())
-
-
-def test_a_given_cut_is_checked() -> None:
-    nodes = [node(f"n{i}", weight_bytes=100) for i in range(4)]
-    profile = chain([1.0] * 4, nodes=nodes, forbidden={2: "x is changed in place"})
-    devices = [Device(), Device(memory=250)]
-
-    def given(*positions: int) -> Plan:
-        return plan_at(profile, positions, devices, "1f1b", 4, None, False, "given")
-
-    check_fits(given(3), devices)
-    with pytest.raises(UsageError, match=r"^this cut into 2 stages does not fit the memory: stage 1 .* another cut"):
-        check_fits(given(1), devices)
-    with pytest.raises(UsageError, match=r"^the model cannot be cut between n1 and n2: x is .* after n0 or after n2$"):
-        given(2)
-    with pytest.raises(UsageError, match=r"^2 cuts make 3 stages, and 2 are asked for: give 1"):
-        given(1, 3)
-    with pytest.raises(UsageError, match="would leave a stage without layers"):
-        given(4)
 
 
 def test_a_plan_survives_json() -> None:
