@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from itertools import pairwise
 
 import pytest
@@ -31,38 +30,55 @@ def test_ranks_need_not_be_neighbours_nor_all() -> None:
     assert all(a == b for a, b in pairwise(found))
 
 
+class Clock:
+    """Time that passes only where a message is under way."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
 class Slow:
     """A link of so many bytes a second, each way, before a communicator."""
 
-    def __init__(self, comm: Comm, speed: float, late: float = 0.0) -> None:
-        self.comm, self.speed, self.late = comm, speed, late
+    def __init__(self, comm: Comm, speed: float, late: float, clock: Clock) -> None:
+        self.comm, self.speed, self.late, self.clock = comm, speed, late, clock
         self.sent = list[int]()
         self.rank, self.recv, self.broadcast = comm.rank, comm.recv, comm.broadcast
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> None:
-        time.sleep(tensor.nbytes / self.speed + (self.late if len(self.sent) == 3 else 0.0))
+        self.clock.now += tensor.nbytes / self.speed + (self.late if len(self.sent) == 3 else 0.0)
         self.sent.append(tensor.numel())
         self.comm.send(tensor, to, tag)
 
 
-def over_slow(comm: Comm, speed: float, late: float = 0.0) -> tuple[float, float, int]:
-    """The speed that is found, how long that takes, and the longest message."""
-    slow, start = Slow(comm, speed, late), time.perf_counter()
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(link, "time", made)
+    return made
+
+
+def over_slow(comm: Comm, speed: float, late: float, clock: Clock) -> tuple[float, int]:
+    """The speed that is found, and the longest message."""
+    slow = Slow(comm, speed, late, clock)
     found = link.bandwidth(slow, 0, 1)  # type: ignore[arg-type]
-    return found, time.perf_counter() - start, max(slow.sent, default=0)
+    return found, max(slow.sent, default=0)
 
 
 @pytest.mark.parametrize("speed", [0.2e6, 1.25e6, 12.5e6, 125e6])
-def test_a_slow_link_is_measured_well_and_takes_no_longer(speed: float) -> None:
-    for found, seconds, _ in ThreadWorld(3).run(over_slow, speed=speed):
-        assert 0.5 * speed < found < 1.05 * speed
-        assert seconds < 2.5
+def test_a_slow_link_is_measured_well_and_in_little_time(speed: float, clock: Clock) -> None:
+    for found, _ in ThreadWorld(3).run(over_slow, speed=speed, late=0.0, clock=clock):
+        assert found == pytest.approx(speed)
+    assert clock.now < 2.5  # of the link's own time
 
 
-def test_one_round_that_took_long_is_no_slow_link() -> None:
+def test_one_round_that_took_long_is_no_slow_link(clock: Clock) -> None:
     """The fourth message is the first that is timed and counts; longer ones are tried all the same."""
-    [(found, _, longest), _] = ThreadWorld(2).run(over_slow, speed=125e6, late=0.1)
-    assert found > 0.5 * 125e6
+    [(found, longest), _] = ThreadWorld(2).run(over_slow, speed=125e6, late=0.1, clock=clock)
+    assert found == pytest.approx(125e6)
     assert longest == link.LONGEST
 
 
