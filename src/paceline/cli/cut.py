@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from paceline.training.planning import plan_cut
 
     progress = Progress(sys.stderr)
-    plan, _ = plan_cut(spec, progress, link)
+    plan = plan_cut(spec, progress, link)
     progress.done()
     print(json.dumps(plan.as_dict()) if args.json else "\n".join(showing.lines(plan)))
     return 0

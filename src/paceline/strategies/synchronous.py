@@ -25,6 +25,17 @@ class Options:
     micros: int = 1  # of sequential, of a batch of this size
     batch_size: int = 1
 
+    def parallel(self, model: nn.Module, comm: Comm, riders: int = 0) -> DataParallel:
+        return DataParallel(
+            model,
+            comm,
+            self.averaging,
+            bucket_mb=self.bucket_mb,
+            overlap=self.overlap,
+            sync_batchnorm=self.sync_batchnorm,
+            riders=riders,
+        )
+
 
 RIDERS = 3
 
@@ -37,16 +48,7 @@ class Synchronous(Strategy):
         self.options, self._steps = options, 0
 
     def setup(self) -> None:
-        o = self.options
-        self.parallel = DataParallel(
-            self.model,
-            self.comm,
-            o.averaging,
-            bucket_mb=o.bucket_mb,
-            overlap=o.overlap,
-            sync_batchnorm=o.sync_batchnorm,
-            riders=RIDERS,
-        )
+        self.parallel = self.options.parallel(self.model, self.comm, RIDERS)
         self.buckets, self.overlap = self.parallel.buckets, self.parallel.overlap
 
     def step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:

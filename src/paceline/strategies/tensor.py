@@ -50,15 +50,7 @@ class TensorParallel(Strategy):
         """The shards begin with the same values of what is not split; the replicas with the same values of all."""
         broadcast_state(self._alike(), self.shards_comm)
         if self.replicas_comm.size > 1:
-            o = self.options
-            self.parallel = DataParallel(
-                self.model,
-                self.replicas_comm,
-                o.averaging,
-                bucket_mb=o.bucket_mb,
-                overlap=o.overlap,
-                sync_batchnorm=o.sync_batchnorm,
-            )
+            self.parallel = self.options.parallel(self.model, self.replicas_comm)
 
     def step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:
         self.optimizer.zero_grad(set_to_none=True)

@@ -188,7 +188,7 @@ def _agree_on_cuts(job: Job, graph: Graph) -> list[int]:
     def make() -> dict[str, Any]:
         try:
             speed = devices[spec.grid.spot(planner).stage].speed
-            made = make_plan(spec, graph, link, speed=speed)[0] if comm.rank == planner else None
+            made = make_plan(spec, graph, link, speed=speed) if comm.rank == planner else None
             return {"plan": made.as_dict()} if made else {}
         except UsageError as error:
             return {"error": str(error)}

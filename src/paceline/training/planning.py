@@ -21,7 +21,7 @@ from paceline.pipeline.devices import stage_devices
 from paceline.pipeline.graph import Graph, trace
 from paceline.pipeline.link import bandwidths, local_bandwidth
 from paceline.pipeline.partition import after_layers, check_fits, equal_layers, equal_parameters, find, plan_at
-from paceline.pipeline.plan import Plan, Profile
+from paceline.pipeline.plan import Plan
 from paceline.pipeline.profile import count, measure
 from paceline.pipeline.resident import give_back_memory, resident_bytes
 from paceline.spec import RunSpec, check_data
@@ -53,7 +53,7 @@ def micro_size(spec: RunSpec) -> int:
 
 def make_plan(
     spec: RunSpec, graph: Graph, link: float | None, told: Told = _untold, *, run: bool = False, speed: float = 1.0
-) -> tuple[Plan, Profile]:
+) -> Plan:
     """The plan that the spec asks for. Every node is run where times or memory are asked for, or with `run`.
 
     `speed` is this machine's: what is measured on a slow one takes less time on one of speed 1.
@@ -77,7 +77,7 @@ def make_plan(
     else:
         profile = count(graph, micro_size(spec))
     if spec.cut == "measured":
-        return find(profile, devices, *rest), profile
+        return find(profile, devices, *rest)
     ways: dict[str, Callable[[], Sequence[int]]] = {
         "layers": lambda: equal_layers(profile, len(devices)),
         "parameters": lambda: equal_parameters(profile, len(devices)),
@@ -86,7 +86,7 @@ def make_plan(
     positions = ways.get(spec.cut, lambda: after_layers(profile, names))()
     plan = plan_at(profile, positions, devices, *rest, spec.cut if spec.cut in ways else "given")
     check_fits(plan, devices)
-    return plan, profile
+    return plan
 
 
 def measure_link(spec: RunSpec, comm: Comm) -> float | None:
@@ -95,7 +95,7 @@ def measure_link(spec: RunSpec, comm: Comm) -> float | None:
     return min(bandwidths(comm, stages), default=None)
 
 
-def plan_cut(spec: RunSpec, told: Told, link: float | None = None) -> tuple[Plan, Profile]:
+def plan_cut(spec: RunSpec, told: Told, link: float | None = None) -> Plan:
     """A plan without training, made by this process alone, as if all stages were on its machine.
 
     Without `link` its own speed of messages between processes is measured.
