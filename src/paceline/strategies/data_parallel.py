@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -48,6 +49,10 @@ class DataParallel:
         self.buckets = GradientBuckets(
             self.model.parameters(), comm, AVERAGINGS[averaging], int(bucket_mb * 2**20), riders
         )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's output. Calling the model itself does the same."""
+        return self.model(*args, **kwargs)
 
     def backward(self, loss: Tensor | None, share: float | None = None) -> None:
         """Leave in every .grad the gradient of the sum of all ranks' share × loss.
