@@ -38,7 +38,7 @@ def rank(way: str, number: int, size: int) -> None:
     ready = Prepare(torch.float32, torch.device("cpu"))
     kept: list[np.ndarray[tuple[int, ...], np.dtype[np.generic]]] = []
     data = load("cifar10", prepared=True)
-    sampler = Sampler(50_000, 128, number, size)
+    sampler = Sampler(50_000, 128 * size, number, size)
     if way == "mapped":
         comm = SingleComm()
         comm.rank, comm.size = number, size
@@ -51,7 +51,7 @@ def rank(way: str, number: int, size: int) -> None:
         kept = [images.astype(np.float32) / 255 if way == "floats" else images, labels]
         del records, images
         for numbers in sampler:
-            ready.test(torch.from_numpy(kept[0][numbers.numpy()]))
+            ready.test(torch.from_numpy(kept[0][numbers]))
     print("ready", flush=True)
     sys.stdin.readline()
 

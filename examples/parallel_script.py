@@ -28,7 +28,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
 comm = paceline.connect()  # changed: find the other ranks
 parallel = paceline.DataParallel(model, comm)  # changed: start from rank 0's weights
-sampler = paceline.Sampler(len(labels), BATCH // comm.size, comm.rank, comm.size)  # changed: this rank's samples
+sampler = paceline.Sampler(len(labels), BATCH, comm.rank, comm.size)  # changed: this rank's samples
 
 for epoch in range(2):
     for step, batch in enumerate(sampler):  # changed

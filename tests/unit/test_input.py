@@ -53,7 +53,7 @@ def test_ranks_together_see_what_one_sees_augmentation_included(
     make: Callable[[Dataset, Comm], Input], size: int
 ) -> None:
     ((alone, test),) = on_all(1, own, 12)
-    ranks = on_all(size, make, 12 // size)
+    ranks = on_all(size, make, 12)
     for epoch in range(2):
         for step, whole in enumerate(alone[epoch]):
             parts = [epochs[epoch][step] for epochs, _ in ranks]

@@ -102,7 +102,9 @@ def _prepare_whole(job: Job, data: DataInfo) -> Prepared:
 def _run_epochs(job: Job, strategy: Strategy, source: Input, summary: Summary) -> bool:
     """All epochs, and back to the best one where there is a validation set; true if a rank wanted to stop."""
     spec = job.spec
-    sampler = Sampler(len(source.numbers["train"]), spec.batch_size, source.reader, source.readers, spec.seed)
+    sampler = Sampler(
+        len(source.numbers["train"]), spec.batch_size * source.readers, source.reader, source.readers, spec.seed
+    )
     total_steps = spec.steps or spec.epochs * len(sampler)
     best: dict[str, Tensor] | None = None
     for epoch in range(-(-total_steps // len(sampler))):

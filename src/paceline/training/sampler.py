@@ -16,16 +16,28 @@ _SHUFFLE, _HOLD_OUT = 0, 1
 
 
 class Sampler:
-    """Yields this rank's indices of each global batch; every sample comes exactly once an epoch.
+    """Yields the indices of this rank's part of each global batch: a batch sampler for DataLoader, or for a plain loop.
 
-    The last batch of an epoch is divided as evenly as the others, so some ranks may get none of it: they get an empty
-    tensor, and `share` says what part of the global batch a rank has in a step.
+        sampler = Sampler(len(dataset), 64, comm.rank, comm.size)
+        for step, (images, labels) in enumerate(DataLoader(dataset, batch_sampler=sampler)):
+            ...
+            parallel.backward(loss, sampler.share(step))
+
+    The order of samples is part of the interface. Epoch e visits them in the order
+    `np.random.default_rng([seed, 0, e]).permutation(samples)`, whatever the number of ranks. Step s has the positions
+    [s·B, (s+1)·B) of that order, B being the global batch; the last step of an epoch may have fewer. Of a step's c
+    samples, rank r of N has the positions [⌊c·r/N⌋, ⌊c·(r+1)/N⌋).
+
+    If the last step has fewer samples than there are ranks, some ranks have a share of 0. They get the step's first
+    sample, so that their models have something to compute with, and `DataParallel.backward` ignores the loss.
     """
 
-    def __init__(self, samples: int, batch_size: int, rank: int = 0, size: int = 1, seed: int = 0) -> None:
-        if samples < 1 or batch_size < 1:
-            raise UsageError(f"{samples} samples in batches of {batch_size}: both must be at least 1")
-        self.samples, self.global_batch = samples, batch_size * size
+    def __init__(self, samples: int, global_batch: int, rank: int = 0, size: int = 1, seed: int = 0) -> None:
+        if samples < 1 or global_batch < 1:
+            raise UsageError(f"{samples} samples in global batches of {global_batch}: both must be at least 1")
+        if not 0 <= rank < size:
+            raise UsageError(f"rank {rank} of {size}: ranks are numbered from 0 to size - 1")
+        self.samples, self.global_batch = samples, global_batch
         self.rank, self.size, self.seed, self.epoch = rank, size, seed, 0
 
     def __len__(self) -> int:
@@ -37,7 +49,7 @@ class Sampler:
         return min(self.global_batch, self.samples - step * self.global_batch)
 
     def share(self, step: int) -> float:
-        """This rank's part of the global batch."""
+        """This rank's part of the global batch; 0 if it has no samples in this step."""
         count = self.global_count(step)
         return len(share(count, self.size, self.rank)) / count
 
@@ -45,14 +57,16 @@ class Sampler:
         """The epoch's shuffle of all samples."""
         return shuffle(self.samples, self.seed, self.epoch)
 
-    def __iter__(self) -> Iterator[Tensor]:
-        """This rank's indices, step by step; then the next epoch's turn has come."""
+    def __iter__(self) -> Iterator[list[int]]:
+        """This rank's indices, step by step. The next iteration is the next epoch; assign to `epoch` to choose one."""
         order = self.order()
         self.epoch += 1
         for step in range(len(self)):
-            yield self.of_rank(order, step, self.rank)
+            own = self.of_rank(order, step, self.rank)
+            yield own.tolist() or [int(order[step * self.global_batch])]
 
     def of_rank(self, order: Tensor, step: int, rank: int) -> Tensor:
+        """The samples of one rank in a step; none if its share is 0."""
         start = step * self.global_batch
         part = share(self.global_count(step), self.size, rank)
         return order[start + part.start : start + part.stop]
