@@ -26,6 +26,8 @@ class Summary:
     lost, returns to snapshots, messages that servers dropped; by rank, gradients applied, seconds spent waiting and
     the processor's seconds that training took.
 
+    `disturbed` says why its times are not to be compared with others', where other programs used its processors.
+
     Where `compute` is not `real` but emulated:…, nothing was trained: there are no losses and accuracies, and times are
     those of ranks that waited `compute_seconds` for each batch instead of computing, and sent gradients that are
     `shrink` times smaller than those of the model's `parameters`.
@@ -57,6 +59,7 @@ class Summary:
     recompute: bool = False
     error: str | None = None
     failed_rank: int | None = None
+    disturbed: str | None = None
     steps: int = 0
     parameters: int | None = None
     threads: int | None = None
@@ -240,6 +243,11 @@ class NodeSample:
 
     `cpu` is how many cores were busy on average since the sample before; `run_cpu` and `run_memory_bytes` are of the
     run's ranks on this node alone. `gpus` are all of the machine, whoever uses them.
+
+    Of the whole machine, also in the lab: `machine_cpu` is how many cores its processes used (interrupts left out),
+    `steal` how many cores the hypervisor withheld from it, `pressure` the part of the time in which some process waited
+    for a core. `preemptions` is how often a second the kernel took a core from a main thread of the run (in the lab, of
+    the node).
     """
 
     time: float
@@ -249,11 +257,18 @@ class NodeSample:
     run_memory_bytes: int | None = None
     interfaces: dict[str, Traffic] = field(default_factory=dict)
     gpus: tuple[Gpu, ...] = ()
+    machine_cpu: float | None = None
+    steal: float | None = None
+    pressure: float | None = None
+    preemptions: float | None = None
 
 
 @dataclass(frozen=True)
 class Node:
-    """node_NAME.jsonl: a node and its samples. In the lab (`own_processes`) CPU and memory are its processes' alone."""
+    """node_NAME.jsonl: a node and its samples. In the lab (`own_processes`) CPU and memory are its processes' alone.
+
+    Nodes with the same `machine` share its processors.
+    """
 
     name: str
     cores: int | None
@@ -262,6 +277,7 @@ class Node:
     clock: str
     own_processes: bool
     samples: list[NodeSample]
+    machine: str | None = None
 
 
 def read_samples(path: Path) -> list[NodeSample]:

@@ -51,6 +51,16 @@ def test_cores_that_wait_or_are_stolen_are_not_busy() -> None:
     assert counters.busy_seconds(STAT) == (1000 + 20 + 300 + 5 + 60) / TICKS
 
 
+def test_what_tells_of_other_programs_is_read_from_its_own_column() -> None:
+    assert counters.process_seconds(STAT) == (1000 + 20 + 300) / TICKS
+    assert counters.stolen_seconds(STAT) == 7000 / TICKS
+    assert counters.waited_seconds(
+        b"some avg10=51.05 avg60=4.0 avg300=3.1 total=266471080\nfull avg10=0 total=7\n"
+    ) == (266.47108)
+    status = b"Name:\tpython\nThreads:\t9\nvoluntary_ctxt_switches:\t796\nnonvoluntary_ctxt_switches:\t31\n"
+    assert counters.preemptions(status) == 31
+
+
 def test_memory_is_what_a_new_process_could_not_have() -> None:
     assert counters.memory(MEMINFO) == (16000 * 1024, 10000 * 1024)
 

@@ -35,6 +35,8 @@ class Doubt:
 def check_run(run: Run) -> Iterator[Doubt]:
     """What one run shows about itself."""
     name, summary, x = run.folder.name, run.summary, run.step_seconds
+    if run.disturbed:
+        yield Doubt("disturbed", name, f"{run.disturbed} while it trained: do not compare its times")
     if humps := two_humps(x):
         text = (
             f"its steps take either about {humps.fast:.3g} s or about {humps.slow:.3g} s ({humps.part_slow:.0%} of "

@@ -65,11 +65,6 @@ class NodeTraffic:
     packets_out: float
 
 
-def started(run: Run) -> float:
-    """When the first step began, in seconds of the Unix clock."""
-    return min(steps[0].time - steps[0].seconds for steps in run.steps.values() if steps)
-
-
 def roles(run: Run) -> dict[str, str]:
     """What runs on each node, by its name."""
     found: dict[str, list[str]] = {}
@@ -97,7 +92,7 @@ def _counters(run: Run, node: Node) -> Series:
 
 def node_series(run: Run) -> list[NodeSeries]:
     """Every node that was sampled at least twice."""
-    begin, by_node, found = started(run), roles(run), []
+    begin, by_node, found = run.began, roles(run), []
     for name, node in run.nodes.items():
         times = np.array([sample.time for sample in node.samples]) - begin
         if len(times) < 2:
@@ -154,7 +149,7 @@ def _moved(run: Run, node: Node, steps: Sequence[Step]) -> tuple[float, float, f
 
 def rank_series(run: Run, bins: int = 100) -> list[RankSeries]:
     """Every worker's, from the parts of its steps. Within a step they are taken to be in their usual order."""
-    begin, servers = started(run), run.summary.servers
+    begin, servers = run.began, run.summary.servers
     workers = {rank: steps for rank, steps in run.steps.items() if rank >= servers and steps}
     if not workers:
         return []

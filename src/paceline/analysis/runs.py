@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from paceline.analysis.statistics import Series, warm_up
+from paceline.disturbance import disturbance
 from paceline.pipeline.plan import Plan
 from paceline.records import COMPLETED, Node, Summary, read_lines, read_nodes, read_summary
 
@@ -105,6 +106,19 @@ class Run:
         """Whether real workers had to take turns: more of their threads than cores."""
         threads = self.summary.workers * (self.summary.threads or 1)
         return bool(self.cores) and not self.emulated and threads > (self.cores or 0)
+
+    @property
+    def began(self) -> float:
+        """When the first step began, in seconds of the Unix clock."""
+        return min(steps[0].time - steps[0].seconds for steps in self.steps.values() if steps)
+
+    @cached_property
+    def disturbed(self) -> str | None:
+        """Why its times are not to be compared with others', where other programs used its machines' processors: a
+        sentence such as "other processes used 1.6 of 2 cores".
+        """
+        ended = max(steps[-1].time for steps in self.steps.values() if steps)
+        return disturbance(self.nodes.values(), self.began, ended, emulated=self.emulated)
 
     @cached_property
     def warm_up(self) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 PROC = Path("/proc")
 TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
@@ -29,6 +30,28 @@ def busy_seconds(stat: bytes) -> float:
     """/proc/stat: seconds that all cores together have worked; waiting for a disk or a hypervisor is no work."""
     user, nice, system, _idle, _iowait, irq, softirq = map(int, stat.split(b"\n", 1)[0].split()[1:8])
     return (user + nice + system + irq + softirq) / TICKS
+
+
+def process_seconds(stat: bytes) -> float:
+    """/proc/stat: seconds that processes of the whole machine have used. Interrupts are left out: a run's own traffic
+    causes them, and some kernels count them for no process.
+    """
+    return sum(map(int, stat.split(b"\n", 1)[0].split()[1:4])) / TICKS
+
+
+def stolen_seconds(stat: bytes) -> float:
+    """/proc/stat: seconds in which a virtual core had work, and the hypervisor did not run it (steal time)."""
+    return int(stat.split(b"\n", 1)[0].split()[8]) / TICKS
+
+
+def waited_seconds(pressure: bytes) -> float:
+    """/proc/pressure/cpu: seconds in which at least one process of the machine waited for a core."""
+    return int(pressure.split(b"\n", 1)[0].rpartition(b"total=")[2]) / 1e6
+
+
+def preemptions(status: bytes) -> int:
+    """/proc/PID/status: how often the kernel took the core from the process's main thread, which had more to do."""
+    return int(status.rpartition(b"nonvoluntary_ctxt_switches:")[2].split()[0])
 
 
 def memory(meminfo: bytes) -> tuple[int, int]:
@@ -71,35 +94,65 @@ class ProcFile:
         os.close(self._file)
 
 
+class Used(NamedTuple):
+    """What some processes have used: processor seconds and preemptions since they were first looked at; memory now."""
+
+    seconds: float
+    memory_bytes: int
+    preemptions: int
+
+
+class Process:
+    """One process, followed through files that stay open."""
+
+    def __init__(self, folder: Path) -> None:
+        self._stat = ProcFile(folder / "stat")
+        try:
+            self._status = ProcFile(folder / "status")
+        except OSError:
+            self._stat.close()
+            raise
+
+    def read(self) -> tuple[float, int, float, int]:
+        """Processor seconds, bytes in memory, when it began, preemptions."""
+        return *process(self._stat.read()), preemptions(self._status.read())
+
+    def close(self) -> None:
+        self._stat.close()
+        self._status.close()
+
+
 class Processes:
-    """The processor seconds of some processes since this was made, and their memory; one that ends takes none back."""
+    """What some processes have used since this was made; one that ends takes none back."""
 
     def __init__(self, pids: Pids, proc: Path = PROC) -> None:
         self._pids, self._proc = pids, proc
-        self._known: dict[int, tuple[ProcFile, float]] = {}
-        self._seconds, self._looked = 0.0, _since_boot()
+        self._known: dict[int, tuple[Process, float, int]] = {}
+        self._seconds, self._preemptions, self._looked = 0.0, 0, _since_boot()
 
-    def read(self) -> tuple[float, int] | None:
-        """Seconds and bytes; nothing while there are no such processes."""
+    def read(self) -> Used | None:
+        """Nothing while there are no such processes."""
         looked, self._looked, resident = self._looked, _since_boot(), 0
         for pid in {*self._pids(), *self._known}:
-            file, before = self._known.pop(pid, (None, None))
+            file, before, preempted_before = self._known.pop(pid, (None, None, 0))
             try:
-                file = file or ProcFile(self._proc / str(pid) / "stat")
-                seconds, memory_bytes, began = process(file.read())
+                file = file or Process(self._proc / str(pid))
+                seconds, memory_bytes, began, preempted = file.read()
             except OSError:  # it has ended, or is not ours to see
                 if file:
                     file.close()
                 continue
             if before is None:  # what began before we looked last has a past that does not count
-                before = 0.0 if began + 1 / TICKS > looked else seconds
-            self._known[pid] = file, seconds
+                new = began + 1 / TICKS > looked
+                before, preempted_before = (0.0, 0) if new else (seconds, preempted)
+            self._known[pid] = file, seconds, preempted
             self._seconds += max(0.0, seconds - before)
+            self._preemptions += preempted - preempted_before
             resident += memory_bytes
-        return (self._seconds, resident) if self._known else None
+        return Used(self._seconds, resident, self._preemptions) if self._known else None
 
     def close(self) -> None:
-        for file, _ in self._known.values():
+        for file, *_ in self._known.values():
             file.close()
 
 
@@ -171,13 +224,20 @@ def _aligned(length: int) -> int:
 
 @dataclass(frozen=True)
 class Reading:
-    """Seconds are processors', and only their differences mean something; None where a thing cannot be known."""
+    """Seconds and counts of which only differences mean something; None where a thing cannot be known.
+
+    `machine_seconds`, `stolen_seconds` and `waited_seconds` are of the whole machine, also in a node of the lab.
+    """
 
     seconds: float | None
     memory_bytes: int | None
     run_seconds: float | None
     run_memory_bytes: int | None
     interfaces: Interfaces
+    machine_seconds: float | None = None
+    stolen_seconds: float | None = None
+    waited_seconds: float | None = None
+    preemptions: int | None = None
 
 
 class Counters:
@@ -189,6 +249,7 @@ class Counters:
 
     def __init__(self, run: Pids, *, own_processes: bool = False, proc: Path = PROC) -> None:
         self._stat, self._meminfo, self._net = (_opened(proc / name) for name in ("stat", "meminfo", "net/dev"))
+        self._pressure = _opened(proc / "pressure/cpu")
         self._own = Processes(lambda: all_processes(proc), proc) if own_processes else None
         self._run = None if own_processes else Processes(run, proc)
         self._queues: Queues | None = None
@@ -200,20 +261,32 @@ class Counters:
         self.memory_bytes = memory(self._meminfo.read())[0] if self._meminfo else None
 
     def read(self) -> Reading:
+        stat = self._stat.read() if self._stat else None
+        own, run = self._own and self._own.read(), self._run and self._run.read()
         if self._own:
-            seconds, used = self._own.read() or (None, None)
+            seconds, used = (own.seconds, own.memory_bytes) if own else (None, None)
         else:
-            seconds = busy_seconds(self._stat.read()) if self._stat else None
+            seconds = busy_seconds(stat) if stat else None
             used = memory(self._meminfo.read())[1] if self._meminfo else None
-        run_seconds, run_used = (self._run and self._run.read()) or (None, None)
         carried = interfaces(self._net.read()) if self._net else {}
         for name, dropped in self._queues.drops().items() if self._queues else ():
             if name in carried:
                 carried[name]["tx_drops"] += dropped
-        return Reading(seconds, used, run_seconds, run_used, carried)
+        followed = own or run
+        return Reading(
+            seconds,
+            used,
+            run.seconds if run else None,
+            run.memory_bytes if run else None,
+            carried,
+            process_seconds(stat) if stat else None,
+            stolen_seconds(stat) if stat else None,
+            waited_seconds(self._pressure.read()) if self._pressure else None,
+            followed.preemptions if followed else None,
+        )
 
     def close(self) -> None:
-        for each in (self._stat, self._meminfo, self._net, self._own, self._run, self._queues):
+        for each in (self._stat, self._meminfo, self._net, self._pressure, self._own, self._run, self._queues):
             if each:
                 each.close()
 

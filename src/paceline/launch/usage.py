@@ -24,6 +24,9 @@ PERIOD = 0.5
 SHORTEST = 0.1
 # How long the end of a rank waits for the last sample, where the file system hangs.
 LAST_SAMPLE_SECONDS = 5.0
+# Fields of a sample that are rates of a reading's counters, and left out where there is no such counter.
+RATES = {"machine_cpu": "machine_seconds", "steal": "stolen_seconds", "pressure": "waited_seconds",
+                  "preemptions": "preemptions"}  # fmt: skip
 
 
 class NodeUsage:
@@ -72,7 +75,8 @@ class NodeUsage:
     def _sample(self, counters: Counters, gpus: Gpus, lines: LineWriter) -> None:
         count = cores() if self._own_processes else os.cpu_count()
         lines.write("node", schema=SCHEMA, name=self.name, cores=count, memory_bytes=counters.memory_bytes,
-                    period=self._period, clock="unix", own_processes=self._own_processes)  # fmt: skip
+                    period=self._period, clock="unix", own_processes=self._own_processes,
+                    machine=boot_id(self._proc))  # fmt: skip
         samples = Samples(counters, gpus)
         for _ in beats(self._period, self._stop.wait):
             lines.write("sample", **samples.take())
@@ -94,13 +98,14 @@ class Samples:
         reading, before = self._counters.read(), self._last
         self._last, self.taken = (now, reading), self.taken + 1
         elapsed = now - before[0] if before else 0.0
-        sample: dict[str, Any] = {
-            "time": round(when, 6),
-            "cpu": _rate(reading.seconds, before and before[1].seconds, elapsed),
-            "memory_bytes": reading.memory_bytes,
-        }
+
+        def rate(name: str) -> float | None:
+            return _rate(getattr(reading, name), before and getattr(before[1], name), elapsed)
+
+        sample: dict[str, Any] = {"time": round(when, 6), "cpu": rate("seconds"), "memory_bytes": reading.memory_bytes}
+        sample |= {field: rate(name) for field, name in RATES.items() if getattr(reading, name) is not None}
         if reading.run_seconds is not None:
-            sample["run_cpu"] = _rate(reading.run_seconds, before and before[1].run_seconds, elapsed)
+            sample["run_cpu"] = rate("run_seconds")
             sample["run_memory_bytes"] = reading.run_memory_bytes
         if gpus := self._gpus.read():
             sample["gpus"] = gpus
@@ -140,6 +145,14 @@ class RanksHere:
             rows = json.loads(self._path.read_text("utf-8"))["ranks"]
             self._changed, self._pids = changed, {row["pid"] for row in rows if row["host"] == self._host}
         return self._pids
+
+
+def boot_id(proc: Path = PROC) -> str | None:
+    """The same for all nodes of a lab, and all containers, on one machine; None where there is none."""
+    try:
+        return (proc / "sys/kernel/random/boot_id").read_text().strip() or None
+    except OSError:
+        return None
 
 
 def file_name(node: str) -> str:

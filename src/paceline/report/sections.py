@@ -26,6 +26,10 @@ SUMMARY = {
 }
 # By the kind of a doubt: what is wrong, and what to do about it.
 DOUBTS = {
+    "disturbed": (
+        "Other programs used the processors",
+        "Repeat these runs on a machine that does nothing else: differences between their times mean nothing.",
+    ),
     "two-humped": ("The machine was in two states", "Repeat these on a machine that does nothing else."),
     "drift": ("Steps that had not settled", "Make these runs longer; hot or busy machines slow down."),
     "sum": ("Epochs that are longer than their run", "One of the clocks is wrong: do not use these times."),
