@@ -71,7 +71,7 @@ class ToyFlat:
         self._apart = self.weights - images
         return self._apart.square().sum() / 2, len(labels)
 
-    def backward(self, _loss: Tensor, total: int) -> None:
+    def backward(self, _loss: Tensor, _count: int, total: int, *, last: bool) -> None:
         self.gradient.copy_(self._apart.sum(0) / total)
 
     def arrived(self) -> None:

@@ -98,21 +98,6 @@ def test_a_servers_price_grows_with_the_workers_and_a_workers_does_not() -> None
     assert layout.chunks == -(-40_000_000 // CHUNK_BYTES)
 
 
-def test_batch_norm_statistics_are_the_servers_too(tmp_path: Path) -> None:
-    """Buffers ride behind the gradients: with one worker they are what one process would have."""
-    values = served_values("tiny-norm-sgd", 1, strategy="ps-sync", servers=2) | {"sync_batchnorm": False}
-    import parity_cases as cases
-    from safetensors.torch import load_file
-    from worlds import ThreadWorld
-
-    cases.register_tiny_norm()
-    alone = values_for("tiny-norm-sgd", 1, strategy="sequential") | {"sync_batchnorm": False}
-    ThreadWorld(1).run(cases.train_here, folder=str(tmp_path / "alone"), values=alone)
-    _, weights = train_served(values, tmp_path)
-    assert weights["norm1.num_batches_tracked"] == STEPS
-    assert distance(weights, load_file(tmp_path / "alone" / "model.safetensors")) <= 1e-12
-
-
 def test_a_flat_model_computes_in_its_own_memory() -> None:
     model = build("resnet18", (3, 16, 16), 10, None, None).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -122,7 +107,7 @@ def test_a_flat_model_computes_in_its_own_memory() -> None:
     assert all(bool((p == 1).all()) for p in model.parameters())
     images = torch.randn(2, 3, 16, 16)
     loss, _ = flat.forward(images, torch.tensor([1, 2]))
-    flat.backward(loss, 2)
+    flat.backward(loss, 2, 2, last=True)
     assert flat.gradient[: flat.trainable].abs().sum() > 0
 
 

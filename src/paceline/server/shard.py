@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,10 +96,16 @@ class Sum:
 
 
 class Chunk:
-    """Some of the values, their optimizer, and how many updates they have had. The first values stay as they are."""
+    """Some of the values, their optimizer, and how many updates they have had. The first values stay as they are.
 
-    def __init__(self, first: Tensor, trainable: int, make_optimizer: MakeOptimizer) -> None:
+    Behind the `trainable` values are buffers. An update leaves `kept` of each of them, and adds what the workers sent.
+    """
+
+    def __init__(
+        self, first: Tensor, trainable: int, make_optimizer: MakeOptimizer, kept: Tensor | None = None
+    ) -> None:
         self.first, self.values, self.trainable = first, first.clone(), trainable
+        self.kept = torch.ones_like(first[trainable:]) if kept is None else kept
         self.parameters = torch.nn.Parameter(self.values[:trainable])
         self.optimizer = make_optimizer([self.parameters]) if trainable else None
         self.version = 0
@@ -108,7 +114,7 @@ class Chunk:
         self._published: memoryview | None = None
 
     def apply(self, gradient: Tensor, lr: float) -> None:
-        """One update: parameters by the optimizer, buffers by adding their change."""
+        """One update: parameters by the optimizer, buffers by what the workers' sum says."""
         if self.optimizer:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
@@ -116,7 +122,7 @@ class Chunk:
             self.optimizer.step()
             self.parameters.grad = None
         if self.trainable < len(gradient):
-            self.values[self.trainable :] += gradient[self.trainable :]
+            self.values[self.trainable :].mul_(self.kept).add_(gradient[self.trainable :])
         self.version += 1
         self._published = None
 
@@ -150,7 +156,8 @@ class Shard:
 
     With a staleness bound, update c is the sum of its parts, applied when all are there, in the order of c. Without
     (None), each part is an update of its own and applied as it comes; with `adapt` its rate is divided by how many
-    updates its weights had missed (Zhang et al. 2016).
+    updates its weights had missed (Zhang et al. 2016). `kept` says for each chunk how much of its buffers an update
+    leaves: all, by default.
     """
 
     def __init__(
@@ -162,8 +169,12 @@ class Shard:
         *,
         adapt: bool = False,
         updates: float = math.inf,
+        kept: Mapping[int, Tensor] | None = None,
     ) -> None:
-        self.chunks = {number: Chunk(v, trainable, make_optimizer) for number, (v, trainable) in values.items()}
+        self.chunks = {
+            number: Chunk(v, trainable, make_optimizer, kept[number] if kept else None)
+            for number, (v, trainable) in values.items()
+        }
         self.rate, self.staleness, self.adapt, self.updates = rate, staleness, adapt, updates
         self.kept: dict[int, Tensor] = {}
         self.after: Callable[[int], None] = lambda _: None  # called with the number of a chunk that has been updated

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.errors import PacelineError
 
-MAGIC, PROTOCOL = b"PLPS", 1
+MAGIC, PROTOCOL = b"PLPS", 2
 # Words are few: more than this is not from a rank.
 MOST_WORDS = 2**20
 

@@ -118,8 +118,11 @@ class Strategy(ABC):
         loss_sum, correct, count = totals.tolist()
         return Evaluation(loss_sum / count, correct / count)
 
-    def agree(self) -> None:
-        """Make what ranks have each their own of, such as batch-norm's statistics, the same on all of them."""
+    def agree(self, weight: float | None = None) -> None:
+        """Make what ranks have each their own of, such as batch-norm's statistics, the same on all of them.
+
+        `weight` is this rank's part of the mean; by default all have the same.
+        """
         return
 
     def state(self) -> dict[str, Tensor]:

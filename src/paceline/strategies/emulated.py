@@ -60,7 +60,7 @@ class EmulatedSynchronous(Synchronous):
             slot.parameter.grad = slot.view
         self.ready = bucket_times(self.buckets, self.device.timing.ready)
 
-    def agree(self) -> None:
+    def agree(self, weight: float | None = None) -> None:
         """Nothing has changed anywhere."""
 
     def step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:

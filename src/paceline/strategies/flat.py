@@ -13,14 +13,16 @@ from paceline.strategies.base import loss_and_hits
 class FlatModel:
     """Computes gradients of what `weights` holds into `gradient`.
 
-    Behind the parameters come the values of all buffers, such as batch-norm's statistics; behind the gradients their
-    change.
+    Behind the parameters come the values of all buffers, such as batch-norm's statistics. Behind the gradients comes
+    what moves them: an update makes each buffer `kept` × its value + the sum of what all workers send. What they send
+    is weighted by their samples, so that with one set of old values the result is the weighted mean of the workers' new
+    values. A running statistic keeps 1 - momentum: then what a worker sends does not depend on how old its values were.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._buffers = list(model.buffers())
+        self._buffers = sorted(model.buffers(), key=lambda b: not b.is_floating_point())
         self.trainable = sum(p.numel() for p in self._parameters)
         self.length = self.trainable + sum(b.numel() for b in self._buffers)
         dtype = self._parameters[0].dtype
@@ -42,6 +44,8 @@ class FlatModel:
         )
         if self._buffers:
             torch._foreach_copy_(self._stored, self._buffers)
+        self._counts = self.trainable + sum(b.numel() for b in self._buffers if b.is_floating_point())
+        self.kept = _kept(model, self._buffers, dtype)
 
     def arrived(self) -> None:
         """Other values have been put into `weights`."""
@@ -51,8 +55,11 @@ class FlatModel:
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, int]:
         return loss_and_hits(self.model, images, labels)
 
-    def backward(self, loss: Tensor, total: int) -> None:
-        """Leave in `gradient` that of the loss's share of `total` samples, and the buffers' change."""
+    def backward(self, loss: Tensor, count: int, total: int, *, last: bool) -> None:
+        """Leave in `gradient` that of the loss of `count` of an update's `total` samples, and what moves the buffers.
+
+        Whole numbers, such as the number of batches, are moved by the `last` part of an update alone.
+        """
         loss.backward(torch.full_like(loss, 1 / total))
         # Copying what autograd made is cheaper than letting it add to zeros in place.
         made = [p.grad for p in self._parameters if p.grad is not None]
@@ -64,10 +71,25 @@ class FlatModel:
             p.grad = None
         if self._buffers:
             torch._foreach_copy_(self._change, self._buffers)
-            self.gradient[self.trainable :] -= self.weights[self.trainable :]
+            change, old = self.gradient[self.trainable :], self.weights[self.trainable :]
+            constant = (change == old) & (self.kept == 1)  # such as a mask, which may hold infinities
+            change.sub_(self.kept * old).masked_fill_(constant, 0.0)
+            self.gradient[self.trainable : self._counts] *= count / total
+            self.gradient[self._counts :] *= last
             torch._foreach_copy_(self._buffers, self._stored)
 
     def digest(self) -> str:
         """Of the names and shapes, by which two ranks know that they have the same model."""
         shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in self.model.state_dict().items()]
         return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
+
+
+def _kept(model: nn.Module, buffers: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """How much of each value of the buffers an update keeps: all, but of running statistics 1 - momentum."""
+    parts = dict.fromkeys(map(id, buffers), 1.0)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum is not None:
+            parts |= dict.fromkeys(map(id, (module.running_mean, module.running_var)), 1 - module.momentum)
+    return torch.cat(
+        [torch.empty(0, dtype=dtype), *(b.new_full((b.numel(),), parts[id(b)], dtype=dtype) for b in buffers)]
+    )

@@ -44,7 +44,7 @@ class Pipeline(Strategy):
     ) -> None:
         super().__init__(comm, executor.training, optimizer)
         self.executor, self.options, self._steps = executor, options, 0
-        self._evaluations = Meter()
+        self._besides = Meter()
 
     def setup(self) -> None:
         grid = self.options.grid
@@ -126,16 +126,18 @@ class Pipeline(Strategy):
             for loss, hits in self.executor.evaluate(pairs()):
                 totals += torch.tensor([loss, hits, sizes[-1]], dtype=torch.float64)
         self.executor.training.train()
-        self._evaluations = self._evaluations.plus(self._sent()).plus(before, -1)
+        self._besides = self._besides.plus(self._sent()).plus(before, -1)
         if self.spot.stage < self.options.grid.stages - 1:
             totals.zero_()
         self.comm.allreduce(totals)
         loss_sum, correct, count = totals.tolist()
         return Evaluation(loss_sum / count, correct / count)
 
-    def agree(self) -> None:
+    def agree(self, weight: float | None = None) -> None:
         if self.replicas:
-            average_buffers(self.model, self.replicas)
+            before = self._sent()
+            average_buffers(self.model, self.replicas, weight)
+            self._besides = self._besides.plus(self._sent()).plus(before, -1)
 
     def notes(self) -> dict[str, object]:
         exact = self.replicas is None or self.averaging.cost(2, 1).exact
@@ -143,7 +145,7 @@ class Pipeline(Strategy):
 
     def gradient_meter(self) -> Meter:
         """Activations and gradients between stages, and what averaging has sent, in steps."""
-        return self._sent().plus(self._evaluations, -1).plus(self._beginning, -1)
+        return self._sent().plus(self._besides, -1).plus(self._beginning, -1)
 
     def _sent(self) -> Meter:
         mine: Sequence[Comm | None] = (self.executor.comm, self.replicas)

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -13,28 +13,38 @@ from paceline.errors import ReplicaError
 
 def broadcast_state(model: nn.Module, comm: Comm) -> None:
     """Give every rank the weights and buffers of rank 0, one message a dtype."""
-    tensors: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensors.setdefault(tensor.dtype, []).append(tensor.detach())
-    for group in tensors.values():
-        flat = torch.cat([t.reshape(-1) for t in group]).to(comm.device)
+    for flat in _flattened([*model.parameters(), *model.buffers()], comm):
         comm.broadcast(flat)
-        for t, values in zip(group, flat.split([t.numel() for t in group]), strict=True):
-            t.copy_(values.view(t.shape))
 
 
-def average_buffers(model: nn.Module, comm: Comm) -> None:
-    """Make buffers equal: floating ones (batch-norm statistics) by their mean, the others as rank 0 has them."""
+def average_buffers(model: nn.Module, comm: Comm, weight: float | None = None) -> None:
+    """Make buffers equal: floating ones (batch-norm statistics) by their mean, the others as the last rank has them.
+
+    `weight` is this rank's part of the mean; by default each of N ranks has 1/N. The last rank has samples in every
+    step (`layout.share`), so its number of batches is right. Constants, which may be infinite, stay exactly what they
+    are: what is averaged is the difference from the last rank's values.
+    """
     if comm.size == 1:
         return
-    for buffer in model.buffers():
-        flat = buffer.detach().reshape(-1).to(comm.device).clone()
-        if buffer.is_floating_point():
-            comm.allreduce(flat)
-            flat /= comm.size
-        else:
-            comm.broadcast(flat)
-        buffer.copy_(flat.view(buffer.shape))
+    for flat in _flattened(list(model.buffers()), comm):
+        own = flat.clone()
+        comm.broadcast(flat, comm.size - 1)
+        if flat.is_floating_point():
+            change = (own - flat).masked_fill_(own == flat, 0.0).mul_(1 / comm.size if weight is None else weight)
+            comm.allreduce(change)
+            flat.add_(change)
+
+
+def _flattened(tensors: list[Tensor], comm: Comm) -> Iterator[Tensor]:
+    """Their values side by side, one flat tensor a dtype; what is done to it is done to them."""
+    groups: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.dtype, []).append(tensor.detach())
+    for group in groups.values():
+        flat = torch.cat([t.reshape(-1) for t in group]).to(comm.device)
+        yield flat
+        for t, values in zip(group, flat.split([t.numel() for t in group]), strict=True):
+            t.copy_(values.view(t.shape))
 
 
 def digest(tensors: Iterable[Tensor]) -> int:

@@ -13,6 +13,7 @@ from paceline.comm.base import Comm
 from paceline.comm.metered import Meter, MeteredComm
 from paceline.strategies.base import Batch, Evaluation, Laps, StepResult, Strategy, loss_and_hits
 from paceline.strategies.data_parallel import DataParallel
+from paceline.strategies.replicas import average_buffers
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,8 @@ class Synchronous(Strategy):
         self.agree()
         return super().evaluate(batches)
 
-    def agree(self) -> None:
-        self.parallel.average_buffers()
+    def agree(self, weight: float | None = None) -> None:
+        average_buffers(self.model, self.comm, weight)
 
     def notes(self) -> dict[str, object]:
         exact = AVERAGINGS[self.options.averaging].cost(2, 1).exact

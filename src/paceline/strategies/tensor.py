@@ -18,7 +18,7 @@ from paceline.comm.base import Comm
 from paceline.comm.metered import Meter, MeteredComm
 from paceline.strategies.base import Batch, Evaluation, Laps, StepResult, Strategy, loss_and_hits
 from paceline.strategies.data_parallel import DataParallel
-from paceline.strategies.replicas import broadcast_state, check_equal
+from paceline.strategies.replicas import average_buffers, broadcast_state, check_equal
 from paceline.strategies.synchronous import Options
 from paceline.tensor.layers import SplitLayer
 
@@ -92,9 +92,8 @@ class TensorParallel(Strategy):
         check_equal(self._alike(), self.comm, self._steps)
         check_equal(self.model, self.replicas_comm, self._steps)
 
-    def agree(self) -> None:
-        if self.parallel:
-            self.parallel.average_buffers()
+    def agree(self, weight: float | None = None) -> None:
+        average_buffers(self.model, self.replicas_comm, weight)
 
     def notes(self) -> dict[str, object]:
         return {"overlap": self.parallel.overlap.chosen if self.parallel else False, "wire": "opaque"}

@@ -142,7 +142,7 @@ def _run_epoch(
         laps = Laps(last=ended, events=[] if strategy.timeline and summary.steps < TIMELINES else None)
         laps.mark("input")
         lr = learning_rate(spec, summary.steps, len(sampler), total_steps)
-        result = strategy.step(batch, lr, job.stop(), laps)
+        result = _step(strategy, batch, sampler.size, lr, job.stop(), laps)
         seconds, ended = laps.last - ended, laps.last
         summary.steps += 1
         learned.add(result.loss_sum, result.correct, result.count)
@@ -174,6 +174,23 @@ def _run_epoch(
     console.line(f"Time taken: {summary.epoch_seconds[-1]:.2f} s")
     console.line(learned.line())
     return stopped
+
+
+def _step(strategy: Strategy, batch: Batch, shares: int, lr: float, stop: bool, laps: Laps) -> StepResult:
+    """One update. Running statistics move by the mean of what each rank's samples do to them, weighted by the samples.
+
+    Where all ranks have as many, each can go on with its own: running statistics are a linear recursion, so their mean,
+    taken when it is needed, is what a mean after every update would have come to.
+    """
+    uneven = batch.global_count % shares != 0
+    if uneven:
+        strategy.agree()
+        laps.mark("wait")
+    result = strategy.step(batch, lr, stop, laps)
+    if uneven:
+        strategy.agree(len(batch.labels) / batch.global_count)
+        laps.mark("wait")
+    return result
 
 
 def _evaluate(job: Job, strategy: Strategy, source: Input, name: str) -> Evaluation:

@@ -96,11 +96,13 @@ class Server:
 
     def shard(self) -> Shard:
         spec, plan, layout = self.job.spec, self.plan, self.layout
-        values = {}
+        values, kept = {}, {}
         for chunk in layout.of_server(self.job.rank):
             span = layout.span(chunk)
             trainable = min(len(span), max(0, self.flat.trainable - span.start))
             values[chunk] = self.flat.weights[span.start : span.stop], trainable
+            first = span.start + trainable - self.flat.trainable
+            kept[chunk] = self.flat.kept[first : first + len(span) - trainable]
         return Shard(
             values,
             lambda parameters: make_optimizer(spec, parameters),
@@ -108,6 +110,7 @@ class Server:
             spec.staleness,
             adapt=spec.staleness_lr,
             updates=plan.updates,
+            kept=kept,
         )
 
     def serve(self, folder: Path | None, opened: Callable[[Path], object]) -> bool:

@@ -170,7 +170,7 @@ class Work:
         torch.manual_seed(hash((self.seed, part.update, part.slot)) & (2**63 - 1))
         loss, hits = self.flat.forward(batch.images, batch.labels)
         laps.mark("forward")
-        self.flat.backward(loss, part.total)
+        self.flat.backward(loss, len(batch.labels), part.total, last=part.slot == part.slots - 1)
         laps.mark("backward")
         return loss.item(), hits
 
