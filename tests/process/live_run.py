@@ -120,7 +120,7 @@ class LiveRun:
         until("all processes are gone", lambda: not self.living(), 15)
         mine = {name for name in set(os.listdir("/dev/shm")) - self.shared_before if "test" not in name}
         until("shared memory is free", lambda: not mine & set(os.listdir("/dev/shm")), 5)
-        kept = {name for name in os.listdir(self.temporary) if not name.startswith(("torchinductor", "torchelastic"))}
+        kept = {name for name in os.listdir(self.temporary) if not name.startswith("torchelastic")}
         assert kept == set()
         assert not list(Path(tempfile.gettempdir()).glob(f"paceline-{os.getuid()}-*"))
 

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from paceline.errors import UsageError
 from paceline.pipeline.plan import Cut
-from paceline.pipeline.tracing import TRACING, Trace, traced
+from paceline.pipeline.tracing import TRACING, Trace, traced, without_compiler
 
 # What every transport can send; others go as bytes.
 SENT = (torch.float32, torch.float64, torch.int64, torch.int32)
@@ -213,7 +213,7 @@ class Walk(fx.Interpreter):
         self.changed: dict[int, tuple[int, int]] = {}  # storage -> the node that made it, the last that changed it
         self._storages: dict[int, int] = {}
         self._made: dict[int, int] = {}
-        with torch.inference_mode(False), torch.enable_grad(), torch.device("meta"):
+        with torch.inference_mode(False), torch.enable_grad(), torch.device("meta"), without_compiler():
             image = torch.empty(batch, *graph.image, dtype=graph.dtype, device="meta")
             self.run(image.to(memory_format=graph.layout))
         self.forms = {name: self.form(value) for name, value in self.results.items() if isinstance(value, Tensor)}

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import random
+import sys
 import threading
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +19,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # While torch.fx traces a model, calls of modules in other threads go astray.
 TRACING = threading.RLock()
+
+
+@contextmanager
+def without_compiler() -> Iterator[None]:
+    """Keep torch from importing its compiler only to tell it what not to compile.
+
+    Functions wrapped in `torch._disable_dynamo`, such as many of the meta device, do that on their first call. This
+    takes more than a second of processor time and leaves a folder in the temporary directory.
+    """
+    with TRACING:
+        if "torch._dynamo" in sys.modules:
+            yield
+            return
+        stand_in: Any = types.ModuleType("torch._dynamo")
+        stand_in.disable = lambda function, *_, **__: function
+        sys.modules["torch._dynamo"] = vars(torch)["_dynamo"] = stand_in
+        try:
+            yield
+        finally:
+            del sys.modules["torch._dynamo"], vars(torch)["_dynamo"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +77,11 @@ class _Draws(TorchDispatchMode):
     """Sees this thread draw random numbers: the generator's state is of all threads."""
 
     seen = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch asks; on yes it imports its compiler."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen |= torch.Tag.nondeterministic_seeded in func.tags

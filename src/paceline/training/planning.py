@@ -64,8 +64,6 @@ def make_plan(
     devices = stage_devices(spec.stages, spec.memory, spec.speed)
     rest = (spec.schedule, spec.microbatches, link, spec.recompute)
     if run or spec.cut == "measured" or spec.memory:
-        # What torch itself takes is not the model's: its optimizers, for one, import the compiler.
-        make_optimizer(spec, [torch.zeros(1, requires_grad=True)])
         profile = measure(
             graph, micro_size(spec), lambda weights: make_optimizer(spec, weights), resident_bytes(), told
         )

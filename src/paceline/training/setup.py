@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -162,9 +164,22 @@ def memory_layout(spec: RunSpec) -> torch.memory_format:
 
 def make_optimizer(spec: RunSpec, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     assert spec.lr is not None
-    if spec.optimizer == "adam":
-        return torch.optim.Adam(parameters, spec.lr, weight_decay=spec.weight_decay, fused=True)
-    return torch.optim.SGD(parameters, spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)
+    kind, own = (torch.optim.Adam, {}) if spec.optimizer == "adam" else (torch.optim.SGD, {"momentum": spec.momentum})
+    made: torch.optim.Optimizer = _eager(kind)(parameters, spec.lr, weight_decay=spec.weight_decay, fused=True, **own)
+    return made
+
+
+@cache
+def _eager(kind: Any) -> Any:
+    """The optimizer without its wrappers for torch.compile.
+
+    They import the compiler on the first call, although nothing is compiled here: that takes more than a second of
+    processor time in each rank and leaves a folder in the temporary directory.
+    """
+    wrapped = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in wrapped}
+    step = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), methods | {"step": step})
 
 
 @dataclass(frozen=True)

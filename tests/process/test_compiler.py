@@ -1,0 +1,42 @@
+"""Ranks compile nothing, so they do not import torch's compiler: that takes longer than importing torch itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parent.parent
+SCRIPT = """
+import sys
+from pathlib import Path
+import parity_cases as cases
+from served import train_served
+from worlds import ThreadWorld
+
+common = {"model": "mlp", "hidden": (256,), "data": "synthetic:1x8x8,train=24,test=6", "batch_size": 4, "steps": 3}
+for strategy, workers in {"sequential": 1, "ring": 2, "pipeline": 2, "tensor": 2, "ps-sync": 2}.items():
+    folder = Path(sys.argv[1]) / strategy
+    folder.mkdir()
+    for optimizer in ("adam", "sgd"):
+        values = common | {"strategy": strategy, "workers": workers, "optimizer": optimizer}
+        if strategy.startswith("ps"):
+            train_served(values, folder)
+        else:
+            ThreadWorld(workers).run(cases.train_here, folder=str(folder), values=values)
+        assert "torch._dynamo" not in sys.modules, strategy
+"""
+
+
+def test_no_strategy_imports_the_compiler_or_leaves_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "runs").mkdir()
+    folders = os.pathsep.join(str(TESTS / name) for name in (".", "parity"))
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "runs")],
+        env=dict(os.environ) | {"TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": folders, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not os.listdir(tmp_path / "tmp")
