@@ -10,10 +10,11 @@ from paceline.analysis.finding_learning import batch_sizes, best_accuracy, score
 from paceline.analysis.finding_many import cost_of, fastest, not_worth_of, scaling_of
 from paceline.analysis.finding_pipeline import bubbles
 from paceline.analysis.finding_speed import best, cost, not_worth, scaling
-from paceline.analysis.lines import ENOUGH_RUNS, ENOUGH_STEPS, certain, links
+from paceline.analysis.lines import ENOUGH_RUNS, certain, links
 from paceline.analysis.problems import Problem, problems
 from paceline.analysis.runs import DIVIDED, LeftOut
 from paceline.analysis.scaling import Curve, Group, label, nodes_of, stands_for
+from paceline.analysis.statistics import ENOUGH_SAMPLES
 from paceline.analysis.wording import count, link, listing, numbers, ranged, some
 
 
@@ -137,8 +138,8 @@ def missing(groups: Sequence[Group], curves: Sequence[Curve], left_out: Sequence
     brief = [one for one in groups if not certain(one)]
     if brief:
         yield (
-            f"{count(len(brief), 'setting')} {'has' if len(brief) == 1 else 'have'} fewer than {ENOUGH_STEPS} steps "
-            f"without warm-up: no difference in speed is told from them. Make those runs longer."
+            f"The runs of {count(len(brief), 'setting')} are too short (fewer than {ENOUGH_SAMPLES} independent steps "
+            f"without warm-up) to rank their speed. Make those runs longer."
         )
     short = [one for one in groups if len(one.runs) < ENOUGH_RUNS]
     if short:

@@ -25,7 +25,6 @@ from paceline.analysis.wording import count, link, listing
 
 LENGTH = scaling.LENGTH
 ENOUGH_RUNS = 3
-ENOUGH_STEPS = 5  # without warm-up: of fewer, a run's speed is a guess
 MATTERS = 0.03  # of speed: a smaller difference may be real, and decides nothing
 
 
@@ -138,8 +137,8 @@ def faster(one: Group, other: Group) -> Interval:
 
 
 def certain(one: Group) -> bool:
-    """Whether its runs have steps enough to know their speed."""
-    return all(len(x) >= ENOUGH_STEPS for x in one.series)
+    """Whether its runs are long enough to know their speed."""
+    return not one.too_short
 
 
 def told(ratio: Interval, *groups: Group) -> bool | None:

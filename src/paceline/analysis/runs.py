@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.analysis.statistics import Series, warm_up
+from paceline.analysis.statistics import Series, effective_samples, warm_up
 from paceline.disturbance import disturbance
 from paceline.pipeline.plan import Plan
 from paceline.records import COMPLETED, Node, Summary, read_lines, read_nodes, read_summary
@@ -146,6 +146,11 @@ class Run:
     def seconds_per_image(self) -> Series:
         return np.array([sum(step.seconds for step in steps) / sum(step.samples for step in steps)
                          for steps in self.rounds(self.steady)])  # fmt: skip
+
+    @cached_property
+    def effective_samples(self) -> float:
+        """How many independent measurements of its speed its steps are worth: neighbouring steps are alike."""
+        return float(effective_samples(np.log(self.seconds_per_image)))
 
     @property
     def images_per_second(self) -> float:

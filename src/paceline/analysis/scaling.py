@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.analysis import division
 from paceline.analysis.runs import DIVIDED, MACHINE, Run
-from paceline.analysis.statistics import Interval, Series, amdahl, gustafson, median, middle, ratio
+from paceline.analysis.statistics import ENOUGH_SAMPLES, Interval, Series, amdahl, gustafson, median, middle, ratio
 from paceline.analysis.wording import count, link
 
 # What makes two runs repeats of each other is all of the spec but these, and the machine.
@@ -73,6 +73,11 @@ class Group:
     def said(self) -> tuple[dict[str, str], dict[str, str]]:
         """In words: as it ran, and as what it stands for."""
         return _words(self, scaled=False), _words(self, scaled=True)
+
+    @property
+    def too_short(self) -> bool:
+        """Whether its runs together are too short to be ranked."""
+        return sum(run.effective_samples for run in self.runs) < ENOUGH_SAMPLES
 
     @property
     def crowded(self) -> bool:

@@ -11,15 +11,12 @@ from numpy.typing import NDArray
 
 Series = NDArray[np.float64]
 
-RESAMPLES = 1000
-FEW_RESAMPLES = 200  # enough for a variance
 LEVEL = 0.95
-# Of Student's t at that level, for 1, 2, ... degrees of freedom.
-# fmt: off
-T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
-               2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
-# fmt: on
-MOST_STEPS = 500  # of a run, in a bootstrap sample: more would make the interval of a long run no truer
+# Runs with fewer effective samples than this are too short to be ranked.
+ENOUGH_SAMPLES = 20
+# How many low frequencies the variance of a median is estimated from: per effective sample, and at least and at most.
+# More of them bias it where steps are autocorrelated; fewer make intervals wider than they need to be.
+FREQUENCIES, FEWEST_FREQUENCIES, MOST_FREQUENCIES = 0.15, 4, 40
 # Of the steps, at most this part can be warm-up: what never settles is not a long warm-up, it is a drift.
 MOST_WARM_UP = 0.5
 
@@ -58,36 +55,129 @@ def warm_up(seconds: Sequence[float]) -> int:
     return int(np.argmax(errors <= errors.min() + 1e-12 * x.mean() ** 2))  # the first of equals
 
 
-def block_length(count: int) -> int:
-    """Steps that follow each other are alike; resampling takes them in blocks of this many."""
-    length: int = round(count ** (1 / 3))
-    return max(1, length)
+def effective_samples(x: Series) -> Series:
+    """How many independent steps each series (along the last axis) is worth: steps ÷ integrated autocorrelation time.
 
-
-def medians(x: Series, resamples: int = RESAMPLES, seed: int = 0) -> Series:
-    """The bootstrap distribution of one run's median: blocks of its steps are drawn again and again."""
-    rng, steps = np.random.default_rng(seed), min(MOST_STEPS, len(x))
-    length = block_length(steps)
-    starts = rng.integers(len(x) - length + 1, size=(resamples, -(-steps // length)))
-    drawn = x[(starts[:, :, None] + np.arange(length)).reshape(resamples, -1)[:, :steps]]
-    found: Series = np.median(drawn, axis=1)
+    That time comes from the autoregressive model that fits best (Yule-Walker, order chosen by AICc), after clipping
+    the lowest and the highest tenth, so that outliers do not hide the correlation of the other steps.
+    """
+    count = x.shape[-1]
+    if count < 4:
+        return np.full(x.shape[:-1], float(count))
+    low, high = np.quantile(x, [0.1, 0.9], axis=-1, keepdims=True)
+    centred = np.clip(x, low, high) - low
+    centred -= centred.mean(-1, keepdims=True)
+    orders = range(1, max(1, min(count // 4, int(10 * np.log10(count)))) + 1)
+    power = (centred**2).sum(-1)
+    lags = [(centred[..., :-k] * centred[..., k:]).sum(-1) / np.maximum(power, 1e-300) for k in orders]
+    correlations = np.stack([np.ones_like(power), *lags], axis=-1)
+    weights, residual = np.zeros_like(correlations), np.ones_like(power)  # the model, and its residual variance
+    best, times = np.zeros_like(power), np.ones_like(power)
+    for k in orders:  # Levinson-Durbin recursion
+        behind = weights[..., k - 1 : 0 : -1]
+        partial = (correlations[..., k] - (behind * correlations[..., 1:k]).sum(-1)) / residual
+        weights[..., 1:k] -= partial[..., None] * behind
+        weights[..., k] = partial
+        residual = np.maximum(residual * (1 - partial**2), 1e-12)
+        criterion = count * np.log(residual) + 2 * k * count / (count - k - 2)
+        times = np.where(criterion < best, residual / np.maximum(1 - weights.sum(-1), 1e-6) ** 2, times)
+        best = np.minimum(criterion, best)
+    found: Series = np.clip(count / times, 1.0, count)
     return found
 
 
-def interval(value: float, distribution: Series) -> Interval:
-    """Where most of a bootstrap distribution is."""
-    low, high = np.quantile(distribution, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Interval(value, float(min(low, value)), float(max(high, value)))
+@dataclass(frozen=True)
+class Medians:
+    """Medians of series of equal length, one per row, on a logarithmic scale, with their uncertainty.
+
+    `error` is the standard error of the fraction of steps below the true median. It is estimated from the lowest
+    frequencies (cosine transform) of the series of signs, above or below the median, so it allows for autocorrelation;
+    their number is the degrees of `freedom` for Student's t. An interval is then read from the sorted steps, which
+    assumes nothing about their distribution.
+    """
+
+    ordered: Series
+    error: Series
+    freedom: Series
+
+    @staticmethod
+    def of(series: Series) -> Medians:
+        from scipy.fft import dct
+
+        logs = np.log(series)
+        count = logs.shape[-1]
+        signs = np.sign(logs - np.median(logs, axis=-1, keepdims=True)) / 2
+        freedom = np.clip(effective_samples(logs) * FREQUENCIES, FEWEST_FREQUENCIES, MOST_FREQUENCIES).astype(int)
+        freedom = np.minimum(freedom, max(1, count - 1))
+        powers = dct(signs, norm="ortho", axis=-1)[..., 1 : int(freedom.max()) + 1] ** 2
+        if count == 1:
+            powers = np.zeros((*signs.shape[:-1], 1))
+        means = np.take_along_axis(np.cumsum(powers, axis=-1), freedom[..., None] - 1, axis=-1)[..., 0] / freedom
+        # Negative autocorrelation narrows an interval to half of what independent steps would give, and no further.
+        variance = np.maximum(means, (signs**2).mean(-1) / 4)
+        return Medians(np.sort(logs, axis=-1), np.sqrt(variance / count), freedom)
+
+    @property
+    def values(self) -> Series:
+        return self._quantile(np.full_like(self.error, 0.5))
+
+    def reach(self, t: Series) -> tuple[Series, Series]:
+        """Distances from the median to the steps that are t standard errors below and above it in rank.
+
+        Ranks outside the series are extrapolated in proportion.
+        """
+        part = np.maximum(t * self.error, 1e-9)
+        inside = np.minimum(part, 0.45)
+        middle, more = self.values, part / inside
+        return more * (middle - self._quantile(0.5 - inside)), more * (self._quantile(0.5 + inside) - middle)
+
+    @property
+    def variances(self) -> Series:
+        """Squared standard errors of the logarithms of the medians."""
+        t = t_quantile(self.freedom)
+        found: Series = (np.add(*self.reach(t)) / 2 / t) ** 2
+        return found
+
+    def _quantile(self, part: Series) -> Series:
+        """A quantile of each row, interpolated."""
+        count = self.ordered.shape[-1]
+        place = np.clip(part * count - 0.5, 0, count - 1)
+        left = np.minimum(place.astype(int), max(0, count - 2))
+        low, high = (np.take_along_axis(self.ordered, each[..., None], axis=-1)[..., 0]
+                     for each in (left, np.minimum(left + 1, count - 1)))  # fmt: skip
+        found: Series = low + (place - left) * (high - low)
+        return found
 
 
-def t_quantile(freedom: float) -> float:
-    """Of Student's distribution, both ends of 95 %; between whole degrees by proportion of their inverses."""
-    if freedom >= len(T_QUANTILES):
-        return T_QUANTILES[-1]
-    below = max(1, int(freedom))
-    low, high = T_QUANTILES[below - 1], T_QUANTILES[below]
-    part = (1 / below - 1 / max(1.0, freedom)) / (1 / below - 1 / (below + 1))
-    return low + part * (high - low)
+def median_bounds(series: Series) -> tuple[Series, Series]:
+    """The 95 % interval of the median of each row."""
+    found = Medians.of(series)
+    below, above = found.reach(t_quantile(found.freedom))
+    return np.exp(found.values - below), np.exp(found.values + above)
+
+
+def ratio_bounds(top: Series, bottom: Series) -> tuple[Series, Series]:
+    """The 95 % interval of the ratio of medians, for each pair of rows: the distances of both medians to their limits,
+    added in quadrature, with Welch's degrees of freedom.
+    """
+    one, two = Medians.of(top), Medians.of(bottom)
+    t = t_quantile(welch(one.variances, one.freedom, two.variances, two.freedom))
+    (below_one, above_one), (below_two, above_two) = one.reach(t), two.reach(t)
+    value = one.values - two.values
+    return np.exp(value - np.hypot(below_one, above_two)), np.exp(value + np.hypot(above_one, below_two))
+
+
+def t_quantile(freedom: Any) -> Any:
+    """Student's t for a two-sided 95 % interval."""
+    from scipy.special import stdtrit
+
+    return stdtrit(freedom, (1 + LEVEL) / 2)
+
+
+def welch(first: Any, freedom_first: Any, second: Any, freedom_second: Any) -> Any:
+    """Degrees of freedom of a difference of two means, from their squared standard errors (Welch-Satterthwaite)."""
+    parts = first**2 / freedom_first + second**2 / freedom_second
+    return np.where(parts > 0, (first + second) ** 2 / np.maximum(parts, 1e-300), freedom_first + freedom_second)
 
 
 @dataclass(frozen=True)
@@ -105,7 +195,7 @@ class _Runs:
     @staticmethod
     def of(series: Sequence[Series]) -> _Runs:
         logs = np.log([np.median(x) for x in series])
-        within = float(np.mean([np.log(medians(x, FEW_RESAMPLES)).var() for x in series]))
+        within = float(np.mean([Medians.of(x).variances for x in series]))
         # Runs are never more alike than the steps in each of them permit: if they seem so, that is luck.
         variance = max(float(logs.var(ddof=1)), within) if len(logs) > 1 else None
         return _Runs(len(logs), float(logs.mean()), within, variance)
@@ -117,8 +207,13 @@ class _Runs:
 
 
 def _around(value: float, mean: float, error: float, freedom: float) -> Interval:
-    reach = t_quantile(freedom) * float(np.sqrt(error))
+    reach = float(t_quantile(freedom) * np.sqrt(error))
     low, high = float(np.exp(mean - reach)), float(np.exp(mean + reach))
+    return Interval(value, min(low, value), max(high, value))
+
+
+def _between(value: float, ends: tuple[Series, Series]) -> Interval:
+    low, high = map(float, ends)
     return Interval(value, min(low, value), max(high, value))
 
 
@@ -130,11 +225,11 @@ def middle(series: Sequence[Series]) -> float:
 
 
 def median(series: Sequence[Series]) -> Interval:
-    """The median step of the middle run, with its interval: of several runs by how much these differ (Student's t, on
-    logarithms), of one by blocks of its steps, which says nothing of how another run would be.
+    """The median step of the middle run, with its interval. With several runs the interval comes from how much they
+    differ (Student's t, on logarithms); with one it comes from its steps, and cannot tell how another run would differ.
     """
     if len(series) == 1:
-        return interval(middle(series), medians(series[0]))
+        return _between(middle(series), median_bounds(series[0]))
     found = _Runs.of(series)
     return _around(middle(series), found.mean, found.error(), found.runs - 1)
 
@@ -143,14 +238,13 @@ def ratio(top: Sequence[Series], bottom: Sequence[Series]) -> Interval:
     """The ratio of two medians, with its interval: both are uncertain (Welch's t, on logarithms)."""
     value = middle(top) / middle(bottom)
     if len(top) == len(bottom) == 1:
-        return interval(value, medians(top[0], seed=1) / medians(bottom[0], seed=2))
+        return _between(value, ratio_bounds(top[0], bottom[0]))
     one, two = _Runs.of(top), _Runs.of(bottom)
     first, second = one.error(two.variance), two.error(one.variance)
     mean = one.mean - two.mean
     if min(one.runs, two.runs) == 1:
         return _around(value, mean, first + second, max(one.runs, two.runs) - 1)
-    parts = first**2 / (one.runs - 1) + second**2 / (two.runs - 1)
-    return _around(value, mean, first + second, (first + second) ** 2 / parts if parts else 1.0)
+    return _around(value, mean, first + second, float(welch(first, one.runs - 1, second, two.runs - 1)))
 
 
 def drift(x: Series) -> float:

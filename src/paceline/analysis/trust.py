@@ -29,7 +29,7 @@ def doubt(*groups: Group) -> str:
     for one in groups:
         if one.crowded:
             return f"{count(one.workers, 'worker')} took turns on fewer cores, which is no measure of more machines"
-    return "" if all(map(certain, groups)) else "its runs have too few steps to be sure"
+    return "" if all(map(certain, groups)) else "its runs are too short to tell"
 
 
 def decide(found: Interval, least: float, *groups: Group) -> bool | None:

@@ -141,9 +141,9 @@ def missing(found: Sequence[tuple[str, str]]) -> str:
 METHOD = """
 <p>The first steps of each run are left out for as long as they are still warming up (the cut that makes the mean of
 the rest most certain). A step is the whole step, from the end of the one before to the end of its optimizer. What is
-shown is the median step of the middle repeat, with the interval in which it lies with 95 % confidence: by how much
-repeats differ (Student's t), or, of one run alone, by blocks of its steps, drawn again and again by chance (bootstrap),
-which does not tell how another run would be. Speedup is images per second beside one worker: <em>strong</em> of the
+shown is the median step of the middle repeat, with the interval in which it lies with 95 % confidence: from how much
+repeats differ (Student's t), or, of one run alone, from its steps and their autocorrelation, which does not tell how
+another run would be. Speedup is images per second beside one worker: <em>strong</em> of the
 same global batch, <em>weak</em> of the same batch for each worker. Two settings whose intervals overlap are not shown
 to differ. More is in docs/reports.md of Paceline.</p>
 """

@@ -207,7 +207,7 @@ def test_nothing_and_what_was_left_out(tmp_path: Path) -> None:
 def test_runs_of_few_steps_prove_nothing(tmp_path: Path) -> None:
     runs = repeats(tmp_path / "1", 0.1, steps=3) + repeats(tmp_path / "2", 0.3, steps=3, workers=2)
     assert texts(runs, "not-worth") == []
-    assert any("2 settings have fewer than 5 steps" in text for text in texts(runs, "missing"))
+    assert any("runs of 2 settings are too short" in text for text in texts(runs, "missing"))
 
 
 def test_of_what_cannot_be_told_it_is_not_said_that_it_is_not_worth_it(tmp_path: Path) -> None:
@@ -274,8 +274,8 @@ def test_many_problems_are_a_dozen_sentences(tmp_path: Path) -> None:
     for model in ("a", "b", "c", "d"):
         for shrink in (2, 16):
             for workers, servers, step in ((1, 0, 0.5), (2, 0, 0.6), (4, 0, 0.7), (2, 1, 1.0), (4, 1, 2.0)):
-                made = cluster(tmp_path / str(shrink), model, workers, servers, step=step, repeats=1, shrink=shrink,
-                               spec={"shrink": shrink, "compute": "emulated:k80"})  # fmt: skip
+                made = cluster(tmp_path / str(shrink), model, workers, servers, step=step, repeats=1, steps=40,
+                               shrink=shrink, spec={"shrink": shrink, "compute": "emulated:k80"})  # fmt: skip
                 for run in made:
                     run.summary.compute = "emulated:k80"
                 runs += made

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from made_up import steady, write_run
 from test_runs import check_read
@@ -18,6 +19,16 @@ def test_repeats_are_one_group_and_other_settings_another(tmp_path: Path) -> Non
     runs = [check_read(write_run(tmp_path / f"{seed}", steady(0.1, seed=seed), seed=seed)) for seed in range(3)]
     runs.append(check_read(write_run(tmp_path / "other", steady(0.1), batch=64)))
     assert [len(one.runs) for one in group(runs)] == [3, 1]
+
+
+def test_runs_of_few_independent_steps_are_too_short(tmp_path: Path) -> None:
+    """Their steps count, not their number: a slow walk says less than noise. Repeats add up."""
+    walk = list(0.1 * np.exp(np.cumsum(np.random.default_rng(0).normal(0, 0.01, 200))))
+    runs = [check_read(write_run(tmp_path / name, seconds, seed=seed, batch=batch)) for name, seconds, seed, batch in (
+        ("walk", walk, 0, 8), ("short", steady(0.1, 15), 0, 16), ("long", steady(0.1, 80), 0, 32),
+        ("again", steady(0.1, 20, seed=1), 0, 64), ("and again", steady(0.1, 20, seed=2), 1, 64))]  # fmt: skip
+    assert [one.too_short for one in group(runs)] == [True, True, False, False]
+    assert runs[0].effective_samples < 20 < runs[2].effective_samples
 
 
 def test_strong_scaling_by_amdahl(tmp_path: Path) -> None:

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import signal
 
 from paceline.analysis.statistics import (
     amdahl,
     drift,
+    effective_samples,
     gustafson,
     median,
     ratio,
-    t_quantile,
     two_humps,
     warm_up,
 )
@@ -45,6 +46,39 @@ def test_the_interval_of_a_median_holds_it_about_as_often_as_it_says() -> None:
     for seed in range(60):
         inside += not median([noisy(truth, 100, seed, 0.2)]).excludes(truth)
     assert inside >= 50
+
+
+AUTOCORRELATIONS = (0.0, 0.5, 0.8, 0.9, 0.95)
+
+
+def steps_for(effective: float, rho: float) -> int:
+    """How many steps of an AR(1) process are worth so many independent ones."""
+    return round(effective * (1 + rho) / (1 - rho))
+
+
+def autoregressive(series: int, count: int, rho: float, rng: np.random.Generator) -> np.ndarray:
+    """Step times with a median of 1, one series per row, whose logarithms are a stationary AR(1) process."""
+    noise = rng.standard_normal((series, count))
+    noise[:, 1:] *= np.sqrt(1 - rho**2)
+    found: np.ndarray = np.exp(0.1 * signal.lfilter([1.0], [1.0, -rho], noise, axis=-1))
+    return found
+
+
+@pytest.mark.parametrize("rho", AUTOCORRELATIONS)
+def test_the_effective_samples_of_an_autoregressive_process_are_known(rho: float) -> None:
+    found = effective_samples(np.log(autoregressive(200, steps_for(100, rho), rho, np.random.default_rng(1))))
+    assert np.median(found) == pytest.approx(100, rel=0.15)
+    assert np.mean((found > 60) & (found < 200)) > 0.95
+
+
+def test_outliers_and_two_states_do_not_hide_autocorrelation() -> None:
+    rng = np.random.default_rng(0)
+    x = autoregressive(1, 3900, 0.95, rng)[0]
+    x[rng.random(len(x)) < 0.05] *= 20
+    assert effective_samples(np.log(x)) < 250
+    assert effective_samples(np.repeat([0.082, 0.142], 100)) < 20
+    assert effective_samples(np.full(50, 0.1)) == 50
+    assert effective_samples(np.array([0.1])) == 1
 
 
 def test_more_runs_that_differ_widen_the_interval() -> None:
@@ -82,12 +116,6 @@ def test_a_ratio_upside_down_is_the_same() -> None:
     a, b = [noisy(0.1, 50, seed) for seed in range(3)], [noisy(0.3, 50, seed) for seed in range(5, 9)]
     one, other = ratio(a, b), ratio(b, a)
     assert (one.value, one.low, one.high) == pytest.approx((1 / other.value, 1 / other.high, 1 / other.low))
-
-
-@pytest.mark.parametrize(("freedom", "t"), [(1, 12.706), (2, 4.303), (10, 2.228), (30, 2.042), (400, 2.042)])
-def test_quantiles_of_t(freedom: float, t: float) -> None:
-    assert t_quantile(freedom) == t
-    assert t_quantile(freedom + 0.5) <= t
 
 
 def test_a_ratio_is_real_only_if_its_interval_says_so() -> None:
