@@ -134,11 +134,11 @@ def test_get_refuses_a_source_for_own_data(tmp_path: Path) -> None:
 
 
 def test_there_is_nothing_to_get_of_a_function(capsys: pytest.CaptureFixture[str]) -> None:
-    assert paceline_data("get", "json.decoder:anything") == 0
-    said = "json.decoder:anything is made by your own function: there is nothing to get\n"
+    assert paceline_data("get", "json.decoder:JSONDecoder") == 0
+    said = "json.decoder:JSONDecoder is made by your own function: there is nothing to get\n"
     assert capsys.readouterr().out == said
-    with pytest.raises(UsageError, match=r"json.decoder:anything is made by your own function and has no folder"):
-        paceline_data("path", "json.decoder:anything")
+    with pytest.raises(UsageError, match=r"json.decoder:JSONDecoder is made by your own function and has no folder"):
+        paceline_data("path", "json.decoder:JSONDecoder")
 
 
 def test_list_and_path_need_no_torch() -> None:

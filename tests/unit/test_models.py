@@ -216,7 +216,7 @@ def test_the_graph_can_be_traced_to_be_cut(name: str) -> None:
 
 
 def test_an_unknown_model_is_answered_with_the_nearest_and_the_way_to_ones_own() -> None:
-    says = r"unknown model 'mnist_cnn'; did you mean 'mnist-cnn'\?.*shallow-cnn.*of your own: package.module:function"
+    says = r"unknown model 'mnist_cnn'; did you mean 'mnist-cnn'\?.*shallow-cnn.*of your own: FILE.py:function"
     for ask in (describe, lambda name: build(name, MNIST, 10), lambda name: check_fits(name, MNIST)):
         with pytest.raises(UsageError, match=says):
             ask("mnist_cnn")

@@ -63,6 +63,10 @@ def not_flat(shape, classes):
     return nn.Conv2d(shape[0], classes, 1)
 
 
+def layers_alone(classes):  # none of whose lines is run by forward
+    return nn.Sequential(nn.Flatten(), nn.Linear(5, classes))
+
+
 class Integers(Net):
     def forward(self, x):
         return super().forward(x).long()
@@ -78,7 +82,7 @@ class Auxiliary(Net):
 
 class WrongSize(Net):
     def forward(self, x):
-        return self.dense(x)  # line 63
+        return self.dense(x)  # line 67
 
 
 def fails(classes):
@@ -164,8 +168,9 @@ def test_the_table_knows_nothing_of_it() -> None:
     ("not_flat", r"in evaluation, returned a tensor of float32 and shape \[2, 7, 12, 16\]; .*\[2, 7\] is expected"),
     ("Integers", r"in evaluation, returned a tensor of int64 and shape \[2, 7\]; a floating-point tensor"),
     ("Auxiliary", r"in training, returned an object of type tuple; .*\[2, 7\] is expected for 2 images"),
-    ("WrongSize", r"in evaluation, fails on images of shape \[2, 3, 12, 16\]: RuntimeError: .*mine\.py, line 63\)"),
-    ("fails", r"called with classes=7, failed: ValueError: no such depth \(.*mine\.py, line 67\)"),
+    ("WrongSize", r"in evaluation, fails on images of shape \[2, 3, 12, 16\]: .*mine\.py, line 67; in layer 'dense'"),
+    ("layers_alone", r"in evaluation, fails on .*RuntimeError: .* \(in layer '1', Linear\(in_features=5"),
+    ("fails", r"called with classes=7, failed: ValueError: no such depth \(.*mine\.py, line 71\)"),
 ])  # fmt: skip
 def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(name: str, says: str) -> None:
     with pytest.raises(UsageError, match=f"(?s)^model mine:{name}.*{says}"):

@@ -26,24 +26,56 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     sys.modules.pop("mine", None)
 
 
-@pytest.mark.parametrize("name", ["a:b", "package.module:function", "_a._b:c1", "größe:bau"])
+@pytest.mark.parametrize("name", ["a:b", "package.module:function", "_a._b:c1", "größe:bau", "../a b/net.py:f"])
 def test_a_path_of_a_function_is_ones_own(name: str) -> None:
     assert own_code.is_own(name)
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet50", "a.b", ":b", "a:", "a:b:c", "a..b:c", "1a:b", "a/b.py:c", "synthetic:n=2"]
+    "name",
+    ["resnet50", "a.b", ":b", "a:", "a:b:c", "a..b:c", "1a:b", "a/b:c", "a/.py:c", "net.py:", "synthetic:n=2"],
 )
 def test_other_names_are_not(name: str) -> None:
     assert not own_code.is_own(name)
 
 
 def test_a_package_is_looked_for_without_running_it(write: Write) -> None:
-    write("raise RuntimeError('I ran')")
+    write("raise RuntimeError('I ran')\ndef build(): pass\n")
     own_code.check_exists("mine:build", "model")
-    for missing in ("nowhere_at_all.net:build", "__main__:build"):
-        with pytest.raises(UsageError, match=rf"model {missing}: there is no Python package.*working folder"):
+    for missing, says in {
+        "nowhere_at_all.net:build": "there is no Python package.*working folder.*nowhere_at_all.py:function",
+        "__main__:build": "there is no Python package.*working folder",
+        "json.nowhere:build": "there is no module 'nowhere' in json",
+        "mine:biuld": r".*mine\.py defines no 'biuld'; did you mean 'build'",
+        "nowhere/mine.py:build": "there is no file .*nowhere/mine.py",
+    }.items():
+        with pytest.raises(UsageError, match=f"model {missing}: {says}"):
             own_code.check_exists(missing, "model")
+
+
+def test_names_that_a_module_makes_as_it_runs_are_not_missed(write: Write) -> None:
+    write("globals()['build'] = dict\n")
+    own_code.check_exists("mine:build", "model")
+    write("from collections import OrderedDict as build\n")
+    own_code.check_exists("mine:build", "model")
+    write("def build(:\n")
+    with pytest.raises(UsageError, match=r"model mine:build cannot be read: .*mine\.py, line 1"):
+        own_code.check_exists("mine:build", "model")
+
+
+def test_a_file_is_named_by_its_path_and_may_import_what_lies_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "json.py").write_text("from beside_it import SEVEN\ndef build(): return SEVEN\n")
+    (tmp_path / "beside_it.py").write_text("SEVEN = 7\n")
+    monkeypatch.chdir(tmp_path.parent)
+    name = f"{tmp_path.name}/json.py:build"
+    own_code.check_exists(name, "model")
+    assert own_code.call(name, "model", {}) == 7
+    assert own_code.find(name, "model") is own_code.find(f"{tmp_path}/json.py:build", "model")
+    assert not hasattr(sys.modules["json"], "build")
+    monkeypatch.delitem(sys.modules, "beside_it")
 
 
 def test_the_working_folder_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

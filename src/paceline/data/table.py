@@ -68,7 +68,7 @@ _PART = re.compile(r"[0-9]{1,9}x[0-9]{1,9}x[0-9]{1,9}|(classes|train|test)=[0-9]
 _MOST_BYTES = 2**34
 
 
-_OWN = "images:FOLDER, arrays:FILE.npz or package.module:function"
+_OWN = f"images:FOLDER, arrays:FILE.npz, {own_code.FORMS}"
 
 
 def describe(name: str) -> DataInfo | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -14,7 +15,8 @@ def make_folder(spec: RunSpec) -> Path:
     """A new folder for a run. A name that was given must be free; a made-up one gets a number if it is not."""
     parent = Path(spec.output_dir)
     mark = "-emulated" if spec.emulated else ""
-    made_up = f"{spec.model.replace(':', '-')}-{spec.strategy}-{spec.workers}{mark}-{time.strftime('%Y%m%d-%H%M%S')}"
+    model = re.sub(r"[^\w.]+", "-", spec.model).strip("-.")
+    made_up = f"{model}-{spec.strategy}-{spec.workers}{mark}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = [spec.name] if spec.name else [made_up, *(f"{made_up}-{i}" for i in range(2, 1000))]
     for name in names:
         try:

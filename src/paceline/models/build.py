@@ -70,7 +70,7 @@ def _forward(name: str, model: nn.Module, images: Tensor, classes: int) -> None:
         out: Any = model(images)
     except Exception as error:
         raise UsageError(
-            f"model {name}, in {mode}, fails on images of shape {list(images.shape)}: {own_code.reason(error)}"
+            f"model {name}, in {mode}, fails on images of shape {list(images.shape)}: {own_code.reason(error, model)}"
         ) from error
     expected = f"a floating-point tensor of shape [{len(images)}, {classes}] is expected for {len(images)} images"
     if not isinstance(out, Tensor):

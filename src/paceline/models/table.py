@@ -70,7 +70,7 @@ def describe(name: str) -> ModelInfo | None:
     if name in TABLE:
         return TABLE[name]
     if not own_code.is_own(name):
-        raise UsageError(f"{unknown('model', name, TABLE)}, or a function of your own: package.module:function")
+        raise UsageError(f"{unknown('model', name, TABLE)}, or a function of your own: {own_code.FORMS}")
     return None
 
 

@@ -83,7 +83,9 @@ def test_own_data_that_are_not_there_are_refused_at_once(tmp_path: Path) -> None
 
 def test_own_data_of_no_name_are_refused() -> None:
     for name in ("images:", "arrays:"):
-        with pytest.raises(UsageError, match=f"'{name}' names no file: images:FOLDER, arrays:FILE.npz or"):
+        with pytest.raises(
+            UsageError, match=f"'{name}' names no file: images:FOLDER, arrays:FILE.npz, FILE.py:function or"
+        ):
             describe(name)
 
 
