@@ -49,11 +49,14 @@ def flags(plan: Plan, capacity: float | None) -> list[str]:
     if capacity is None:
         return []
     found = []
-    reach = f"without limits this machine moves about {in_words(round(capacity))} between two nodes"
+    reach = f"this machine moves about {in_words(round(capacity, -7))} between two nodes whose links have no limit"
     beyond = [node for node in plan.nodes if max(node.up, node.down) > SHAPED * capacity]
     if beyond:
         asked = in_words(max(max(node.up, node.down) for node in beyond))
-        found.append(f"{', '.join(node.name for node in beyond)}: {asked} is out of reach: {reach}")
+        found.append(
+            f"{', '.join(node.name for node in beyond)}: {asked} is out of reach: {reach}, and holding links to a "
+            f"speed costs more than half of that: ask for {in_words(round(SHAPED * capacity, -7))} at most"
+        )
     total = sum(node.up for node in plan.nodes)
     if not beyond and total > TOTAL * capacity * max(1.0, cores() / 2):
         found.append(f"all nodes sending at once ask for {in_words(total)}, which is out of reach: {reach}")

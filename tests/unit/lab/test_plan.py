@@ -139,6 +139,9 @@ def test_what_a_machine_cannot_reach_is_flagged() -> None:
     assert flags(plan_of(rate="1gbit", nodes=2), 12e9) == []
     [one] = flags(plan_of(rate="10gbit", nodes=2), 12e9)
     assert one.startswith("n1, n2: 10 Gbit/s is out of reach")
+    [near] = flags(plan_of(rate="1gbit", nodes=2), 1.532e9)
+    assert "moves about 1.53 Gbit/s" in near
+    assert near.endswith("ask for 690 Mbit/s at most")  # less than what it says that it moves, and why
     [total] = flags(plan_of(rate="1gbit", nodes=64), 12e9)
     assert "all nodes sending at once ask for 64 Gbit/s" in total
 
