@@ -45,6 +45,10 @@ class Listing:
     classes: tuple[str, ...]
     train: tuple[tuple[Path, int], ...]
     test: tuple[tuple[Path, int], ...]
+    tested_with: str  # how the test set was chosen
+
+    def __str__(self) -> str:
+        return f"{len(self.train)} images to train on and {len(self.test)} to test with: {self.tested_with}"
 
     @property
     def files(self) -> list[Path]:
@@ -71,13 +75,14 @@ def scan(folder: Path) -> Listing:
         for name in top:
             if name not in ("train", *_TESTS):
                 raise DataError(f"{folder / name} is neither the training nor the test folder: move it elsewhere")
-        train, test = _classes(folder / "train"), _classes(kept)
+        train, test, how = _classes(folder / "train"), _classes(kept), f"those in {kept}"
         if train.keys() != test.keys():
             here, other = (folder / "train", kept) if train.keys() - test.keys() else (kept, folder / "train")
             name = min(train.keys() ^ test.keys())
             raise DataError(f"{here} has the class {name!r} and {other} has not: both need the same classes")
     else:
         train, test = _classes(folder), {}
+        how = "a fifth of each class, chosen by the hash of their file names, the same every time"
         for name, paths in train.items():
             if len(paths) < 2:
                 raise DataError(
@@ -89,7 +94,7 @@ def scan(folder: Path) -> Listing:
             train[name] = sorted(mixed[len(test[name]) :])
     if len(train) < 2:
         raise DataError(f"{folder} has {len(train)} class(es), and 2 or more are expected: {_LAYOUT}")
-    return Listing(tuple(train), _numbered(train), _numbered(test))
+    return Listing(tuple(train), _numbered(train), _numbered(test), how)
 
 
 def _numbered(classes: dict[str, list[Path]]) -> tuple[tuple[Path, int], ...]:

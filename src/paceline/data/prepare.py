@@ -57,6 +57,8 @@ def _pack(kind: str, source: Path) -> Path:
     place = packed.place_of(source)
     cache.sweep(place.parent)
     listing = images.scan(source) if kind == "images" else None
+    if listing:
+        print(f"paceline: images:{source}: {listing}", file=sys.stderr)
     mark = packed.fingerprint(source, listing.files if listing else [source])
     if place.exists():
         try:
