@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -63,9 +63,16 @@ class ReplicaError(PacelineError):
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:
-    """`; did you mean 'ring'?` when one of the allowed names is close, else nothing."""
-    close = difflib.get_close_matches(given.lower(), list(allowed), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    """`; did you mean 'ring'?` when one of the allowed names is close, else nothing. Dashes in front do not count."""
+    names = {name.lstrip("-"): name for name in allowed}
+    close = difflib.get_close_matches(given.lower().lstrip("-"), names, n=1, cutoff=0.65)
+    return f"; did you mean {names[close[0]]!r}?" if close else ""
+
+
+def meant(given: str, allowed: Iterable[str], elsewhere: Mapping[str, str]) -> str:
+    """As `nearest`; but an option that other tools have is answered with what it is called here."""
+    here = elsewhere.get(given.lstrip("-").replace("_", "-"))
+    return f"; it is called {here!r} here" if here else nearest(given, allowed)
 
 
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> UsageError:

@@ -68,6 +68,18 @@ def threads_per_rank(local_ranks: int) -> int:
     return int(asked) if asked.isdecimal() and int(asked) else max(1, cores() // local_ranks)
 
 
+def crowded(workers: int, threads: int | None) -> str | None:
+    """A warning, where this many workers of a machine have fewer cores than threads."""
+    there = cores()
+    if workers * (threads or 1) <= there:
+        return None
+    each = f" of {threads} threads" if threads and threads > 1 else ""
+    return (
+        f"warning: {workers} worker{'s' if workers > 1 else ''}{each} on {there} core{'s' if there > 1 else ''} take "
+        f"turns: expect no speedup from more than {there}, and do not take these times for those of {workers} machines"
+    )
+
+
 def peak_rss_bytes() -> int:
     """The most memory that this process has had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from paceline import own_code
 from paceline.comm import table as transports
 from paceline.data import table as datasets
 from paceline.emulation import table as emulation
-from paceline.errors import UsageError, nearest, unknown
+from paceline.errors import UsageError, meant, unknown
 from paceline.layout import Grid
 from paceline.models import table as models
 from paceline.pipeline import schedule
@@ -23,23 +24,30 @@ from paceline.strategies import table as strategies
 
 
 def option(
-    default: Any, about: str, *, least: float | None = None, most: float | None = None, choices: Sequence[str] = ()
+    default: Any,
+    about: str,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    choices: Sequence[str] = (),
+    elsewhere: Sequence[str] = (),
 ) -> Any:
-    """A field of the spec with what its flag's help says and what values it takes."""
-    return field(default=default, metadata={"about": about, "least": least, "most": most, "choices": tuple(choices)})
+    """A field of the spec: its flag's help, the values it takes, and what other tools call it `elsewhere`."""
+    metadata = {"about": about, "least": least, "most": most, "choices": choices, "elsewhere": elsewhere}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class RunSpec:
     """One training run. Values left at None are chosen by `resolve`, which says why."""
 
-    model: str = option("mnist-cnn", "the network, of `paceline models` or your own: package.module:function")
+    model: str = option("mnist-cnn", f"the network, of `paceline models` or your own: {own_code.FORMS}")
     hidden: tuple[int, ...] | None = option(None, "sizes of the mlp's hidden layers, such as 256,64", least=1)
     dropout: float | None = option(None, "drop this part of the activations; the model's own unless given",
                                    least=0.0, most=0.95)  # fmt: skip
     weights: str | None = option(None, "start from the weights in this safetensors file")
     data: str = option("mnist-mini", "the data set, of `paceline data list` or your own: images:FOLDER, "
-                       "arrays:FILE.npz, package.module:function")  # fmt: skip
+                       f"arrays:FILE.npz, {own_code.FORMS}")  # fmt: skip
     data_dir: str | None = option(None, "a folder that has the data set's files already")
     read: str = option("own", "how ranks get samples: each from the mapped file, rank 0 scatters, or all by MPI-IO",
                        choices=("own", "scatter", "mpi-io"))  # fmt: skip
@@ -53,7 +61,9 @@ class RunSpec:
                                least=0.0, most=0.5)  # fmt: skip
     strategy: str | None = option(None, "how the work is divided; sequential for 1 worker, allreduce for more",
                                   choices=tuple(strategies.TABLE))  # fmt: skip
-    workers: int | None = option(None, "processes that compute gradients", least=1)
+    workers: int | None = option(None, "processes that compute gradients", least=1,
+                                elsewhere=("nproc", "nproc-per-node", "num-workers", "world-size", "np", "n", "ranks",
+                                           "num-processes", "devices"))  # fmt: skip
     stages: int | None = option(None, "of pipeline: stages that a replica of the model is cut into; as many as workers "
                                 "unless given", least=1)  # fmt: skip
     tensor: int | None = option(None, "of tensor: workers that the wide layers of a replica are split over; all of "
@@ -78,41 +88,56 @@ class RunSpec:
     snapshot_every: int = option(100, "of ps-*: servers save their state every this many updates; 0 is never", least=0)
     restarts: int = option(0, "of ps-*: start a worker that has died again, up to this many times", least=0)
     encrypt: bool = option(True, "of ps-*: encrypt what goes between machines; without, only on a network you trust")
-    transport: str = option("auto", "how bytes move between ranks", choices=("auto", *transports.TABLE))
+    transport: str = option("auto", "how bytes move between ranks", choices=("auto", *transports.TABLE),
+                            elsewhere=("backend", "dist-backend", "comm"))  # fmt: skip
     overlap: str = option("auto", "average while backward computes; auto measures whether that pays",
                           choices=("auto", "on", "off"))  # fmt: skip
     bucket_mb: float = option(4.0, "gradients are averaged in buckets of about this many MB", least=0.001)
     sync_batchnorm: bool = option(False, "batch-norm over the global batch instead of each worker's part")
     check_replicas: int = option(0, "compare the replicas' weights every this many steps; 0 is never", least=0)
-    epochs: int = option(5, "passes over the training set", least=1)
-    steps: int | None = option(None, "stop after this many updates, whatever the epochs", least=1)
-    batch_size: int = option(128, "samples of a worker (of pipeline and tensor: of a replica) for each update", least=1)
-    optimizer: str = option("adam", "the update rule", choices=tuple(DEFAULT_LR))
-    lr: float | None = option(None, "learning rate of one worker; 0.001 for adam, 0.01 for sgd", least=0.0)
+    epochs: int = option(5, "passes over the training set", least=1, elsewhere=("max-epochs", "num-epochs"))
+    steps: int | None = option(None, "stop after this many updates, whatever the epochs", least=1,
+                               elsewhere=("max-steps", "iterations", "iters"))  # fmt: skip
+    batch_size: int = option(128, "samples of a worker (of pipeline and tensor: of a replica) for each update", least=1,
+                             elsewhere=("bs", "b", "batch"))  # fmt: skip
+    optimizer: str = option("adam", "the update rule", choices=tuple(DEFAULT_LR), elsewhere=("opt", "optim"))
+    lr: float | None = option(None, "learning rate of one worker; 0.001 for adam, 0.01 for sgd", least=0.0,
+                              elsewhere=("learning-rate", "rate"))  # fmt: skip
     momentum: float = option(0.9, "of sgd", least=0.0, most=1.0)
-    weight_decay: float = option(0.0, "L2 penalty", least=0.0)
+    weight_decay: float = option(0.0, "L2 penalty", least=0.0, elsewhere=("wd", "l2"))
     scale_lr: bool = option(True, "multiply the learning rate by the number of workers or replicas (Goyal et al.)")
-    warmup_epochs: float = option(1.0, "grow from the rate of one worker to the scaled one over this long", least=0.0)
-    decay: str = option("cosine", "how the learning rate falls afterwards", choices=("none", "cosine"))
+    warmup_epochs: float = option(1.0, "grow from the rate of one worker to the scaled one over this long", least=0.0,
+                                 elsewhere=("warmup",))  # fmt: skip
+    decay: str = option("cosine", "how the learning rate falls afterwards", choices=("none", "cosine"),
+                        elsewhere=("scheduler", "lr-scheduler", "sched", "lr-schedule"))  # fmt: skip
     compute: str = option("real", "how gradients are made: real, or none are computed and a batch takes as long as "
                           "emulated:SECONDS, emulated:DEVICE (of `paceline models --devices`) or emulated:RUN_FOLDER "
                           "say")  # fmt: skip
     shrink: int = option(1, "of emulated compute: gradients and weights are this many times smaller than the model's; "
                          "for links that are as many times slower", least=1, most=10_000)  # fmt: skip
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
-    dtype: str = option("float32", "of weights and gradients", choices=("float32", "float64"))
-    threads: int | None = option(None, "threads per worker; cores divided by workers unless given", least=1)
+    dtype: str = option("float32", "of weights and gradients", choices=("float32", "float64"), elsewhere=("precision",))
+    threads: int | None = option(None, "threads per worker; cores divided by workers unless given", least=1,
+                                elsewhere=("num-threads", "omp-num-threads", "cpus-per-task"))  # fmt: skip
     seed: int = option(0, "of initial weights, shuffles and dropout", least=0, most=2**32 - 1)
     timeout: float = option(120.0, "seconds that a rank waits for another before it gives up", least=0.1)
     test: bool = option(True, "test the trained model at the end")
-    log_every: int = option(10, "print a line every this many updates; 0 is never", least=0)
-    output_dir: str = option("runs", "folder of run folders")
+    log_every: int = option(10, "print a line every this many updates; 0 is never", least=0,
+                            elsewhere=("log-interval", "print-freq"))  # fmt: skip
+    output_dir: str = option(
+        "runs", "folder of run folders", elsewhere=("out", "output", "log-dir", "logdir", "save-dir")
+    )
     name: str | None = option(None, "name of the run folder; made from the spec and the time unless given")
 
     @property
     def global_batch(self) -> int:
         """Samples of one update."""
         return self.batch_size * (1 if self.strategy == "ps-async" else self.grid.replicas)
+
+    @property
+    def lr_scale(self) -> int:
+        """What the learning rate of one worker is multiplied by."""
+        return self.global_batch // self.batch_size if self.scale_lr else 1
 
     @property
     def grid(self) -> Grid:
@@ -169,19 +194,39 @@ class Resolved:
 
     spec: RunSpec
     sources: Mapping[str, str]
+    verbose: bool = False
 
     def introduction(self) -> list[str]:
-        """What will be run, and each value by its source, for people."""
-        spec, by_source = self.spec, dict[str, list[str]]()
+        """What will be run, for people: the learning rate, then each value by its source; defaults if `verbose`."""
+        by_source = dict[str, list[str]]()
         for name in FIELDS:
-            value = getattr(spec, name)
+            value = getattr(self.spec, name)
             shown = "not set" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-            by_source.setdefault(self.sources[name], []).append(f"{name} {shown}")
+            if self.verbose or (value is not None and self.sources[name] != "default"):
+                by_source.setdefault(self.sources[name], []).append(f"{name} {shown}")
         order = sorted(by_source, key=lambda source: source == "default")
-        width = min(24, max(map(len, by_source)))
+        width = min(24, max(map(len, by_source), default=0))
         rows = [f"  {source:<{width}}  {', '.join(by_source[source])}" for source in order]
         lines = [line for row in rows for line in _wrap(row, " " * (width + 4))]
         lines = [line if line.startswith(" ") else f"  {line}" for line in lines]
+        rate = [] if self.spec.emulated else [f"  {self._learning_rate()}"]
+        rest = [] if self.verbose else ["  all other options have their defaults (--verbose shows them)"]
+        return [self._heading(), *rate, *lines, *rest]
+
+    def _learning_rate(self) -> str:
+        """What the optimizer is given, which is not what --lr says where that is scaled by the workers."""
+        spec = self.spec
+        assert spec.lr is not None
+        text = f"learning rate {spec.lr * spec.lr_scale:.4g}"
+        if spec.lr_scale > 1:
+            who = "replicas" if spec.divided else "workers"
+            text += f" ({spec.lr:g} x {spec.lr_scale} {who}; --no-scale-lr keeps {spec.lr:g})"
+            if spec.warmup_epochs:
+                text += f", reached after {spec.warmup_epochs:g} epoch{'' if spec.warmup_epochs == 1 else 's'}"
+        return text + (", then falling to 0 along a cosine" if spec.decay == "cosine" else "")
+
+    def _heading(self) -> str:
+        spec = self.spec
         alone = spec.workers == 1
         who = f"{spec.workers} worker{'' if alone else 's'}"
         if spec.served:
@@ -196,7 +241,7 @@ class Resolved:
         how = "" if spec.ranks == 1 else f", {spec.transport}"
         smaller = f", gradients {spec.shrink} times smaller" if spec.shrink > 1 else ""
         mark = f"Emulated compute ({spec.compute.removeprefix(emulation.PREFIX)}{smaller}): " if spec.emulated else ""
-        return [f"{mark}{spec.model} on {spec.data}: {spec.strategy}, {who} {batch}{how}", *lines]
+        return f"{mark}{spec.model} on {spec.data}: {spec.strategy}, {who} {batch}{how}"
 
     def lines(self) -> list[str]:
         """TOML with the source of each value as a comment."""
@@ -209,6 +254,8 @@ class Resolved:
 
 
 FIELDS = {f.name: f for f in fields(RunSpec)}
+# What other tools call our options: by their name, ours.
+ELSEWHERE = {other: name.replace("_", "-") for name, f in FIELDS.items() for other in f.metadata["elsewhere"]}
 
 
 def read_config(path: str) -> dict[str, Any]:
@@ -248,7 +295,9 @@ def resolve(*layers: tuple[str, Mapping[str, Any]], world: World | None = None, 
 def _known(key: str, source: str) -> str:
     name = key.replace("-", "_")
     if name not in FIELDS:
-        raise UsageError(f"{source}: unknown key {key!r}{nearest(name, FIELDS)} (allowed: {', '.join(FIELDS)})")
+        raise UsageError(
+            f"{source}: unknown key {key!r}{meant(name, FIELDS, ELSEWHERE)} (allowed: {', '.join(FIELDS)})"
+        )
     return name
 
 

@@ -22,8 +22,11 @@ def check_served(spec: RunSpec) -> None:
         others = ("staleness_lr", "restarts", "worker_timeout", "snapshot_every", "encrypt")
         given += [name for name in others if getattr(spec, name) != getattr(usual, name)]
         if given:
-            flag = given[0].replace("_", "-")
-            raise UsageError(f"--{flag} is for parameter servers; strategy {spec.strategy} has none: use ps-sync")
+            flag, use = given[0].replace("_", "-"), {"staleness": "ps-bounded", "staleness_lr": "ps-async"}
+            raise UsageError(
+                f"--{flag} is for parameter servers; strategy {spec.strategy} has none: leave it out, or use "
+                f"--strategy {use.get(given[0], 'ps-sync')}"
+            )
         if spec.transport == "zmq":
             raise UsageError(f"--transport zmq with strategy {spec.strategy}: only parameter servers use it; use gloo")
         return

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import paceline
+from paceline.cli import main
 
 COMMAND = str(Path(sys.executable).parent / "paceline")
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI", "SLURM_", "PACELINE_")
@@ -77,6 +78,7 @@ def test_a_verb_that_does_not_exist_is_answered_with_the_nearest(tmp_path: Path)
         (["--modle", "mlp"], ["--modle", "did you mean '--model'?"]),
         (["--batchsize=3"], ["--batchsize", "did you mean '--batch-size'?"]),
         (["--epoch", "1"], ["--epoch", "did you mean '--epochs'?"]),
+        (["--learning-rate", "1"], ["--learning-rate", "it is called '--lr' here"]),
     ],
     ids=lambda part: part[0] if isinstance(part, list) else "",
 )
@@ -85,10 +87,19 @@ def test_a_misspelt_flag_is_answered_with_the_nearest(tmp_path: Path, arguments:
     assert [part for part in parts if part not in message] == []
 
 
+def test_a_flag_that_is_like_none_gets_no_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--clip", "--amp"):
+        with pytest.raises(SystemExit):
+            main(["train", flag, "1"])
+        assert f"unrecognized arguments: {flag} 1\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("line", "parts"),
     [
         ("--workers two", ["--workers is 'two'", "whole number"]),
+        ("--staleness 2 --workers 2", ["--staleness", "use --strategy ps-bounded"]),
+        ("--model none.py:build", ["there is no file", "none.py"]),
         ("--json --workers 0", ["--workers is 0", "at least 1"]),
         ("--lr -1", ["--lr is -1.0", "at least 0"]),
         ("--momentum nan", ["--momentum is nan", "from 0 to 1"]),

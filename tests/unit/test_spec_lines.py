@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,8 +78,9 @@ def test_the_lines_say_where_each_value_came_from() -> None:
 
 def test_the_introduction_shows_each_value_with_its_source() -> None:
     resolved = resolve(("config file run.toml", {"epochs": 2, "scale_lr": False}), ("flag", {"workers": 3, "lr": 0.1}))
-    heading, *rows = resolved.introduction()
+    heading, rate, *rows = replace(resolved, verbose=True).introduction()
     assert heading == "mnist-cnn on mnist-mini: allreduce, 3 workers x batch 128 = global batch 384, gloo"
+    assert rate == "  learning rate 0.1, then falling to 0 along a cosine"
     shown: dict[str, str] = {}
     source = ""
     for row in rows:
@@ -94,6 +96,20 @@ def test_the_introduction_shows_each_value_with_its_source() -> None:
         expected.setdefault(why, set()).add(f"{name} {text}")
     assert {why: {part.strip() for part in text.split(",")} for why, text in shown.items()} == expected
     assert list(shown)[-1] == "default"
+
+
+def test_without_being_asked_it_shows_what_was_given_and_derived_and_the_rate_that_is_trained_with() -> None:
+    lines = resolve(("flag", {"workers": 4, "lr": 0.01, "epochs": 2})).introduction()
+    assert lines[1] == (
+        "  learning rate 0.04 (0.01 x 4 workers; --no-scale-lr keeps 0.01), reached after 1 epoch, "
+        "then falling to 0 along a cosine"
+    )
+    text = "\n".join(lines)
+    assert "workers 4, epochs 2, lr 0.01" in text
+    assert "transport gloo" in text  # chosen for these workers
+    assert "momentum" not in text
+    assert "--verbose" in lines[-1]
+    assert len(lines) < 9
 
 
 def test_the_introduction_leaves_a_long_value_in_one_piece() -> None:

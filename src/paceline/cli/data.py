@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from paceline import own_code
 from paceline.data import cache, fetch, mini, packed
 from paceline.data.origins import ORIGINS
 from paceline.data.prepare import place_of, prepare
@@ -48,7 +49,7 @@ def _list() -> None:
             for cell, width, heading in zip(row, widths, rows[0], strict=True)
         )
         print("  ".join(cells).rstrip())
-    print("\nYour own: images:FOLDER (class folders), arrays:FILE.npz, or package.module:function.")
+    print(f"\nYour own: images:FOLDER (class folders), arrays:FILE.npz, {own_code.FORMS}.")
 
 
 def _where(info: DataInfo) -> str:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline import __version__
-from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, PacelineError, nearest
+from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, PacelineError, meant, nearest
+from paceline.spec import ELSEWHERE
 
 VERBS = ("train", "cut", "data", "models", "lab", "slurm", "bench", "compare", "report", "doctor")
 # These take another command behind --
@@ -25,7 +26,8 @@ class Parser(argparse.ArgumentParser):
         hint = ""
         if "unrecognized arguments" in message:
             word = next((w for w in message.split()[2:] if w.startswith("-")), "")
-            hint = nearest(word.split("=")[0], flags) if word else ""
+            here = {other: f"--{name}" for other, name in ELSEWHERE.items() if f"--{name}" in flags}
+            hint = meant(word.split("=")[0], flags, here) if word else ""
         print(f"{self.prog}: {message}{hint}\n  {self.prog} --help shows what is allowed", file=sys.stderr)
         sys.exit(EXIT_USAGE)
 

@@ -8,7 +8,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterable
-from dataclasses import MISSING, asdict
+from dataclasses import MISSING, asdict, replace
 from typing import Any
 
 from paceline.cli import nodes
@@ -22,7 +22,7 @@ from paceline.strategies import table as strategies
 
 HELP = "train a model, alone or on many processes"
 LISTS = ("memory", "speed")  # given once with commas, or several times
-NOT_SPEC = ("verb", "config", "json", "cluster", "role", "index")
+NOT_SPEC = ("verb", "config", "json", "verbose", "cluster", "role", "index")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--role", metavar="ps|worker", help="with --cluster: what this one is")
     parser.add_argument("--index", type=reader(int), metavar="N", help="with --cluster: which of its role, from 0")
     parser.add_argument("--json", action="store_true", help="print the summary as the last line of standard output")
+    parser.add_argument("--verbose", action="store_true", help="print every option at the start, defaults included")
     add_fields(parser, FIELDS)
 
 
@@ -126,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.role is not None or args.index is not None:
         raise UsageError("--role and --index say which rank of a cluster file this is: give --cluster FILE, too")
     world = World(seat.size, seat.launcher) if seat else None
-    resolved = resolve(*layers, world=world)
+    resolved = replace(resolve(*layers, world=world), verbose=args.verbose)
     if cluster and not resolved.spec.served:
         raise UsageError(
             f"--cluster with strategy {resolved.spec.strategy}: it is for ps-sync, ps-async and ps-bounded"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import subprocess
+import sys
 from pathlib import Path
 from typing import TextIO
 
@@ -16,6 +17,7 @@ from paceline.launch.placing import find_places
 from paceline.launch.settle import Ending
 from paceline.launch.spawn import start
 from paceline.launch.supervise import counting_signals, supervise
+from paceline.layout import crowded
 from paceline.records import Summary
 from paceline.spec import Resolved, RunSpec, resolve
 
@@ -33,6 +35,8 @@ def launch(resolved: Resolved, show: TextIO | None = None) -> tuple[Path, Ending
         open_run(folder, resolved)
         if show:
             print("\n".join(resolved.introduction()), file=show, flush=True)
+            if (warning := crowded(spec.workers or 1, spec.threads)) and not spec.emulated:
+                print(f"paceline: {warning}", file=sys.stderr, flush=True)
             if places:
                 print(f"Starting {spec.ranks} ranks in the lab: {places.about()}", file=show, flush=True)
         crew = start(spec, folder, _descriptor(show), places)

@@ -12,7 +12,7 @@ def learning_rate(spec: RunSpec, step: int, steps_per_epoch: int, total_steps: i
     from there it falls along a cosine to nothing at the end of training.
     """
     assert spec.lr is not None
-    scale = spec.global_batch // spec.batch_size if spec.scale_lr else 1
+    scale = spec.lr_scale
     warmup = min(round(spec.warmup_epochs * steps_per_epoch), total_steps) if scale > 1 else 0
     if step < warmup:
         return spec.lr * (1 + (scale - 1) * step / warmup)
