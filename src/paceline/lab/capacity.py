@@ -49,13 +49,13 @@ def flags(plan: Plan, capacity: float | None) -> list[str]:
     if capacity is None:
         return []
     found = []
-    reach = f"this machine moves about {in_words(round(capacity, -7))} between two nodes whose links have no limit"
+    reach = f"this machine moves about {in_words(round(int(capacity), -7))} between two nodes whose links have no limit"
     beyond = [node for node in plan.nodes if max(node.up, node.down) > SHAPED * capacity]
     if beyond:
         asked = in_words(max(max(node.up, node.down) for node in beyond))
         found.append(
             f"{', '.join(node.name for node in beyond)}: {asked} is out of reach: {reach}, and holding links to a "
-            f"speed costs more than half of that: ask for {in_words(round(SHAPED * capacity, -7))} at most"
+            f"speed costs more than half of that: ask for {in_words(round(int(SHAPED * capacity), -7))} at most"
         )
     total = sum(node.up for node in plan.nodes)
     if not beyond and total > TOTAL * capacity * max(1.0, cores() / 2):
