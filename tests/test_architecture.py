@@ -14,7 +14,8 @@ FILES = {".".join(("paceline", *p.relative_to(SOURCE).with_suffix("").parts)): p
 # Who may import what, of ours: a file matches the longest name; a room may always import itself.
 DOORS: dict[str, tuple[str, ...]] = {
     "paceline.errors": (),
-    "paceline.records": (),
+    "paceline.strict_json": (),
+    "paceline.records": ("strict_json",),
     "paceline.layout": (),
     "paceline.disturbance": ("records",),
     "paceline.spec": (
@@ -49,6 +50,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "errors",
         "records",
         "disturbance",
+        "strict_json",
         "layout",
         "own_code",
         "spec",
@@ -62,7 +64,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "emulation",
     ),
     "paceline.lab": ("errors", "layout"),
-    "paceline.analysis": ("errors", "records", "disturbance", "pipeline.plan", "pipeline.schedule"),
+    "paceline.analysis": ("errors", "records", "strict_json", "disturbance", "pipeline.plan", "pipeline.schedule"),
     "paceline.report": ("errors", "records", "analysis"),
     "paceline.report.table": (),
     "paceline.bench": (
@@ -82,9 +84,18 @@ DOORS: dict[str, tuple[str, ...]] = {
     "paceline.launch.connect": ("errors", "launch", "comm"),
     "paceline.launch.agree": ("errors", "spec", "comm", "launch.env"),
     "paceline.launch.meeting": ("errors", "spec", "launch", "server"),
-    "paceline.launch.rank": ("errors", "records", "spec", "comm", "launch", "training"),
-    "paceline.launch.served_rank": ("errors", "records", "spec", "comm.base", "launch", "training", "server"),
-    "paceline.launch.worker": ("errors", "records", "spec", "layout", "comm", "launch"),
+    "paceline.launch.rank": ("errors", "records", "strict_json", "spec", "comm", "launch", "training"),
+    "paceline.launch.served_rank": (
+        "errors",
+        "records",
+        "strict_json",
+        "spec",
+        "comm.base",
+        "launch",
+        "training",
+        "server",
+    ),
+    "paceline.launch.worker": ("errors", "records", "strict_json", "spec", "layout", "comm", "launch"),
     "paceline.launch.janitor": (),
     "paceline.cli": (
         "__version__",
@@ -92,6 +103,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "own_code",
         "layout",
         "records",
+        "strict_json",
         "spec",
         "launch",
         "lab",

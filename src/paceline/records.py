@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from paceline.strict_json import (
+    LARGEST,
+    Bounds,
+    Count,
+    Positive,
+    Ranks,
+    Seconds,
+    build,
+    dump,
+    naming,
+    parse,
+    plain,
+    read_text,
+)
 
 SCHEMA = 1
 
@@ -16,6 +30,7 @@ COMPLETED = "completed"
 INTERRUPTED = "interrupted"
 FAILED = "failed"
 RUNNING = "running"
+STATUSES = (COMPLETED, INTERRUPTED, FAILED, RUNNING)
 
 
 @dataclass
@@ -34,26 +49,28 @@ class Summary:
 
     Where no worker has the whole model, a replica is `stages` workers (pipeline) or `tensor` workers (tensor); replicas
     average by `averaging`.
+
+    `folder` is where it was read from or written to; the file does not have it.
     """
 
     status: str
     strategy: str
-    workers: int
+    workers: Ranks
     transport: str
     model: str
     data: str
-    batch_size: int
-    global_batch: int
-    epochs: int
+    batch_size: Positive
+    global_batch: Positive
+    epochs: Count
     seed: int
     schema: int = SCHEMA
     compute: str = "real"
-    compute_seconds: float | None = None
-    shrink: int = 1
-    servers: int = 0
-    stages: int = 1
-    tensor: int = 1
-    microbatches: int = 1
+    compute_seconds: Seconds | None = None
+    shrink: Positive = 1
+    servers: Ranks = 0
+    stages: Positive = 1
+    tensor: Positive = 1
+    microbatches: Positive = 1
     schedule: str | None = None
     averaging: str | None = None
     recompute: bool = False
@@ -64,9 +81,9 @@ class Summary:
     parameters: int | None = None
     threads: int | None = None
     overlap: bool | None = None
-    read_seconds: float | None = None
-    update_seconds: float | None = None
-    epoch_seconds: list[float] = field(default_factory=list)
+    read_seconds: Seconds | None = None
+    update_seconds: Seconds | None = None
+    epoch_seconds: list[Seconds] = field(default_factory=list)
     train_loss: list[float] = field(default_factory=list)
     train_accuracy: list[float] = field(default_factory=list)
     validation_loss: list[float] = field(default_factory=list)
@@ -74,7 +91,7 @@ class Summary:
     best_epoch: int | None = None
     test_loss: float | None = None
     test_accuracy: float | None = None
-    total_seconds: float | None = None
+    total_seconds: Seconds | None = None
     images_per_second: float | None = None
     wire: str | None = None
     security: str | None = None
@@ -94,19 +111,106 @@ class Summary:
     comm_seconds: list[float] = field(default_factory=list)
     input_seconds: list[float] = field(default_factory=list)
     peak_rss_bytes: list[int] = field(default_factory=list)
+    folder: Path | None = field(default=None, init=False, compare=False, repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As summary.json has it."""
+        return {name: value for name, value in asdict(self).items() if name != "folder"}
+
+
+def check_summary(folder: Path) -> Summary:
+    """The folder's summary; raises OSError or ValueError if there is none, or one that cannot be."""
+    summary = build(Summary, _of_this_schema(parse(read_text(folder / "summary.json"))))
+    if summary.status not in STATUSES:
+        raise ValueError(f"status is {summary.status[:40]!r}, and one of {', '.join(STATUSES)} is expected")
+    summary.folder = folder
+    return summary
 
 
 def read_summary(folder: Path) -> Summary | None:
     """The folder's summary, or None where there is none that can be read."""
     try:
-        values = json.loads((folder / "summary.json").read_text("utf-8"))
-        return Summary(**values) if values["schema"] == SCHEMA else None
-    except (OSError, ValueError, TypeError, KeyError):
+        return check_summary(folder)
+    except (OSError, ValueError):
         return None
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
-    write_whole(folder / "summary.json", json.dumps(asdict(summary), indent=1) + "\n")
+    write_whole(folder / "summary.json", dump(summary.as_dict(), indent=1) + "\n")
+    summary.folder = folder
+
+
+def _of_this_schema(values: Any) -> Any:
+    if isinstance(values, dict) and values.get("schema") != SCHEMA:
+        raise ValueError("it is of another version")
+    return values
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """Where a rank was."""
+
+    rank: Ranks
+    host: str
+    role: str = "worker"
+    pid: Count = 0
+
+
+Rate = Annotated[float, Bounds(1e-3, LARGEST)]
+
+
+@dataclass(frozen=True)
+class LabNode:
+    """A node of a lab: the speeds of its link."""
+
+    up: Rate
+    down: Rate
+    cpu: Rate | None = None
+    speed: Rate | None = None
+    rack: Count | None = None
+
+
+@dataclass(frozen=True)
+class Lab:
+    """The lab that a run was in, as far as it is read."""
+
+    nodes: tuple[LabNode, ...]
+    mtu: Positive = 1500
+    racks: tuple[dict[str, Any], ...] = ()
+    faults: tuple[dict[str, Any], ...] = ()
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Environment:
+    """env.json, as far as it is read."""
+
+    ranks: tuple[RankRow, ...]
+    python: str | None = None
+    torch: str | None = None
+    platform: str | None = None
+    processor: str | None = None
+    cores: Positive | None = None
+    gpus: tuple[str, ...] | None = None
+    lab: Lab | None = None
+
+
+def check_environment(folder: Path) -> dict[str, Any]:
+    """What env.json says; raises OSError or ValueError if it cannot be."""
+    path = folder / "env.json"
+    with naming(path):
+        values: dict[str, Any] = plain(parse(read_text(path)), "it")
+        if not build(Environment, values, extra=True).ranks:
+            raise ValueError("it names no ranks")
+    return values
+
+
+def read_ranks(folder: Path) -> tuple[RankRow, ...]:
+    """The ranks that env.json names; none where it cannot be read."""
+    try:
+        return build(Environment, parse(read_text(folder / "env.json")), extra=True).ranks
+    except (OSError, ValueError):
+        return ()
 
 
 @dataclass(frozen=True)
@@ -140,15 +244,13 @@ BENCH = "bench.json"
 def read_bench(folder: Path) -> Bench | None:
     """The experiment of a folder, or None where there is none that can be read."""
     try:
-        values = json.loads((folder / BENCH).read_text("utf-8"))
-        lists = {name: tuple(values[name]) for name in ("limits", "draw", "paper", "runs", "left_out")}
-        return Bench(**values | lists) if values["schema"] == SCHEMA else None
-    except (OSError, ValueError, TypeError, KeyError):
+        return build(Bench, _of_this_schema(parse(read_text(folder / BENCH))))
+    except (OSError, ValueError):
         return None
 
 
 def write_bench(folder: Path, bench: Bench) -> None:
-    write_whole(folder / BENCH, json.dumps(asdict(bench), indent=1) + "\n")
+    write_whole(folder / BENCH, dump(asdict(bench), indent=1) + "\n")
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -183,7 +285,7 @@ class LineWriter:
             self._file.write("\n")
 
     def write(self, kind: str, **values: Any) -> None:
-        self._file.write(json.dumps({"kind": kind, **values}) + "\n")
+        self._file.write(dump({"kind": kind, **values}) + "\n")
 
     def flush(self) -> None:
         self._file.flush()
@@ -205,16 +307,19 @@ def _is_cut(path: Path) -> bool:
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The records of a JSON-lines file; a last line cut short by a crash is left out."""
     try:
-        text = path.read_text("utf-8", errors="replace")
-    except OSError:
+        text = read_text(path)
+    except (OSError, ValueError):
         return
     for line in text.splitlines():
         try:
-            record = json.loads(line)
+            record = parse(line)
         except ValueError:
             continue
-        if isinstance(record, dict) and "kind" in record:
+        if isinstance(record, dict) and isinstance(record.get("kind"), str):
             yield record
+
+
+Cores = Annotated[float, Bounds(0, 1e6)]
 
 
 @dataclass(frozen=True)
@@ -250,17 +355,17 @@ class NodeSample:
     the node).
     """
 
-    time: float
-    cpu: float | None
+    time: Seconds
+    cpu: Cores | None
     memory_bytes: int | None
-    run_cpu: float | None = None
+    run_cpu: Cores | None = None
     run_memory_bytes: int | None = None
     interfaces: dict[str, Traffic] = field(default_factory=dict)
     gpus: tuple[Gpu, ...] = ()
-    machine_cpu: float | None = None
-    steal: float | None = None
-    pressure: float | None = None
-    preemptions: float | None = None
+    machine_cpu: Cores | None = None
+    steal: Cores | None = None
+    pressure: Cores | None = None
+    preemptions: Annotated[float, Bounds(0, 1e9)] | None = None
 
 
 @dataclass(frozen=True)
@@ -271,32 +376,34 @@ class Node:
     """
 
     name: str
-    cores: int | None
+    cores: Positive | None
     memory_bytes: int | None
-    period: float
+    period: Seconds
     clock: str
     own_processes: bool
-    samples: list[NodeSample]
+    samples: list[NodeSample] = field(default_factory=list)
     machine: str | None = None
 
 
 def read_samples(path: Path) -> list[NodeSample]:
-    """The samples of a node, in the order they were taken."""
-    return [_sample(record) for record in read_lines(path) if record["kind"] == "sample"]
+    """The samples of a node, in the order they were taken. Raises ValueError if one cannot be."""
+    return [build(NodeSample, _values(record)) for record in read_lines(path) if record["kind"] == "sample"]
 
 
-def _sample(record: dict[str, Any]) -> NodeSample:
-    values = {name: value for name, value in record.items() if name not in ("kind", "interfaces", "gpus")}
-    traffic = {name: Traffic(**counts) for name, counts in record["interfaces"].items()}
-    return NodeSample(**values, interfaces=traffic, gpus=tuple(Gpu(**gpu) for gpu in record.get("gpus", [])))
+def _values(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in ("kind", "schema")}
 
 
 def read_nodes(folder: Path) -> dict[str, Node]:
-    """The nodes of a run folder, by name; one that was started again has one row of samples."""
+    """The nodes of a run folder, by name; one that was started again has one row of samples.
+
+    Raises ValueError if a sample cannot be.
+    """
     nodes = {}
     for path in sorted(folder.glob("node_*.jsonl")):
-        head = next((r for r in read_lines(path) if r["kind"] == "node" and r["schema"] == SCHEMA), None)
-        if head:
-            values = {name: value for name, value in head.items() if name not in ("kind", "schema")}
-            nodes[head["name"]] = Node(**values, samples=read_samples(path))
+        heads = (r for r in read_lines(path) if r["kind"] == "node" and r.get("schema") == SCHEMA)
+        if head := next(heads, None):
+            with naming(path):
+                node = replace(build(Node, _values(head)), samples=read_samples(path))
+            nodes[node.name] = node
     return nodes

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,14 @@ def test_a_summary_reads_back_as_it_was_written(tmp_path: Path) -> None:
     write_summary(tmp_path, SUMMARY)
     assert read_summary(tmp_path) == SUMMARY
     assert json.loads((tmp_path / "summary.json").read_text())["schema"] == 1
-    write_summary(tmp_path, Summary(**{**asdict(SUMMARY), "error": None, "steps": 9}))
+    write_summary(tmp_path, Summary(**{**SUMMARY.as_dict(), "error": None, "steps": 9}))
     again = read_summary(tmp_path)
     assert again is not None
     assert (again.error, again.steps) == (None, 9)
 
 
 def known() -> dict[str, Any]:
-    return asdict(SUMMARY)
+    return SUMMARY.as_dict()
 
 
 @pytest.mark.parametrize(
@@ -155,3 +155,54 @@ def test_what_is_no_record_is_left_out_and_no_file_has_none(tmp_path: Path) -> N
     path.write_text('3\n"text"\n[]\n\0\0\0\n{"kind": "end"}\n')
     assert list(read_lines(path)) == [{"kind": "end"}]
     assert list(read_lines(tmp_path / "none.jsonl")) == []
+
+
+def strictly(text: str) -> Any:
+    """As a parser that knows JSON alone reads it."""
+
+    def refuse(word: str) -> Any:
+        raise AssertionError(f"{word} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_numbers_that_are_not_finite_are_written_as_null_and_read_as_no_number(tmp_path: Path) -> None:
+    nan, inf = float("nan"), float("inf")
+    values = SUMMARY.as_dict() | {"train_loss": [2.3, nan], "test_loss": inf, "lost_workers": [{"x": (nan, 1)}]}
+    write_summary(tmp_path, Summary(**values))
+    text = (tmp_path / "summary.json").read_text()
+    assert strictly(text)["train_loss"] == [2.3, None]
+    again = read_summary(tmp_path)
+    assert again is not None
+    assert again.train_loss[0] == 2.3
+    assert math.isnan(again.train_loss[1])
+    assert (again.test_loss, again.lost_workers) == (None, [{"x": [None, 1]}])
+    lines = LineWriter(tmp_path / "rank_0.jsonl")
+    lines.write("step", loss=nan, spans={"wait": -inf})
+    lines.close()
+    assert strictly((tmp_path / "rank_0.jsonl").read_text()) == {"kind": "step", "loss": None, "spans": {"wait": None}}
+
+
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "1e400", "1e19", str(10**20), "9" * 5000, "[" * 5000])
+def test_a_number_that_is_not_json_or_absurdly_large_is_no_record(tmp_path: Path, word: str) -> None:
+    path = tmp_path / "rank_0.jsonl"
+    path.write_text(f'{{"kind": "step", "loss": {word}}}\n{{"kind": "end"}}\n')
+    assert [record["kind"] for record in read_lines(path)] == ["end"]
+    (tmp_path / "summary.json").write_text(json.dumps(known()).replace("2.3", word))
+    assert read_summary(tmp_path) is None
+
+
+def test_a_pipe_in_a_run_folder_is_not_waited_for(tmp_path: Path) -> None:
+    for name in ("summary.json", "rank_0.jsonl"):
+        os.mkfifo(tmp_path / name)
+    assert read_summary(tmp_path) is None
+    assert list(read_lines(tmp_path / "rank_0.jsonl")) == []
+
+
+def test_a_summary_knows_its_folder_and_the_file_does_not(tmp_path: Path) -> None:
+    write_summary(tmp_path, summary := Summary(**known()))
+    assert summary.folder == tmp_path
+    again = read_summary(tmp_path)
+    assert again is not None
+    assert again.folder == tmp_path
+    assert "folder" not in strictly((tmp_path / "summary.json").read_text())

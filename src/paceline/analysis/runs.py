@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf, isfinite
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from paceline.analysis.statistics import Series, effective_samples, warm_up
 from paceline.disturbance import disturbance
 from paceline.pipeline.plan import Plan
-from paceline.records import COMPLETED, Node, Summary, read_lines, read_nodes, read_summary
+from paceline.records import COMPLETED, Node, Summary, check_environment, check_summary, read_lines, read_nodes
+from paceline.strict_json import LARGEST, Bounds, Count, Positive, Seconds, build, naming, parse, plain, read_text
 
 # Workers of these do not wait for each other.
 APART = ("ps-async", "ps-bounded")
@@ -33,12 +33,12 @@ class Step:
     A server's workers make gradients, not updates: their samples are their own. Emulated compute has no loss.
     """
 
-    step: int
-    epoch: int
-    time: float
-    seconds: float
-    samples: int
-    spans: dict[str, float]
+    step: Count
+    epoch: Count
+    time: Seconds
+    seconds: Seconds
+    samples: Positive
+    spans: dict[str, Seconds]
     loss: float | None = None
 
 
@@ -47,21 +47,24 @@ class Event:
     """What a stage did, for which micro-batch (-1: for none), from when on, and for how long; seconds of its step."""
 
     what: str
-    micro: int
-    start: float
-    seconds: float
+    micro: Annotated[int, Bounds(-1, LARGEST)]
+    start: Annotated[float, Bounds(-1e10, 1e10)]
+    seconds: Seconds
 
     @property
     def end(self) -> float:
         return self.start + self.seconds
 
 
+EVENT = ("what", "micro", "start", "seconds")  # in this order in a file
+
+
 @dataclass(frozen=True)
 class Timeline:
     """One step of a stage, event by event. `time` is when it began, in seconds of the Unix clock."""
 
-    step: int
-    time: float
+    step: Count
+    time: Seconds
     events: tuple[Event, ...]
 
 
@@ -167,60 +170,61 @@ class LeftOut:
 
 def read_run(folder: Path) -> Run | LeftOut:
     """A run from its folder, or why not. Nothing of a folder that is half written or damaged is used."""
-    summary = read_summary(folder)
-    if summary is None:
-        if (folder / "spec.toml").exists() and not (folder / "summary.json").exists():
-            return LeftOut(folder, "no summary that can be read: it has not come to its end")
-        return LeftOut(folder, "no summary that can be read: not a run folder, or one of another version")
+    try:
+        summary = check_summary(folder)
+    except FileNotFoundError:
+        begun = (folder / "spec.toml").exists()
+        return LeftOut(folder, f"no summary that can be read: {'it did not begin' if begun else 'not a run folder'}")
+    except (OSError, ValueError) as error:
+        return LeftOut(folder, f"no summary that can be read: {error}")
     if summary.status != COMPLETED:
         because = f": {summary.error}" if summary.error else ""
         return LeftOut(folder, f"{summary.status}{because}")
     try:
-        spec = tomllib.loads((folder / "spec.toml").read_text("utf-8"))
-        environment = json.loads((folder / "env.json").read_text("utf-8"))
-        ranks = range(summary.servers + summary.workers)
-        steps = {rank: _steps(folder / f"rank_{rank}.jsonl") for rank in ranks}
-        staged = ranks if summary.strategy == "pipeline" else ()
-        timelines = {rank: _timelines(folder / f"rank_{rank}.jsonl") for rank in staged}
-        plan = _plan(folder / "plan.json") if staged else None
-        run = Run(folder, spec, summary, environment, steps, read_nodes(folder), timelines, plan)
+        run = _read(folder, summary)
         wrong = next(_faults(run), None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        wrong = f"{type(error).__name__}: {error}"
+    except (OSError, ValueError) as error:
+        wrong = str(error)
     return LeftOut(folder, f"damaged: {wrong}") if wrong else run
+
+
+def _read(folder: Path, summary: Summary) -> Run:
+    """Raises OSError or ValueError if a file is missing, or has something in it that cannot be."""
+    environment = check_environment(folder)
+    ranks = range(summary.servers + summary.workers)
+    steps = {rank: _steps(folder / f"rank_{rank}.jsonl") for rank in ranks}
+    staged = ranks if summary.strategy == "pipeline" else ()
+    timelines = {rank: _timelines(folder / f"rank_{rank}.jsonl") for rank in staged}
+    plan = _plan(folder / "plan.json") if staged else None
+    return Run(folder, _spec(folder / "spec.toml"), summary, environment, steps, read_nodes(folder), timelines, plan)
+
+
+def _spec(path: Path) -> dict[str, Any]:
+    with naming(path):
+        try:
+            values: dict[str, Any] = plain(tomllib.loads(read_text(path)), "it")
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+    return values
 
 
 def _faults(run: Run) -> Iterator[str]:
     """What of a run cannot be; the order matters, as what comes later rests on what is before it."""
-    s, environment, steps = run.summary, run.environment, run.steps[0]
-    if not isinstance(environment, dict):
-        yield "env.json is not a table"
-    ranks = environment.get("ranks")
-    if not isinstance(ranks, list) or not ranks or not all(isinstance(row.get("host"), str) for row in ranks):
-        yield "env.json does not say on which hosts its ranks were"
-    lab = environment.get("lab")
-    if lab is not None and not all(_is_positive(node.get(key)) for node in lab["nodes"] for key in ("up", "down")):
-        yield "env.json has a node of a lab without its speeds up and down"
-    for name in ("epoch_seconds", "train_loss", "train_accuracy", "validation_loss", "validation_accuracy"):
-        values = getattr(s, name)
-        if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
-            yield f"summary.json has no list of numbers as {name}"
+    s, steps = run.summary, run.steps[0]
+    for name in ("train_loss", "train_accuracy", "validation_loss", "validation_accuracy"):
+        if not all(map(isfinite, getattr(s, name))):
+            yield f"{name} has a value that is not finite: the training diverged"
     if len(steps) != s.steps or not steps:
         yield f"{len(steps)} steps are written down, and the summary says {s.steps}"
-    timed = all(sum(step.seconds for step in each) > 0 for each in run.rounds(steps))
-    if not timed or not all(step.samples > 0 and 0 <= step.seconds < inf for step in steps):
-        yield "it has steps of no samples or of no time"
-    if min(s.stages, s.tensor, s.microbatches) < 1 or s.workers % (s.stages * s.tensor):
+    if not all(sum(step.seconds for step in each) > 0 for each in run.rounds(steps)):
+        yield "it has steps of no time"
+    if s.workers < 1 or s.workers % (s.stages * s.tensor):
         yield f"{s.workers} workers cannot be replicas of {s.stages} stages and {s.tensor} shards"
     if run.plan and len(run.plan.stages) != s.stages:
         yield f"plan.json has {len(run.plan.stages)} stages, and the summary says {s.stages}"
     for rank in range(s.servers, s.servers + s.workers if _is_together(s) else 0):
         if len(run.steps[rank]) != s.steps:
             yield f"rank {rank} has {len(run.steps[rank])} steps written down, and the run {s.steps}"
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and 0 < value < inf
 
 
 def _is_together(summary: Summary) -> bool:
@@ -230,33 +234,30 @@ def _is_together(summary: Summary) -> bool:
 
 def _steps(path: Path) -> list[Step]:
     """In the order of their numbers; of one that was made again, after a server came back, the last counts."""
-    found = {r["step"]: r for r in read_lines(path) if r["kind"] == "step"}
-    return [
-        Step(number, r["epoch"], float(r["time"]), float(r["seconds"]), int(r["samples"]), dict(r["spans"]), _loss(r))
-        for number, r in sorted(found.items())
-    ]
+    with naming(path):
+        found = [build(Step, record, extra=True) for record in read_lines(path) if record["kind"] == "step"]
+    by_number = {step.step: step for step in found}
+    return [by_number[number] for number in sorted(by_number)]
 
 
 def _timelines(path: Path) -> list[Timeline]:
     """In the order of their steps."""
-    found = {r["step"]: r for r in read_lines(path) if r["kind"] == "timeline"}
-    made = [Timeline(int(number), float(r["time"]), tuple(_event(*each) for each in r["events"]))
-            for number, r in sorted(found.items())]  # fmt: skip
-    if not all(isfinite(event.start) and 0 <= event.seconds < inf for each in made for event in each.events):
-        raise ValueError("a timeline has events of no time")
-    return made
+    with naming(path):
+        found = [_timeline(record) for record in read_lines(path) if record["kind"] == "timeline"]
+    by_number = {each.step: each for each in found}
+    return [by_number[number] for number in sorted(by_number)]
 
 
-def _event(what: str, micro: int, start: float, seconds: float) -> Event:
-    return Event(str(what), int(micro), float(start), float(seconds))
+def _timeline(record: dict[str, Any]) -> Timeline:
+    rows = record.get("events")
+    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == len(EVENT) for row in rows):
+        raise ValueError(f"a timeline is not a list of events, each of {', '.join(EVENT)}")
+    return build(Timeline, record | {"events": [dict(zip(EVENT, row, strict=True)) for row in rows]}, extra=True)
 
 
 def _plan(path: Path) -> Plan | None:
-    return Plan.from_dict(json.loads(path.read_text("utf-8"))) if path.exists() else None
-
-
-def _loss(record: dict[str, Any]) -> float | None:
-    return None if record.get("loss") is None else float(record["loss"])
+    with naming(path):
+        return build(Plan, parse(read_text(path))) if path.exists() else None
 
 
 def find_folders(paths: Iterable[Path]) -> list[Path]:

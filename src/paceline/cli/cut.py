@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import TextIO
 
@@ -11,6 +10,7 @@ from paceline.cli import train
 from paceline.pipeline import showing
 from paceline.pipeline.sizes import parse_bandwidth
 from paceline.spec import RunSpec, resolve
+from paceline.strict_json import dump
 
 HELP = "say where to cut a model into the stages of a pipeline, and what each would cost"
 FIELDS = ("model", "hidden", "dropout", "data", "data_dir", "image_size", "batch_size", "microbatches", "schedule",
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     progress = Progress(sys.stderr)
     plan = plan_cut(spec, progress, link)
     progress.done()
-    print(json.dumps(plan.as_dict()) if args.json else "\n".join(showing.lines(plan)))
+    print(dump(plan.as_dict()) if args.json else "\n".join(showing.lines(plan)))
     return 0
 
 

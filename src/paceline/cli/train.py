@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import types
 import typing
 from collections.abc import Iterable
-from dataclasses import MISSING, asdict, replace
+from dataclasses import MISSING, replace
 from typing import Any
 
 from paceline.cli import nodes
@@ -19,6 +18,7 @@ from paceline.launch.env import Seat, find_seat, in_lab
 from paceline.launch.run import launch
 from paceline.spec import FIELDS, RunSpec, World, read_config, resolve
 from paceline.strategies import table as strategies
+from paceline.strict_json import dump
 
 HELP = "train a model, alone or on many processes"
 LISTS = ("memory", "speed")  # given once with commas, or several times
@@ -144,5 +144,5 @@ def run(args: argparse.Namespace) -> int:
     if ending.message:
         print(f"paceline: {ending.message}", file=sys.stderr)
     if args.json and ending.summary:
-        print(json.dumps(asdict(ending.summary)))
+        print(dump(ending.summary.as_dict()))
     return ending.exit_code

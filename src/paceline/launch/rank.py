@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 import traceback
@@ -32,6 +31,7 @@ from paceline.launch.signals import StopSignals
 from paceline.launch.usage import NodeUsage
 from paceline.records import INTERRUPTED, LineWriter, Summary, write_whole
 from paceline.spec import Resolved
+from paceline.strict_json import dump
 from paceline.training.console import Console
 from paceline.training.loop import Job, train
 from paceline.training.setup import choose_place
@@ -95,7 +95,7 @@ class Rank:
         if comm.rank == 0:
             if not self.launched:
                 open_run(self.folder, self.resolved)
-            write_whole(self.folder / "env.json", json.dumps(ranks, indent=1) + "\n")
+            write_whole(self.folder / "env.json", dump(ranks, indent=1) + "\n")
         comm.barrier()
         self._watch_node()
         trace = Trace(self.folder / f"rank_{comm.rank}.jsonl", comm.rank)

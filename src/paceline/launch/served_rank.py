@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import socket
@@ -24,6 +23,7 @@ from paceline.records import INTERRUPTED, write_whole
 from paceline.server.client import Unanswered
 from paceline.server.roles import Meeting
 from paceline.spec import Resolved
+from paceline.strict_json import dump
 from paceline.training.console import Console
 from paceline.training.served import ServedJob, Server, work
 from paceline.training.setup import choose_place
@@ -96,7 +96,7 @@ class ServedRank(Rank):
                 role = "server" if rank < self.servers else "worker"
                 rows[rank] = {"rank": rank, "role": role, "host": row["host"], "pid": row["pid"]}
             ranks = [rows[rank] for rank in sorted(rows)]
-            write_whole(folder / "env.json", json.dumps(describe(ranks), indent=1) + "\n")
+            write_whole(folder / "env.json", dump(describe(ranks), indent=1) + "\n")
 
         trace = Trace(folder / "rank_0.jsonl", 0)
         console = Console(self.stream, self._log())

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
-from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
@@ -22,6 +20,7 @@ from paceline.launch.signals import StopSignals
 from paceline.layout import threads_per_rank
 from paceline.records import read_summary
 from paceline.spec import Resolved, read_config, resolve
+from paceline.strict_json import dump
 
 
 def run_seat(
@@ -46,7 +45,7 @@ def run_seat(
     code = rank.run()
     summary = read_summary(rank.folder) if rank.folder else None
     if as_json and seat.rank == 0 and summary:
-        print(json.dumps(asdict(summary)), flush=True)
+        print(dump(summary.as_dict()), flush=True)
     return code
 
 

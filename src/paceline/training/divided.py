@@ -27,6 +27,7 @@ from paceline.strategies.base import Strategy, score
 from paceline.strategies.pipeline import Pipeline, PipelineOptions
 from paceline.strategies.synchronous import Options
 from paceline.strategies.tensor import TensorParallel
+from paceline.strict_json import dump
 from paceline.tensor.apply import split_wide
 from paceline.training.planning import build_without_storage, make_plan, measure_link, trace_model
 from paceline.training.prepared import Prepared
@@ -200,7 +201,7 @@ def _agree_on_cuts(job: Job, graph: Graph) -> list[int]:
     if comm.rank == 0:
         for line in lines(plan):
             job.console.line(line)
-        write_whole(job.folder / "plan.json", json.dumps(found["plan"], indent=1) + "\n")
+        write_whole(job.folder / "plan.json", dump(found["plan"], indent=1) + "\n")
     return [0, *plan.positions(), len(graph.nodes)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +67,6 @@ def test_losses_of_a_long_run_are_means_that_end_where_it_ends(tmp_path: Path) -
 def test_the_leading_server_knows_the_loss_of_whole_updates(tmp_path: Path) -> None:
     run = check_read(write_run(tmp_path / "a", [0.1] * 4, workers=3, servers=2, losses=[4.0, 3.0, 2.0, 1.0]))
     assert list(losses(run)[1]) == [96, 192, 288, 384]
-
-
-def test_a_loss_that_is_not_a_number_stays_one(tmp_path: Path) -> None:
-    assert math.isnan(losses(check_read(write_run(tmp_path / "a", [0.1] * 2, losses=[1.0, math.nan])))[2][1])
 
 
 def test_the_target_is_round_and_reached_by_a_quarter_of_the_runs_or_two(tmp_path: Path) -> None:

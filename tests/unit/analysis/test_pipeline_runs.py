@@ -161,10 +161,10 @@ def spoil_timeline(**values: Any) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (spoil_timeline(events=[["forward", 0, 0.0]]), "missing 1 required positional argument"),
-        (spoil_timeline(events=[["forward", 0, 0.0, -1.0]]), "events of no time"),
-        (spoil_timeline(time=None), "TypeError"),
-        (lambda folder: (folder / "plan.json").write_text("{"), "JSONDecodeError"),
+        (spoil_timeline(events=[["forward", 0, 0.0]]), "each of what, micro, start, seconds"),
+        (spoil_timeline(events=[["forward", 0, 0.0, -1.0]]), "rank_1.jsonl: seconds is -1.0"),
+        (spoil_timeline(time=None), "rank_1.jsonl: time is None"),
+        (lambda folder: (folder / "plan.json").write_text("{"), "plan.json: Expecting"),
         (lambda folder: (folder / "plan.json").write_text(json.dumps(Stages(EVEN[:3]).plan().as_dict())), "3 stages"),
     ],
 )

@@ -338,21 +338,6 @@ def test_a_long_error_bar_does_not_make_all_else_small(tmp_path: Path) -> None:
     assert "Bars that reach the upper edge go on" in chart.caption
 
 
-def test_a_training_that_diverged_is_a_gap(tmp_path: Path) -> None:
-    """Its loss is no number, which JSON does not have."""
-    nan = float("nan")
-    for batch, loss in ((32, 0.1), (64, nan), (128, 0.3)):
-        write_run(tmp_path / f"{batch}", steady(0.1, 20), batch=batch, per_epoch=10, losses=[loss] * 20, test_loss=loss,
-                  test_accuracy=loss, train_loss=[loss] * 2, train_accuracy=[loss] * 2)  # fmt: skip
-    charts = draw(read_study([tmp_path]))
-    [chart] = named(charts, "loss-by-batch")
-    assert chart.figure["data"][0]["y"] == [0.1, None, 0.3]
-    assert [row["test_loss"] for row in chart.rows] == [0.1, None, 0.3]
-    for chart in charts:
-        json.dumps([chart.figure, chart.narrow, chart.rows], allow_nan=False)
-        go.Figure(chart.figure)
-
-
 def test_many_lines_are_in_several_panels(tmp_path: Path) -> None:
     for batch in (16, 32, 64, 128, 256, 512):
         for strategy, workers in (("sequential", 1), ("ring", 2), ("gather", 2), ("allreduce", 2)):
