@@ -15,7 +15,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## train a network sequentially and by two workers in four ways, and compare
 	$(BIN)/python examples/demo.py
 
-test: $(READY)  ## every test, on real threads, processes and MPI ranks
+test: $(READY)  ## every test, on real threads, processes and MPI ranks, and in a real browser
+	tests/browser/install.sh
 	$(BIN)/python -m pytest
 
 test-slurm: $(READY)  ## paceline slurm's scripts on a real two-node Slurm, as root; installs Debian's where it is missing

@@ -18,6 +18,20 @@ settings.load_profile("paceline")
 torch.set_num_threads(1)
 
 
+NO_BROWSER = "there is no chromium with chromedriver"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Make it plain which claims were not tested."""
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if NO_BROWSER in str(report.longrepr)]
+    if skipped:
+        terminalreporter.section("NOT RUN", red=True, bold=True)
+        terminalreporter.line(
+            f"{len(skipped)} tests that look at reports in a browser did not run: {NO_BROWSER} "
+            f"(apt-get install chromium chromium-driver fonts-dejavu-core)"
+        )
+
+
 @pytest.fixture(scope="session")
 def worlds() -> Iterator[Worlds]:
     started = Worlds()

@@ -33,19 +33,25 @@ SCRIPT = (Path(__file__).parent / "look.js").read_text("utf-8")
 PIECE = 2000  # pixels of a long page in one picture
 
 
+def programs() -> tuple[str, str] | None:
+    """Chromium and its driver, where both are installed."""
+    found = shutil.which("chromium"), shutil.which("chromedriver")
+    return (found[0], found[1]) if found[0] and found[1] else None
+
+
 @contextmanager
 def browser() -> Iterator[Chrome]:
     """Debian's Chromium without a window, with a profile of its own that is gone afterwards."""
-    found = shutil.which("chromium"), shutil.which("chromedriver")
-    if not all(found):
+    found = programs()
+    if found is None:
         raise RuntimeError("no chromium or no chromedriver: apt-get install chromium chromium-driver fonts-dejavu-core")
     with tempfile.TemporaryDirectory(prefix="paceline-browser-") as profile:
         options = ChromeOptions()
-        options.binary_location = str(found[0])
+        options.binary_location = found[0]
         for flag in (*FLAGS, f"--user-data-dir={profile}"):
             options.add_argument(flag)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-        driver = Chrome(options=options, service=ChromeService(str(found[1])))
+        driver = Chrome(options=options, service=ChromeService(found[1]))
         try:
             driver.get("about:blank")
             for kind in ("browser", "performance"):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import look
 import pytest
+from conftest import NO_BROWSER
 from made_up_experiments import servers_and_ring, sizes_cut_short, training, workers_on_nodes
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
@@ -17,6 +18,7 @@ from paceline.report.page import page
 from paceline.report.plotly_js import plotly_js
 from paceline.report.table import CHARTS
 
+pytestmark = pytest.mark.skipif(look.programs() is None, reason=NO_BROWSER)
 MADE = (training, servers_and_ring, sizes_cut_short, workers_on_nodes)
 
 
