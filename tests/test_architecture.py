@@ -84,9 +84,10 @@ DOORS: dict[str, tuple[str, ...]] = {
     "paceline.launch.connect": ("errors", "launch", "comm"),
     "paceline.launch.agree": ("errors", "spec", "comm", "launch.env"),
     "paceline.launch.meeting": ("errors", "spec", "launch", "server"),
-    "paceline.launch.rank": ("errors", "records", "strict_json", "spec", "comm", "launch", "training"),
+    "paceline.launch.rank": ("errors", "own_code", "records", "strict_json", "spec", "comm", "launch", "training"),
     "paceline.launch.served_rank": (
         "errors",
+        "own_code",
         "records",
         "strict_json",
         "spec",

@@ -128,6 +128,11 @@ def test_what_is_not_a_function_is_refused(write: Write) -> None:
         own_code.find("mine:build", "model")
 
 
+def test_an_error_that_no_line_of_the_user_led_to_cites_none() -> None:
+    with pytest.raises(UsageError, match=r"called with s='\(', failed: JSONDecodeError: [^/]*$"):
+        own_code.call("json:loads", "model", {"s": "("})
+
+
 def test_a_call_that_fails_is_blamed_on_the_users_line_not_the_librarys(write: Write) -> None:
     write("import json\n\ndef build(classes):\n    return json.loads('nonsense')\n")
     says = r"mine:build, called with classes=10, failed: JSONDecodeError: Expecting value.*\(.*mine\.py, line 4\)"

@@ -9,6 +9,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TextIO
 
+from paceline import own_code
 from paceline.comm.base import Comm
 from paceline.comm.metered import MeteredComm
 from paceline.errors import (
@@ -133,7 +134,7 @@ class Rank:
         """Write the error into the rank's files; without a launcher of ours, settle the run and say what happened."""
         rank = self.seat.rank
         code = error.exit_code if isinstance(error, PacelineError) else EXIT_FAILED
-        text = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, PacelineError) else own_code.reason(error)
         if self.folder is None or not self.folder.is_dir():
             print(f"paceline: rank {rank}: {text}", file=sys.stderr, flush=True)
             if not isinstance(error, PacelineError):
@@ -152,7 +153,7 @@ class Rank:
         """Into the rank's log and records; the exit code that the error means."""
         rank = self.seat.rank
         code = error.exit_code if isinstance(error, PacelineError) else EXIT_FAILED
-        text = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+        text = str(error) if isinstance(error, PacelineError) else own_code.reason(error)
         assert self.folder is not None
         with self._log().open("a") as log:
             traceback.print_exception(error, file=log)

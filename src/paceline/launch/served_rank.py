@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
+from paceline import own_code
 from paceline.comm.base import Comm
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, CommTimeout, PacelineError, UsageError
 from paceline.launch.agree import describe
@@ -144,7 +145,7 @@ class ServedRank(Rank):
         code = self._write_down(error)
         if not self.launched:
             known = isinstance(error, PacelineError)
-            text = str(error) if known else f"{type(error).__name__}: {error}"
+            text = str(error) if known else own_code.reason(error)
             print(f"paceline: rank {self.seat.rank}: {text}", file=sys.stderr, flush=True)
             if not known:
                 traceback.print_exception(error)

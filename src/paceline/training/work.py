@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from paceline import own_code
 from paceline.emulation.device import EmulatedDevice
 from paceline.errors import CommError, PacelineError
 from paceline.layout import peak_rss_bytes
@@ -72,7 +73,7 @@ class Work:
             self._record("end")
             return False
         except Exception as error:
-            self.client.leave(f"{type(error).__name__}: {error}")
+            self.client.leave(own_code.reason(error))
             raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

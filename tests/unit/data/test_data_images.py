@@ -72,6 +72,18 @@ def test_without_a_test_folder_a_fifth_of_each_class_is_kept(tmp_path: Path) -> 
     assert len(listing.files) == 16
 
 
+def test_how_the_test_set_was_chosen_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = folder_of(tmp_path / "one", {"a": 10, "b": 10})
+    for _ in range(2):  # also when it has been packed before
+        prepare(f"images:{one}")
+        said = f"paceline: images:{one}: 16 images to train on and 4 to test with: a fifth of each class, chosen by"
+        assert capsys.readouterr().err.startswith(said)
+    folder_of(tmp_path / "two" / "train", {"a": 3, "b": 2})
+    folder_of(tmp_path / "two" / "val", {"a": 1, "b": 1})
+    chosen = str(images.scan(tmp_path / "two"))
+    assert chosen == f"5 images to train on and 2 to test with: those in {tmp_path}/two/val"
+
+
 def test_which_are_kept_depends_on_names_alone(tmp_path: Path) -> None:
     first = folder_of(tmp_path / "first", {"a": 10, "b": 10})
     second = folder_of(tmp_path / "elsewhere" / "second", {"b": 10, "a": 10})
