@@ -1,15 +1,19 @@
-"""One world of ranks per (transport, size) and one sequential training per setting, for the whole session."""
+"""One world of ranks per (transport, size) and one training by the plain loop per setting, for the whole session."""
 
+import hashlib
+import json
 from collections.abc import Iterator
-from functools import cache
+from pathlib import Path
 from typing import Any
 
 import parity_cases as cases
+import plain_loop
 import pytest
 import torch
 from hypothesis import settings
-from safetensors.torch import load_file
-from worlds import TRANSPORTS, ThreadWorld, World, Worlds
+from plain_loop import Trained
+from safetensors.torch import save_file
+from worlds import TRANSPORTS, World, Worlds
 
 # Nothing here asserts a wall-clock time, an example's included: machines are shared and noisy.
 settings.register_profile("paceline", deadline=None)
@@ -45,15 +49,29 @@ def world(request: pytest.FixtureRequest, worlds: Worlds) -> World:
     return worlds.get(*request.param)
 
 
+class Expected:
+    """What the plain loop trains, by the options of a run; each is trained once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._trained = folder, dict[str, Trained]()
+
+    def start(self, values: dict[str, Any]) -> Path:
+        """A file with the weights that the run's seed gives its model."""
+        key = json.dumps([values[name] for name in ("model", "data")] + [values.get("seed", 0)])
+        path = self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.safetensors"
+        if not path.exists():
+            state = cases.model_of(values).state_dict()
+            save_file({name: tensor.clone() for name, tensor in state.items()}, path)
+        return path
+
+    def __call__(self, values: dict[str, Any]) -> Trained:
+        start, recipe = Path(values.get("weights") or self.start(values)), cases.recipe_of(values)
+        key = f"{start} {recipe}"
+        if key not in self._trained:
+            self._trained[key] = plain_loop.train(cases.model_of(values), start, cases.data_of(values), recipe)
+        return self._trained[key]
+
+
 @pytest.fixture(scope="session")
-def sequential(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The weights of one process, trained once per setting."""
-
-    @cache
-    def weights(setting: str, seed: int = 0) -> dict[str, torch.Tensor]:
-        folder = tmp_path_factory.mktemp("sequential")
-        values = cases.values_for(setting, 1, strategy="sequential", seed=seed) | {"sync_batchnorm": False}
-        assert ThreadWorld(1).run(cases.train_here, folder=str(folder), values=values) == [cases.STEPS]
-        return load_file(folder / "model.safetensors")
-
-    return weights
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
+    return Expected(tmp_path_factory.mktemp("plain"))

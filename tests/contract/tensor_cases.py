@@ -224,33 +224,6 @@ def weights_differ(strategy: TensorParallel, alone: Strategy) -> float:
     return difference({n: t.double() for n, t in own.items()}, {n: t.double() for n, t in wanted.items()})
 
 
-def trains_the_same(comm: Comm, shards: int, steps: int, optimizer: str, **options: Any) -> list[float]:
-    """How far weights, losses, hits and evaluation are from those of one process; and how far that one got."""
-    strategy, alone, split = divided(comm, shards, optimizer, check_replicas=4, **options)
-    assert split == SPLIT
-    replica, replicas = strategy.replicas_comm.rank, strategy.replicas_comm.size
-    first = [p.detach().clone() for p in alone.model.parameters()]
-    worst = 0.0
-    for mine, whole in zip(batches(steps, replica, replicas), batches(steps), strict=True):
-        got, wanted = strategy.step(mine, 0.05, False, Laps()), alone.step(whole, 0.05, False, Laps())
-        assert (got.correct, got.count, got.stop) == (wanted.correct, wanted.count, False)
-        worst = max(worst, abs(got.loss_sum - wanted.loss_sum))
-    worst = max(worst, weights_differ(strategy, alone))
-    got_test, wanted_test = strategy.evaluate(batches(3, replica, replicas)), alone_evaluates(alone)
-    assert got_test.accuracy == wanted_test[1]
-    strategy.close()
-    moved = min((p - q).abs().max().item() for p, q in zip(first, alone.model.parameters(), strict=True))
-    return [worst, abs(got_test.loss - wanted_test[0]), moved]
-
-
-def alone_evaluates(alone: Sequential) -> tuple[float, float]:
-    alone.model.eval()
-    images, labels = (torch.cat([getattr(b, name) for b in batches(3)]) for name in ("images", "labels"))
-    with torch.no_grad():
-        out = alone.model(images)
-    return F.cross_entropy(out, labels).item(), (out.argmax(1) == labels).double().mean().item()
-
-
 def drops_the_same(comm: Comm) -> list[float]:
     """With dropout, shards that draw alike train what one process that draws so trains; ranks are processes."""
     strategy, alone, _ = divided(comm, comm.size, dropout=0.5)

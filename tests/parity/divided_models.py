@@ -64,7 +64,7 @@ class Odd(nn.Module):
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
         self.frozen = nn.Conv2d(channels, 4, 3, padding=1).requires_grad_(False)
-        self.first, self.second = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.first, self.second = nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(4, momentum=None)
         self.dense = nn.Linear(4, classes)
 
@@ -80,7 +80,10 @@ class Odd(nn.Module):
 
 
 class Shared(nn.Module):
-    """A layer with two names, and two norms with the same statistics; its images are changed in place, and kept."""
+    """A layer with two names, and two norms with the same statistics; its images are changed in place, and kept.
+
+    Biases before batch-norm have no gradient but rounding's, which Adam would blow up: train it with SGD.
+    """
 
     def __init__(self, image_size: int, classes: int) -> None:
         super().__init__()

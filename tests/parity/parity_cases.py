@@ -1,19 +1,25 @@
-"""Training by the real loop, as a case that runs on each rank."""
+"""What is trained to compare it with the plain loop: by the real training loop, as a case that runs on each rank."""
 
 from __future__ import annotations
 
-import sys
-import types
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
+from plain_loop import Data, Recipe, Trained
+from safetensors.torch import load_file
 from torch import Tensor, nn
+from worlds import World
 
 from paceline.comm.base import Comm
 from paceline.comm.metered import MeteredComm
+from paceline.data.load import load
 from paceline.launch.folder import begin_summary
-from paceline.models import table as models
+from paceline.models.build import build
+from paceline.records import Summary, read_summary
 from paceline.spec import Resolved, resolve
 from paceline.training.console import Console
 from paceline.training.loop import Job, train
@@ -21,33 +27,33 @@ from paceline.training.setup import choose_place
 from paceline.training.trace import Trace
 
 STEPS = 21
-# What is trained, to how close its weights must come, in which precision.
+OURS = {"data": "synthetic:1x16x16,train=145,test=30", "dropout": 0.0}
+OWN = {"data": "parity_cases:tinted", "model": "parity_cases:TinyNorm"}
 EXACT = {"dtype": "float64"}
+# What is trained, and how close to the plain loop all weights and buffers must come.
 SETTINGS: dict[str, tuple[dict[str, Any], float]] = {
-    f"{model}-{optimizer}": ({"model": model, "optimizer": optimizer, **EXACT}, 1e-12)
-    for model in ("shallow-cnn", "mlp")
-    for optimizer in ("adam", "sgd")
-} | {
-    "tiny-norm-adam": ({"model": "tiny-norm", "optimizer": "adam", "sync_batchnorm": True, **EXACT}, 1e-12),
-    "tiny-norm-sgd": ({"model": "tiny-norm", "optimizer": "sgd", "sync_batchnorm": True, **EXACT}, 1e-12),
-    "shallow-cnn-float32": ({"model": "shallow-cnn", "optimizer": "sgd", "momentum": 0.0}, 1e-5),
-    "mlp-float32": ({"model": "mlp", "optimizer": "sgd", "momentum": 0.0}, 1e-5),
+    "cnn-adam": ({**OURS, "model": "shallow-cnn", "lr": 0.002, "weight_decay": 0.01, **EXACT}, 1e-12),
+    "mlp-sgd": ({**OURS, "model": "mlp", "optimizer": "sgd", "lr": 0.05, "weight_decay": 0.01, **EXACT}, 1e-12),
+    "norm-sgd": ({**OWN, "optimizer": "sgd", "lr": 0.02, **EXACT}, 1e-12),
+    "sync-norm-adam": ({**OWN, "lr": 0.002, "sync_batchnorm": True, **EXACT}, 1e-12),
+    "mlp-float32": ({**OURS, "model": "mlp", "optimizer": "sgd", "lr": 0.05, "momentum": 0.0}, 1e-5),
 }
 
 
 def values_for(setting: str, workers: int, **more: Any) -> dict[str, Any]:
-    """24 samples a step whatever the workers (12 for 1 and 2 of 3 …), and a last batch of 1: some ranks get none."""
-    data = f"synthetic:1x16x16,train={24 * (STEPS - 1) + 1},test=30"
-    return {
-        "data": data, "workers": workers, "batch_size": 24 // workers, "epochs": 1, "dropout": 0.0, "lr": 0.05
-        if "sgd" in setting or "32" in setting else 0.01, "scale_lr": False, "overlap": "off", "timeout": 20.0,
-        **SETTINGS[setting][0], **more,
-    }  # fmt: skip
+    """24 samples a step whatever the workers, and a last batch of one in each epoch: all workers but one get none.
+
+    The learning rate is scaled by the workers, warms up for one of three epochs, and falls along a cosine.
+    """
+    same = {"workers": workers, "batch_size": 24 // workers, "epochs": 3, "overlap": "off", "timeout": 20.0}
+    return {**same, **SETTINGS[setting][0], **more}
 
 
 def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """The largest difference of any value, relative to the largest value of its tensor."""
     assert a.keys() == b.keys()
-    return max((a[name].double() - b[name].double()).abs().max().item() for name in a)
+    pairs = [(a[name].double(), b[name].double()) for name in b]
+    return max(((x - y).abs().max() / y.abs().max().clamp(min=1e-3)).item() for x, y in pairs)
 
 
 class TinyNorm(nn.Module):
@@ -69,21 +75,69 @@ class TinyNorm(nn.Module):
         return out
 
 
-def _build(shape: tuple[int, ...], classes: int, dropout: float) -> nn.Module:
-    return TinyNorm(shape[0], classes)
+def tinted() -> Any:
+    """145 training and 30 test images of 3 channels that differ in mean and deviation."""
+    rng = np.random.default_rng(5)
+    sets = []
+    for count in (145, 30):
+        labels = np.arange(count) % 10
+        noise = rng.integers(0, 60, (count, 3, 16, 16)) * np.array([1, 2, 3]).reshape(1, 3, 1, 1)
+        sets.append(((noise + 7 * labels.reshape(-1, 1, 1, 1)).astype(np.uint8), labels))
+    return tuple(sets)
 
 
-def register_tiny_norm() -> None:
-    """Make the test's model known by name, as any model is."""
-    home = types.ModuleType("paceline.models.tiny_norm")
-    home.build = _build  # type: ignore[attr-defined]
-    sys.modules[home.__name__] = home
-    models.TABLE["tiny-norm"] = models.ModelInfo("tiny-norm", "tiny_norm:build", 0, 0.0, 8, "a test's model")
+# Options that say how a result is computed, and must not change it.
+_HOW = {
+    *("strategy", "workers", "stages", "tensor", "servers", "staleness", "averaging", "overlap", "bucket_mb", "read"),
+    *("check_replicas", "cut", "schedule", "recompute", "timeout", "log_every", "dtype"),
+}
+
+
+def recipe_of(values: dict[str, Any]) -> Recipe:
+    """The same run for the plain loop."""
+    known = {field.name for field in fields(Recipe)}
+    assert values.keys() - known - _HOW <= {"model", "data", "weights", "dropout"}, "the plain loop does not know all"
+    assert not values.get("dropout"), "dropout is random"
+    parts = {"pipeline": "stages", "tensor": "tensor"}.get(values.get("strategy", ""), "")
+    workers: int = values.get("workers", 1)
+    replicas = workers // values.get(parts, workers) if parts else workers
+    options = {"lr": 0.01 if values.get("optimizer") == "sgd" else 0.001, "normalize": values["data"] in OWN.values()}
+    return Recipe(**options | {name: value for name, value in values.items() if name in known}, replicas=replicas)
+
+
+def data_of(values: dict[str, Any]) -> Data:
+    found = load(values["data"])
+    train, test = found.train, found.test
+    return Data(train.images.numpy(), train.labels.numpy(), test.images.numpy(), test.labels.numpy())
+
+
+def model_of(values: dict[str, Any]) -> nn.Module:
+    """The model that a seed gives."""
+    torch.manual_seed(values.get("seed", 0))
+    info = load(values["data"]).info
+    return build(values["model"], info.shape, info.classes, values.get("dropout"))
+
+
+def check_trains(
+    world: World, folder: Path, values: dict[str, Any], wanted: Trained, tolerance: float = 1e-12
+) -> Summary:
+    """Train in this world, and compare steps, weights, buffers, losses and accuracy with the plain loop's."""
+    assert world.run(train_here, folder=str(folder), values=values) == [wanted.steps] * world.size
+    summary = read_summary(folder)
+    assert summary is not None
+    check_trained(summary, load_file(folder / "model.safetensors"), wanted, tolerance)
+    return summary
+
+
+def check_trained(summary: Summary, weights: dict[str, Tensor], wanted: Trained, tolerance: float = 1e-12) -> None:
+    assert distance(weights, wanted.weights) <= tolerance
+    assert summary.train_loss == pytest.approx(wanted.train_loss, rel=tolerance)
+    assert summary.test_loss == pytest.approx(wanted.test_loss, rel=tolerance)
+    assert summary.test_accuracy == wanted.test_accuracy
 
 
 def train_here(comm: Comm, folder: str, values: dict[str, Any]) -> int:
     """Train as `values` say on this communicator; rank 0 leaves the run folder's files. Returns the steps."""
-    register_tiny_norm()
     resolved: Resolved = resolve(("test", values))
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)

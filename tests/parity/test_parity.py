@@ -1,4 +1,4 @@
-"""Every synchronous strategy trains the model that one process with the global batch trains."""
+"""One process, and workers with every averaging, train the model that the plain loop trains."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import parity_cases as cases
 import pytest
-from parity_cases import SETTINGS, STEPS, distance, values_for
+from parity_cases import SETTINGS, check_trains, distance, values_for
 from safetensors.torch import load_file
 from worlds import TRANSPORTS, ThreadWorld, Worlds
 
@@ -17,48 +17,60 @@ from paceline.strategies.table import TABLE
 AVERAGINGS = [name for name, info in TABLE.items() if info.averaging]
 
 
-# A world of one has no transport: it is the same on all.
-@pytest.mark.parametrize(("transport", "workers"), [("single", 1), *product(TRANSPORTS, (2, 3, 4))])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_one_process_trains_the_model_of_the_plain_loop(expected: Any, tmp_path: Path, setting: str) -> None:
+    seeded = values_for(setting, 1, sync_batchnorm=False)
+    from_a_file = seeded | {"weights": str(expected.start(seeded | {"seed": 1}))}
+    for number, values in enumerate((seeded, from_a_file, seeded | {"microbatches": 3, "decay": "none"})):
+        check_trains(ThreadWorld(1), tmp_path / str(number), values, expected(values), SETTINGS[setting][1])
+
+
+@pytest.mark.parametrize(("transport", "workers"), list(product(TRANSPORTS, (2, 3, 4))))
 @pytest.mark.parametrize("averaging", AVERAGINGS)
-def test_workers_train_the_sequential_model(
-    worlds: Worlds, sequential: Any, tmp_path: Path, transport: str, workers: int, averaging: str
+def test_workers_train_the_model_of_the_plain_loop(
+    worlds: Worlds, expected: Any, tmp_path: Path, transport: str, workers: int, averaging: str
 ) -> None:
-    world = worlds.get(transport, workers)
-    # Three workers have every setting, two and four each a half of them.
-    chosen = dict(list(SETTINGS.items())[{2: 0, 4: 1}.get(workers, 0) :: 2 if workers in (2, 4) else 1])
-    for setting, (_, tolerance) in chosen.items():
-        folder = tmp_path / setting
+    # On each transport each averaging has every setting, with one of the numbers of workers.
+    for setting in list(SETTINGS)[workers % 3 :: 3]:
         values = values_for(setting, workers, strategy=averaging)
-        assert world.run(cases.train_here, folder=str(folder), values=values) == [STEPS] * workers
-        assert distance(load_file(folder / "model.safetensors"), sequential(setting)) <= tolerance, setting
+        world, tolerance = worlds.get(transport, workers), SETTINGS[setting][1]
+        check_trains(world, tmp_path / setting, values, expected(values), tolerance)
 
 
-def test_another_seed_trains_another_model(sequential: Any) -> None:
-    for setting, (_, tolerance) in SETTINGS.items():
-        assert distance(sequential(setting), sequential(setting, seed=1)) > 1000 * tolerance, setting
+@pytest.mark.parametrize("averaging", AVERAGINGS)
+def test_one_worker_that_averages_with_nobody_trains_it_too(expected: Any, tmp_path: Path, averaging: str) -> None:
+    values = values_for("norm-sgd", 1, strategy=averaging)
+    check_trains(ThreadWorld(1), tmp_path, values, expected(values))
+
+
+def test_the_learning_rate_is_scaled_warmed_up_and_let_fall_as_asked(expected: Any, tmp_path: Path) -> None:
+    asked: list[dict[str, Any]] = [{"scale_lr": False}, {"warmup_epochs": 0.5}, {"warmup_epochs": 0.0, "decay": "none"}]
+    for number, more in enumerate(asked):
+        values = values_for("mlp-sgd", 2, strategy="ring", **more)
+        check_trains(ThreadWorld(2), tmp_path / str(number), values, expected(values))
 
 
 @pytest.mark.parametrize(
     "more",
     [
-        {"overlap": "on", "bucket_mb": 0.01},
-        {"overlap": "auto", "bucket_mb": 0.05},
-        {"read": "scatter"},
-        {"check_replicas": 3},
-        {"validation": 0.25},
+        {"overlap": "on", "bucket_mb": 0.01, "read": "scatter"},
+        {"overlap": "auto", "bucket_mb": 0.05, "check_replicas": 3},
     ],
-    ids=lambda more: "-".join(f"{k}={v}" for k, v in more.items()),
+    ids=["on", "auto"],
 )
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_options_that_must_not_change_the_result_do_not(
-    worlds: Worlds, tmp_path: Path, transport: str, more: dict[str, Any]
+    worlds: Worlds, expected: Any, tmp_path: Path, transport: str, more: dict[str, Any]
 ) -> None:
-    world = worlds.get(transport, 3)
-    for setting in ("shallow-cnn-adam", "tiny-norm-sgd"):
-        alone = values_for(setting, 1, strategy="sequential") | {"sync_batchnorm": False}
-        alone |= {k: v for k, v in more.items() if k == "validation"}
-        (steps,) = ThreadWorld(1).run(cases.train_here, folder=str(tmp_path / setting / "1"), values=alone)
-        together = values_for(setting, 3, strategy="ring", **more)
-        assert world.run(cases.train_here, folder=str(tmp_path / setting / "3"), values=together) == [steps] * 3
-        one, three = (load_file(tmp_path / setting / n / "model.safetensors") for n in ("1", "3"))
-        assert distance(one, three) <= 1e-12
+    for setting in ("cnn-adam", "sync-norm-adam"):
+        values = values_for(setting, 3, strategy="ring", **more)
+        check_trains(worlds.get(transport, 3), tmp_path / setting, values, expected(values))
+
+
+def test_workers_hold_out_the_samples_and_keep_the_epoch_that_one_process_does(tmp_path: Path) -> None:
+    more = {"validation": 0.25, "lr": 0.02, "scale_lr": False}
+    for workers in (1, 3):
+        values = values_for("sync-norm-adam", workers, **more) | {"sync_batchnorm": workers > 1}
+        ThreadWorld(workers).run(cases.train_here, folder=str(tmp_path / str(workers)), values=values)
+    one, three = (load_file(tmp_path / n / "model.safetensors") for n in ("1", "3"))
+    assert distance(three, one) <= 1e-12
