@@ -194,17 +194,21 @@ class Resolved:
 
     spec: RunSpec
     sources: Mapping[str, str]
+    given: frozenset[str] = frozenset()  # the sources that are somebody's words; the others are our own reasons
     verbose: bool = False
 
     def introduction(self) -> list[str]:
-        """What will be run, for people: the learning rate, then each value by its source; defaults if `verbose`."""
+        """What will be run, for people: the learning rate, what was asked for, what was derived; all if `verbose`."""
         by_source = dict[str, list[str]]()
         for name in FIELDS:
-            value = getattr(self.spec, name)
+            value, source = getattr(self.spec, name), self.sources[name]
             shown = "not set" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-            if self.verbose or (value is not None and self.sources[name] != "default"):
-                by_source.setdefault(self.sources[name], []).append(f"{name} {shown}")
-        order = sorted(by_source, key=lambda source: source == "default")
+            if not self.verbose and source not in self.given:
+                if value is None or source == "default" or name == "lr":
+                    continue
+                source = "derived"
+            by_source.setdefault(source, []).append(f"{name} {shown}")
+        order = sorted(by_source, key=lambda source: (source not in self.given, source == "default"))
         width = min(24, max(map(len, by_source), default=0))
         rows = [f"  {source:<{width}}  {', '.join(by_source[source])}" for source in order]
         lines = [line for row in rows for line in _wrap(row, " " * (width + 4))]
@@ -289,7 +293,7 @@ def resolve(*layers: tuple[str, Mapping[str, Any]], world: World | None = None, 
     choose(values, sources, world)
     spec = RunSpec(**values)
     _check_together(spec, world, here)
-    return Resolved(spec, sources)
+    return Resolved(spec, sources, frozenset(source for source, _ in layers))
 
 
 def _known(key: str, source: str) -> str:
