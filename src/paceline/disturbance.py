@@ -56,6 +56,11 @@ def _on_machine(nodes: Sequence[Node], began: float, ended: float, emulated: boo
     return None
 
 
+def warning(why: str) -> str:
+    """To be said at the end of a training."""
+    return f"The machine was busy: {why} during training; do not compare these times."
+
+
 def used_by_others(used: float, cores: int, verb: str = "used") -> str:
     return f"other processes {verb} {used:.1f} of {cores} core{'s' * (cores > 1)}"
 

@@ -38,8 +38,8 @@ class Summary:
     """summary.json: one run. The lists from `gradients` on are by rank, and empty where a run did not come to its end.
 
     Of parameter servers alone: how stale the gradients were (how many had missed how many updates), workers that were
-    lost, returns to snapshots, messages that servers dropped; by rank, gradients applied, seconds spent waiting and
-    the processor's seconds that training took.
+    lost, returns to snapshots, messages that servers dropped; by rank, gradients applied and seconds spent waiting.
+    `cpu_seconds` is the processor time that each rank's process used for training.
 
     `disturbed` says why its times are not to be compared with others', where other programs used its processors.
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from paceline.comm.base import Comm
 from paceline.comm.metered import Meter
 from paceline.layout import share
+from paceline.strategies.core_clock import CoreClock
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,14 @@ class Laps:
     """Splits the time of a step into named parts: each mark ends one.
 
     Where `events` is a list every mark is kept there: what, of which micro-batch, when it began, how long it took.
+    With a `clock`, `queued` has how long of each part this thread was ready to run and had no core.
     """
 
     parts: dict[str, float] = field(default_factory=dict)
     last: float = field(default_factory=time.perf_counter)
     events: list[tuple[str, int, float, float]] | None = None
+    clock: CoreClock | None = None
+    queued: dict[str, float] = field(default_factory=dict)
 
     def mark(self, name: str, micro: int = -1) -> None:
         now = time.perf_counter()
@@ -58,6 +62,8 @@ class Laps:
         self.parts[name] = self.parts.get(name, 0.0) + seconds
         if self.events is not None:
             self.events.append((name, micro, self.last, seconds))
+        if self.clock is not None:
+            self.queued[name] = self.queued.get(name, 0.0) + self.clock.lap()
         self.last = now
 
 

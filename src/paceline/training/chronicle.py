@@ -57,7 +57,7 @@ class Chronicle:
         seconds, self._last = now - self._last, now
         self._running.add(result.loss, result.hits, result.count)
         lr = learning_rate(self._spec, update, self._plan.per_epoch, self._plan.updates)
-        learned = {} if self._spec.emulated else {"loss": result.loss / result.count, "lr": lr}
+        learned: dict[str, Any] = {} if self._spec.emulated else {"loss": result.loss / result.count, "lr": lr}
         self._trace.step(update, epoch, seconds, result.count, {}, **learned)
         self._console.advance(**self._running.bar())
         number = update % self._plan.per_epoch + 1
@@ -140,6 +140,7 @@ class Chronicle:
         if leader.stopping:
             summary.best_epoch = None
             self._console.line(f"\nInterrupted: stopped after step {summary.steps} of {self._plan.updates}.")
+        summary.disturbed = self._trace.disturbance(emulated=self._spec.emulated)
         summary.update_seconds = self._trace.update_seconds()
         summary.images_per_second = self._trace.images_per_second()
 

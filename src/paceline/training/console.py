@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
+from paceline.disturbance import warning
+from paceline.records import Summary
+
 
 class Console:
     """Lines go to the stream and to the rank's log; ranks other than 0 have no stream."""
@@ -30,6 +33,12 @@ class Console:
                 self._stream = None
             if self._bar is not None:
                 self._bar.refresh()
+
+    def total(self, summary: Summary) -> None:
+        """The last lines about a training's time: how long it took, and whether that can be compared."""
+        self.line(f"Total run time: {summary.total_seconds:.2f} s")
+        if summary.disturbed:
+            self.line(warning(summary.disturbed))
 
     def start_bar(self, steps: int, title: str) -> None:
         """A progress bar on standard error, where that is a terminal."""

@@ -76,7 +76,7 @@ def train(job: Job) -> None:
         summary.status = INTERRUPTED if interrupted else COMPLETED
     finally:
         strategy.close()
-    job.console.line(f"Total run time: {summary.total_seconds:.2f} s")
+    job.console.total(summary)
     prepared.save(job.folder / "model.safetensors")
     if job.comm.rank == 0:
         write_summary(job.folder, summary)
@@ -139,7 +139,9 @@ def _run_epoch(
     learned, stopped = Learned(spec), False
     for number, batch in enumerate(source.epoch(sampler, steps), 1):
         # A step begins where the last one ended: no time goes uncounted.
-        laps = Laps(last=ended, events=[] if strategy.timeline and summary.steps < TIMELINES else None)
+        laps = Laps(last=ended, clock=job.trace.clock)
+        if strategy.timeline and summary.steps < TIMELINES:
+            laps.events = []
         laps.mark("input")
         lr = learning_rate(spec, summary.steps, len(sampler), total_steps)
         result = _step(strategy, batch, sampler.size, lr, job.stop(), laps)
@@ -153,6 +155,7 @@ def _run_epoch(
             seconds,
             result.count,
             laps.parts,
+            laps.queued,
             own=len(batch.labels),
             **({} if spec.emulated else {"loss": result.loss_sum / result.count, "lr": lr}),
         )
@@ -223,7 +226,7 @@ def _measure(job: Job, strategy: Strategy, summary: Summary) -> None:
         gradients.messages_received,
         peak_rss_bytes(),
     ]
-    seconds = [meter.seconds, job.trace.input_seconds]
+    seconds = [meter.seconds, job.trace.input_seconds, job.trace.cpu_seconds()]
     table = torch.zeros(job.comm.size, len(mine) + len(seconds), dtype=torch.float64)
     table[job.comm.rank] = torch.tensor([*mine, *seconds], dtype=torch.float64)
     table = table.to(job.comm.device)
@@ -231,7 +234,9 @@ def _measure(job: Job, strategy: Strategy, summary: Summary) -> None:
     columns = table.T.tolist()
     counts = [[int(value) for value in column] for column in columns[: len(mine)]]
     summary.bytes_sent, summary.bytes_received, summary.messages_sent, summary.messages_received = counts[:4]
-    summary.peak_rss_bytes, summary.comm_seconds, summary.input_seconds = counts[4], *columns[len(mine) :]
+    summary.peak_rss_bytes = counts[4]
+    summary.comm_seconds, summary.input_seconds, summary.cpu_seconds = columns[len(mine) :]
+    summary.disturbed = job.trace.disturbance(emulated=job.spec.emulated) if job.comm.rank == 0 else None
     summary.update_seconds = job.trace.update_seconds()
     summary.images_per_second = job.trace.images_per_second()
     for name, value in strategy.notes().items():

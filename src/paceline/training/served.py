@@ -188,7 +188,7 @@ class Server:
             summary.status = INTERRUPTED if leader.stopping else COMPLETED
             summary.security = job.meeting.security
             _count(leader, spec, summary)
-            console.line(f"Total run time: {summary.total_seconds:.2f} s")
+            console.total(summary)
             if not spec.emulated:
                 save(self.flat.model.state_dict(), folder / "model.safetensors")
             write_summary(folder, summary)

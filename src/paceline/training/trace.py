@@ -8,13 +8,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from paceline.records import LineWriter
+from paceline.disturbance import disturbance
+from paceline.records import LineWriter, read_nodes
+from paceline.strategies.core_clock import CoreClock
 
 FLUSH_SECONDS = 1.0
+LEAST_QUEUED = 1e-5  # seconds
 
 
 class Trace:
-    """Appends to rank_N.jsonl, and keeps what the summary needs."""
+    """Appends to rank_N.jsonl, and keeps what the summary needs. The thread that opens it is the one that trains."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self.path, self._lines = path, LineWriter(path)
@@ -22,6 +25,8 @@ class Trace:
         self.step_seconds: list[float] = []
         self.step_samples: list[int] = []
         self.input_seconds = 0.0
+        self._began = self._ended = 0.0  # the steps, by the Unix clock
+        self._cpu, self.clock = time.process_time(), CoreClock()
         self.record("start", schema=1, rank=rank, time=time.time())
         self._lines.flush()
 
@@ -29,15 +34,28 @@ class Trace:
         self._lines.write(kind, **values)
 
     def step(
-        self, step: int, epoch: int, seconds: float, samples: int, parts: Mapping[str, float], **values: Any
+        self,
+        step: int,
+        epoch: int,
+        seconds: float,
+        samples: int,
+        parts: Mapping[str, float],
+        queued: Mapping[str, float] | None = None,
+        **values: Any,
     ) -> None:
-        """A step that has just ended: `samples` of all ranks, its whole time, and its parts in seconds."""
+        """A step that has just ended: `samples` of all ranks, its whole time, and its parts in seconds.
+
+        `queued` is what of the parts was spent ready to run, without a core; too little to matter is left out.
+        """
+        now = time.time()
+        self._began, self._ended = self._began or now - seconds, now
         self.step_seconds.append(seconds)
         self.step_samples.append(samples)
         self.input_seconds += parts.get("input", 0.0)
         spans = {name: round(value, 7) for name, value in parts.items()}
-        self.record("step", step=step, epoch=epoch, time=round(time.time(), 6), seconds=round(seconds, 7),
-                    samples=samples, **values, spans=spans)  # fmt: skip
+        missed = {name: round(value, 7) for name, value in (queued or {}).items() if value >= LEAST_QUEUED}
+        self.record("step", step=step, epoch=epoch, time=round(now, 6), seconds=round(seconds, 7),
+                    samples=samples, **values, spans=spans, **({"queued": missed} if missed else {}))  # fmt: skip
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self._lines.flush()
             self._flushed = time.monotonic()
@@ -57,8 +75,17 @@ class Trace:
         seconds = sum(self.step_seconds[skip:])
         return sum(self.step_samples[skip:]) / seconds if seconds else None
 
+    def cpu_seconds(self) -> float:
+        """Processor time that this rank's process has used since the trace was opened."""
+        return time.process_time() - self._cpu
+
+    def disturbance(self, *, emulated: bool) -> str | None:
+        """Why these times are not to be compared, by the nodes' samples in the same folder."""
+        return disturbance(read_nodes(self.path.parent).values(), self._began, self._ended, emulated=emulated)
+
     def flush(self) -> None:
         self._lines.flush()
 
     def close(self) -> None:
         self._lines.close()
+        self.clock.close()

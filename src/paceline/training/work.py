@@ -49,7 +49,7 @@ class Work:
         pool = ThreadPoolExecutor(1, "paceline-input")
         try:
             self._join(creed, about)
-            self._laps = Laps()
+            self._laps = Laps(clock=self.trace.clock if self.trace else None)
             while not self.client.finish:
                 if self.stop():
                     self.client.leave("it was interrupted")
@@ -117,7 +117,7 @@ class Work:
             self.wait_seconds += laps.parts.get("wait", 0.0)
             assert self.trace is not None
             self.trace.step(part.update, part.epoch, sum(laps.parts.values()), part.stop - part.start, laps.parts,
-                            slot=part.slot, staleness=client.missed(part), **values)  # fmt: skip
+                            queued=laps.queued, slot=part.slot, staleness=client.missed(part), **values)  # fmt: skip
             client.done(lease)
         if settled:
             client.report()
@@ -163,7 +163,7 @@ class Work:
             client.done(lease, loss.item(), hits)
             client.report()
         client.computing(None)
-        self._laps = Laps(last=laps.last)
+        self._laps = Laps(last=laps.last, clock=laps.clock)
 
     def _compute(self, part: Part, batch: Batch, laps: Laps) -> tuple[float, int]:
         """The gradient of the part into the flat model; its loss and hits."""
