@@ -42,7 +42,9 @@ def compare(first: Group, second: Group) -> Comparison:
     faster = ratio(first.series, second.series)
     doubts = [doubt for group in (first, second) for run in group.runs for doubt in check_run(run)]
     different = tuple(each for each in found if each.first != each.second)
-    return Comparison(different, faster, verdict(faster, min(len(first.runs), len(second.runs))), tuple(doubts))
+    fewest = min(len(first.runs), len(second.runs))
+    disturbed = any(run.disturbed for group in (first, second) for run in group.runs)
+    return Comparison(different, faster, verdict(faster, fewest, disturbed=disturbed), tuple(doubts))
 
 
 def describe_lab(lab: dict[str, Any] | None) -> str | None:
@@ -66,9 +68,14 @@ def _fields(given: dict[str, Any]) -> str:
     return " ".join(f"{key} {value}" for key, value in given.items() if value is not None)
 
 
-def verdict(faster: Interval, runs: int) -> str:
+def verdict(faster: Interval, runs: int, *, disturbed: bool = False) -> str:
     """Whether the difference is real, in a sentence."""
     how = f"{faster.value:.3g} times as fast ({faster.low:.3g} to {faster.high:.3g})"
+    if disturbed:
+        return (
+            f"no verdict, because other programs disturbed these runs: the second was measured {how}; repeat both on a "
+            f"machine that does nothing else"
+        )
     if not faster.excludes(1.0):
         return f"no difference in speed that can be told from chance: the second is {how}"
     if runs == 1 and abs(faster.value - 1) < BETWEEN_RUNS:

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ from typing import Any
 from paceline.bench.experiment import GIVEN, Experiment, Task
 from paceline.bench.store import Store
 from paceline.data.prepare import prepare
+from paceline.disturbance import ENOUGH, disturbance
 from paceline.errors import EXIT_INTERRUPTED
 from paceline.launch import janitor
-from paceline.records import Summary, read_summary, write_whole
+from paceline.launch.counters import Counters
+from paceline.records import Node, NodeSample, Summary, read_summary, write_whole
 from paceline.spec import Resolved
 
 # A run that has been asked to stop gets this long.
@@ -36,12 +39,15 @@ Say = Callable[[str, str], None]
 
 @dataclass
 class Outcome:
-    """How many runs were there already, were made, failed (with why), and whether somebody stopped it."""
+    """How many runs were there already, were made, failed (with why), were disturbed by other programs, and whether
+    somebody stopped it.
+    """
 
     there: int = 0
     made: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     stopped: bool = False
+    disturbed: list[str] = field(default_factory=list)  # of all runs, those that were there included
 
 
 def bench(experiment: Experiment, store: Store, say: Say, *, fresh: bool = False) -> Outcome:
@@ -53,15 +59,20 @@ def bench(experiment: Experiment, store: Store, say: Say, *, fresh: bool = False
         store.open(experiment)
         _fetch(experiment)
         seconds: dict[str, list[float]] = {}
-        todo = []
+        todo, disturbed = [], []
         for task in tasks:
             if summary := store.done(task):
+                disturbed += [task.name] if summary.disturbed else []
                 seconds.setdefault(task.point.digest(), []).append((summary.total_seconds or 0) + AROUND_SECONDS)
             else:
                 todo.append(task)
-        outcome = Outcome(there=len(tasks) - len(todo))
+        outcome = Outcome(there=len(tasks) - len(todo), disturbed=disturbed)
         if outcome.there:
             say(f"{outcome.there} of {len(tasks)} runs are there already", "\n")
+        if todo and (why := busy_now()):
+            say(
+                f"This machine is busy: {why} in the last second. Times that are measured now cannot be compared.", "\n"
+            )
         for number, task in enumerate(todo):
             left = _left(todo[number:], seconds)
             say(f"[{outcome.there + number + 1}/{len(tasks)}] {task}{f'; {left}' if left else ''} ... ", "")
@@ -80,8 +91,33 @@ def bench(experiment: Experiment, store: Store, say: Say, *, fresh: bool = False
             else:
                 outcome.made += 1
                 speed = f", {summary.images_per_second:,.0f} images/s" if summary and summary.images_per_second else ""
-                say(f"{took:.1f} s{speed}", "\n")
+                why = summary.disturbed if summary else None
+                outcome.disturbed += [task.name] if why else []
+                say(f"{took:.1f} s{speed}{f'; DISTURBED: {why}' if why else ''}", "\n")
     return outcome
+
+
+def busy_now() -> str | None:
+    """What other programs use of this machine's processors at the moment, if it would disturb a run; takes a second."""
+    try:
+        with closing(Counters(lambda: (os.getpid(),))) as counters:
+            first, began = counters.read(), time.time()
+            time.sleep(ENOUGH)
+            last, ended = counters.read(), time.time()
+    except OSError:  # no /proc: nothing is known
+        return None
+
+    def rate(name: str) -> float | None:
+        before, after = getattr(first, name), getattr(last, name)
+        return None if before is None or after is None else (after - before) / (ended - began)
+
+    samples = [
+        NodeSample(began, None, None),
+        NodeSample(ended, None, None, run_cpu=rate("run_seconds"), machine_cpu=rate("machine_seconds"),
+                   steal=rate("stolen_seconds"), pressure=rate("waited_seconds")),
+    ]  # fmt: skip
+    node = Node("here", os.cpu_count(), None, ENOUGH, "unix", own_processes=False, samples=samples)
+    return disturbance([node], began, ended)
 
 
 def _fetch(experiment: Experiment) -> None:

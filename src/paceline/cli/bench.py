@@ -12,6 +12,7 @@ from paceline.bench.run import bench
 from paceline.bench.store import Store
 from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 
+SHOWN = 3  # disturbed runs that are named
 HELP = "make the runs of an experiment; stop it with Ctrl-C, and it goes on where it was"
 
 
@@ -52,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
     minutes, seconds = divmod(round(time.monotonic() - begun), 60)
     made = "1 run was made" if outcome.made == 1 else f"{outcome.made} runs were made"
     print(f"{made} in {minutes} min {seconds} s" + _lost(outcome.failed))
+    if outcome.disturbed:
+        print(_disturbed(outcome.disturbed, len(tasks), folder))
     if outcome.stopped:
         print("Stopped; the same command goes on where it was", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -61,6 +64,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _lost(failed: dict[str, str]) -> str:
     return f", {len(failed)} failed; the same command tries these again" if failed else ""
+
+
+def _disturbed(names: list[str], runs: int, folder: Path) -> str:
+    shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
+    return (
+        f"Other programs disturbed {len(names)} of {runs} runs ({shown}): do not compare their times. "
+        f"To make one again on a quiet machine, remove its folder in {folder} and give the same command."
+    )
 
 
 def _say(text: str, end: str) -> None:

@@ -136,6 +136,7 @@ def _run_epoch(
     steps = min(len(sampler), total_steps - summary.steps)
     console.start_bar(steps, f"epoch {epoch}{', emulated' if spec.emulated else ''}")
     start = ended = time.perf_counter()
+    job.trace.clock.lap()  # what was before belongs to no step
     learned, stopped = Learned(spec), False
     for number, batch in enumerate(source.epoch(sampler, steps), 1):
         # A step begins where the last one ended: no time goes uncounted.

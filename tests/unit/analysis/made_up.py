@@ -33,6 +33,7 @@ def write_run(
     per_epoch: int | None = None,  # steps; all are one epoch without it
     hosts: Sequence[str] | None = None,  # of each rank
     moves: Mapping[str, tuple[float, float]] | None = None,  # bytes in and out an update, of each host that is sampled
+    others: float | None = None,  # cores of `here`'s 4 that other programs use; it is sampled with them
     cores: int = 8,
     threads: int = 1,
     lab: dict[str, Any] | None = None,
@@ -60,8 +61,9 @@ def write_run(
         own = batch if part is not None and servers else in_all
         _write_rank(folder / f"rank_{rank}.jsonl", seconds if rank == 0 or part is not None else [], part, own,
                     served=bool(servers), per_epoch=per_epoch or len(seconds), losses=losses)  # fmt: skip
-    for host, (bytes_in, bytes_out) in (moves or {}).items():
-        _write_node(folder, host, seconds, bytes_in, bytes_out, "lo" if len(set(places)) == 1 else "eth0")
+    for host, (bytes_in, bytes_out) in (moves or ({} if others is None else {"here": (0, 0)})).items():
+        interface = "lo" if len(set(places)) == 1 else "eth0"
+        _write_node(folder, host, seconds, bytes_in, bytes_out, interface, others)
     epochs = -(-len(seconds) // (per_epoch or len(seconds)))
     times = [
         sum(seconds[i : i + (per_epoch or len(seconds))]) for i in range(0, len(seconds), per_epoch or len(seconds))
@@ -92,7 +94,7 @@ def _write_rank(path: Path, seconds: Sequence[float], part: float | None, sample
 
 
 def _write_node(folder: Path, name: str, seconds: Sequence[float], bytes_in: float, bytes_out: float,
-                interface: str) -> None:  # fmt: skip
+                interface: str, others: float | None) -> None:  # fmt: skip
     """Samples twice a second, from before the first step until after the last; the other interfaces carry noise."""
     lines = LineWriter(folder / f"node_{name}.jsonl")
     lines.write("node", schema=1, name=name, cores=4, memory_bytes=8 * 10**9, period=0.5, clock="unix",
@@ -104,6 +106,8 @@ def _write_node(folder: Path, name: str, seconds: Sequence[float], bytes_in: flo
                   "tx_bytes": int(2000 + updates * bytes_out), "tx_packets": int(20 + updates * bytes_out / 1000),
                   "rx_drops": 0, "tx_drops": 0}  # fmt: skip
         noise = dict.fromkeys(counts, 12345 + 7_000_000 * number)
-        lines.write("sample", time=START + now, cpu=None if number == 0 else 1.5, memory_bytes=2 * 10**9 + number,
+        machine = {} if others is None else {"machine_cpu": 1.5 + others, "steal": 0.0, "preemptions": 3.0}
+        lines.write("sample", time=START + now, cpu=None if number == 0 else 1.5, **machine,
+                    memory_bytes=2 * 10**9 + number,
                     interfaces={interface: counts, "eth0" if interface == "lo" else "lo": noise})  # fmt: skip
     lines.close()

@@ -38,6 +38,15 @@ def test_the_first_paper_s_baseline_is_seen(tmp_path: Path) -> None:
     assert "two-humped" in kinds([check_read(write_run(tmp_path / "a", seconds))])
 
 
+def test_other_programs_are_seen_and_a_quiet_machine_raises_no_doubt(tmp_path: Path) -> None:
+    quiet, busy = (check_read(write_run(tmp_path / str(others), steady(0.1), others=others)) for others in (0.1, 1.5))
+    assert quiet.disturbed is None
+    assert busy.disturbed == "other processes used 1.5 of 4 cores"
+    assert [doubt.text for doubt in check_run(quiet) if doubt.kind == "disturbed"] == []
+    [text] = [doubt.text for doubt in check_run(busy) if doubt.kind == "disturbed"]
+    assert text.startswith("other processes used 1.5 of 4 cores while it trained")
+
+
 def test_a_drift_is_seen(tmp_path: Path) -> None:
     seconds = [value * (1 + i / 200) for i, value in enumerate(steady(0.1, 200))]
     assert "drift" in kinds([check_read(write_run(tmp_path / "a", seconds))])

@@ -29,6 +29,15 @@ def test_twice_as_fast_is_real_and_what_differs_is_named(tmp_path: Path) -> None
     assert [(each.name, each.first, each.second) for each in found.differences] == [("lr", 0.01, 0.5)]
 
 
+def test_disturbed_runs_have_no_verdict(tmp_path: Path) -> None:
+    quiet = repeats(tmp_path / "a", (0.2, 0.21, 0.2), others=0.0)
+    busy = repeats(tmp_path / "b", (0.1, 0.1, 0.11), others=2.0)
+    for one, two in ((quiet, busy), (busy, quiet)):
+        found = compare(one, two)
+        assert found.verdict.startswith("no verdict, because other programs disturbed these runs")
+        assert "really" not in found.verdict
+
+
 def test_repeats_that_differ_more_than_the_two_do_show_nothing(tmp_path: Path) -> None:
     found = compare(repeats(tmp_path / "a", (0.08, 0.1, 0.12)), repeats(tmp_path / "b", (0.085, 0.105, 0.125)))
     assert found.verdict.startswith("no difference in speed")
