@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,5 @@ def _run_rank(spec: RunSpec, where: Meeting, rank: int, folder: Path, summary: S
     if rank:
         server.serve(folder, lambda _: None)
         return
-    trace = Trace(folder / "rank_0.jsonl", 0)
-    server.lead(folder, Console(None), trace, summary, lambda _: None, restarted=False)
-    trace.close()
+    with closing(Trace(folder / "rank_0.jsonl", 0)) as trace:
+        server.lead(folder, Console(None), trace, summary, lambda _: None, restarted=False)

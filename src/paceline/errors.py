@@ -44,14 +44,35 @@ class CommTimeout(CommError):
 
 
 class DivergedError(PacelineError):
-    """The loss is no longer a number; every rank knows, and none is to blame."""
+    """The loss or the model is not finite any more; every rank knows. `rank` is the one that is to blame, if one is."""
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message)
+        self.rank = rank
 
     @classmethod
-    def at(cls, loss: float, step: int) -> DivergedError:
+    def found(cls, what: str, step: int, since: Mapping[int, int | None], tensor: str | None = None) -> DivergedError:
+        """`what` is wrong after a step, with `tensor` the first that is not finite.
+
+        `since` says for each rank in which step its own gradient was not finite for the first time, if it ever was.
+        """
+        known = [bad for bad in since.values() if bad is not None]
+        first = [rank for rank, bad in since.items() if bad is not None and bad == min(known)]
+        if not known or len(first) == len(since):
+            return cls(
+                f"{what} after step {step}: the training has diverged; lower --lr, or warm up longer with "
+                f"--warmup-epochs, or look for values in the data that are not finite"
+            ).naming(tensor)
+        names = f"rank{'s' if len(first) > 1 else ''} {', '.join(map(str, first))}"
         return cls(
-            f"the loss is {loss} after step {step}: the training has diverged; "
-            f"lower --lr, or warm up longer with --warmup-epochs"
-        )
+            f"{what} after step {step}: of all ranks' gradients, that of {names} was the first that is not "
+            f"finite, in step {min(known)}; look at the samples of {names} in that step; if they are sound, lower --lr",
+            first[0],
+        ).naming(tensor)
+
+    def naming(self, tensor: str | None) -> DivergedError:
+        """The same, with the first tensor that is not finite."""
+        return DivergedError(f"{self} (the first tensor that is not finite is {tensor})", self.rank) if tensor else self
 
 
 class ReplicaError(PacelineError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -142,10 +143,9 @@ def train_here(comm: Comm, folder: str, values: dict[str, Any]) -> int:
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     metered = MeteredComm(comm)
-    trace = Trace(path / f"rank_{comm.rank}.jsonl", comm.rank)
     torch.set_num_threads(1)
     summary = begin_summary(resolved.spec)
     place = choose_place(resolved.spec, 0)
-    train(Job(resolved.spec, metered, place, path, Console(None), trace, lambda: False, summary))
-    trace.close()
+    with closing(Trace(path / f"rank_{comm.rank}.jsonl", comm.rank)) as trace:
+        train(Job(resolved.spec, metered, place, path, Console(None), trace, lambda: False, summary))
     return summary.steps

@@ -97,13 +97,14 @@ def test_an_error_in_a_rank_that_is_a_thread_ends_the_run(tmp_path: Path) -> Non
         run.check_nothing_is_left()
 
 
-def test_a_training_that_diverges_says_so_and_blames_no_rank(tmp_path: Path) -> None:
+def test_a_training_that_diverges_in_its_last_step_says_so_and_saves_nothing(tmp_path: Path) -> None:
     command = [*PACELINE, "--workers", "2", "--strategy", "ring", "--model", "shallow-cnn", "--optimizer", "sgd",
-               "--lr", "1e9", "--warmup-epochs", "0", "--log-every", "0"]  # fmt: skip
+               "--lr", "1e37", "--weight-decay", "1e3", "--warmup-epochs", "0", "--steps", "1"]  # fmt: skip
     with LiveRun(command, tmp_path) as run:
         assert run.end() == 1
-        assert "diverged" in run.stderr()
+        assert "the model is not finite after step 1: the training has diverged" in run.stderr()
         assert (run.summary().status, run.summary().failed_rank) == (FAILED, None)
+        assert not (run.folder / "model.safetensors").exists()
         run.check_nothing_is_left()
 
 

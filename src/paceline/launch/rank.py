@@ -161,10 +161,12 @@ class Rank:
         stopped = find_stopped(self.folder, self.seat.size) if isinstance(error, CommTimeout) else None
         if stopped is not None:
             peer, text = stopped, f"{text}; the process of rank {stopped} is stopped"
+        # All ranks find out together, and know which of them it was.
+        blames = {"blames": error.rank} if isinstance(error, DivergedError) and error.rank is not None else {}
         lines = LineWriter(self.folder / f"rank_{rank}.jsonl")
         lines.write("error", error=text, time=time.time(), own=_own(error, rank), exit_code=code,
-                    everyone=isinstance(error, DivergedError | AgreedError), peer=peer, stopped=stopped is not None,
-                    timeout=isinstance(error, CommTimeout))  # fmt: skip
+                    everyone=isinstance(error, DivergedError | AgreedError) and not blames, peer=peer,
+                    stopped=stopped is not None, timeout=isinstance(error, CommTimeout), **blames)  # fmt: skip
         lines.close()
         return code
 

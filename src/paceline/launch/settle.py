@@ -45,7 +45,7 @@ def settle(folder: Path, exits: Mapping[int, int] | None = None, *, interrupted:
         write_summary(folder, summary)
         return Ending(summary, EXIT_INTERRUPTED, "interrupted")
     rank, error = found or _lost(errors, ranks)
-    everyone = bool(error.get("everyone"))
+    rank, everyone = error.get("blames", rank), bool(error.get("everyone"))
     summary.status, summary.error = FAILED, error["error"]
     summary.failed_rank = None if everyone else rank
     write_summary(folder, summary)

@@ -104,14 +104,14 @@ class Client:
 
     # Gradients and weights.
 
-    def push(self, part: Part, gradient: Tensor, loss: float, hits: int) -> None:
-        """Send a gradient. It must stay as it is until `settled`."""
+    def push(self, part: Part, gradient: Tensor, loss: float, hits: int, spoiled: int = 0) -> None:
+        """Send a gradient, which must stay as it is until `settled`. `spoiled` says where it is not finite."""
         assert part.kind == TRAIN
         want = max(0, part.update + 1 - self.staleness) if self.staleness is not None else 0
         for chunk in range(self.layout.chunks):
             span = self.layout.span(chunk)
             header = Header(Kind.PUSH, chunk=chunk, update=part.update, slot=part.slot, slots=part.slots,
-                            version=self.versions[chunk], want=want, loss=loss, hits=hits)  # fmt: skip
+                            version=self.versions[chunk], want=want, loss=loss, hits=hits, spoiled=spoiled)  # fmt: skip
             payload = gradient[span.start : span.stop].numpy().data.cast("B")
             self._ask(chunk, Message(header, payload), track=True)
             self.meter.messages_sent += 1

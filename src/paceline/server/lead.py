@@ -56,6 +56,8 @@ class Leader(Core):
         self.restarted = bool(restarted or self.snapshots()[1:])
         self.returns: list[Return] = []  # to snapshots
         self._doubles: dict[int, tuple[Address, Message, float]] = {}
+        self._spoilers: dict[int, list[int]] = {}  # by update: who made its loss or gradient not finite
+        self.spoiled_place = 0  # where the first gradient that was not finite was not, from 1
         self._why = ""
         self._alone_since: float | None = None
         self._first_came: float | None = None
@@ -163,20 +165,32 @@ class Leader(Core):
         if header.chunk == 0:
             count = len(share(len(self.plan.span(header.update)), header.slots, header.slot))
             self.tally.gradient(header.rank, header.update, missed, header.loss, header.hits, count)
+            if header.spoiled or not math.isfinite(header.loss):
+                self._spoiled(header)
 
     def updated(self, number: int) -> None:
         if number:
             return
         # Of a bounded run the updates are made in order; of the others each as it comes.
         update = self.tally.updates if self.plan.staleness is not None else next(iter(self.tally.open))
-        epoch = self.plan.epoch(update)
+        epoch, ranks = self.plan.epoch(update), [rank for rank, _ in self.tally.pending[update]]
         result = self.tally.made(update, epoch)
+        if update in self._spoilers:
+            step, others = self.tally.updates, self.rules.workers if self.plan.staleness is None else ranks
+            since = {rank: step if rank in self._spoilers[update] else None for rank in others}
+            self.fail(DivergedError.found("the loss or a gradient is not finite", step, since))
+            return
         self.watcher.updated(self.tally.updates - 1, epoch, result)
-        if not math.isfinite(result.loss):
-            self.fail(DivergedError.at(result.loss, self.tally.updates))
         whole = min(self.plan.per_epoch, self.plan.updates - epoch * self.plan.per_epoch)
         if self.tally.epochs[epoch].parts == whole:
             self.watcher.epoch_ended(epoch, self.tally.epochs[epoch])
+
+    def _spoiled(self, header: Header) -> None:
+        """A loss or a gradient is not finite. Where the weights still are, the worker that sends it has made it."""
+        spoilers = self._spoilers.setdefault(header.update, [])
+        self.spoiled_place = self.spoiled_place or header.spoiled
+        if self.shard.chunks[0].values.isfinite().all():
+            spoilers.append(header.rank)
 
     # What comes next: looked at after every message and every while, from what is, not from what was said.
 
@@ -256,6 +270,8 @@ class Leader(Core):
             if not ledger.idle:
                 return
             self._evaluated(ledger.evaluating)
+            if self.error:
+                return
         over = ledger.complete == plan.updates
         epochs = plan.epoch(ledger.complete + plan.per_epoch - 1) if over else plan.epoch(ledger.complete)
         if not self.fellows.ready:
@@ -286,6 +302,9 @@ class Leader(Core):
     def _evaluated(self, name: str) -> None:
         self.ledger.end_evaluation()
         result = self.results[name]
+        if not math.isfinite(result.loss):
+            self.fail(DivergedError.found(f"the {name} loss is {result.loss}", self.tally.updates, {}))
+            return
         self.watcher.evaluated(name, self.plan.epoch(self.ledger.complete - 1), result)
         if name == "validation":
             self.validation.append(result.loss / result.count)

@@ -31,6 +31,10 @@ class Plan:
     def epoch(self, update: int) -> int:
         return update // self.per_epoch
 
+    def ends_epoch(self, update: int) -> bool:
+        """Whether it is the last of an epoch, or of all."""
+        return update + 1 == self.updates or (update + 1) % self.per_epoch == 0
+
     def span(self, update: int) -> range:
         """The places in the epoch's shuffle that an update's samples have."""
         start = update % self.per_epoch * self.batch

@@ -49,7 +49,7 @@ def lead(
     """Of the server that leads: until the run is over and all have gone.
 
     `save` is called when nothing will change the weights any more, before the workers are let go: until then, whoever
-    dies can be replaced.
+    dies can be replaced. It makes the leader fail if there is nothing worth saving.
     """
     began, ticked, over_since = time.process_time(), 0.0, None
     with closing(Diallers(endpoints[1:], f"0.{leader.life:x}", secret)) as links:
@@ -69,7 +69,7 @@ def lead(
             if leader.trained and not leader.finished and leader.error is None and leader.collect(now):
                 _measure(leader, listener, began)
                 save()
-                leader.finished = True
+                leader.finished = leader.error is None
             if over_since is None and (leader.finished or leader.error is not None):
                 over_since = now
                 for to, message in leader.tick(now):

@@ -66,10 +66,11 @@ class Header:
     staleness: int = 0
     loss: float = 0.0  # summed over the part's samples
     hits: int = 0
+    spoiled: int = 0  # of a gradient that is not finite: the place of its first such value in the whole, from 1
     length: int = 0  # of what follows, in bytes
 
 
-_LAYOUT = struct.Struct("<4sHHQQIQQIQIIQQQdQQ")
+_LAYOUT = struct.Struct("<4sHHQQIQQIQIIQQQdQQQ")
 _VALUES = attrgetter(*(field.name for field in fields(Header)))
 _START, _CHECK = struct.Struct("<4sH"), struct.Struct("<I")
 SIZE = _LAYOUT.size + _CHECK.size

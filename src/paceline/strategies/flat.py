@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 
 import torch
 from torch import Tensor, nn
@@ -77,6 +78,25 @@ class FlatModel:
             self.gradient[self.trainable : self._counts] *= count / total
             self.gradient[self._counts :] *= last
             torch._foreach_copy_(self._buffers, self._stored)
+
+    def spoiled(self, *, everything: bool) -> int:
+        """The place, from 1, of the first value of the gradient that is not finite, or 0 if it is finite.
+
+        Looked at is the first parameter's, where backward ends: what goes wrong behind it shows there; or `everything`.
+        """
+        gradient = self.gradient if everything else self._gradients[0]
+        if math.isfinite(gradient.sum()) or bool(gradient.isfinite().all()):
+            return 0
+        return 1 + int(self.gradient.isfinite().logical_not().nonzero()[0])
+
+    def name(self, place: int) -> str | None:
+        """The tensor that has this place, from 1, in the vector."""
+        names = {id(tensor): name for name, tensor in self.model.state_dict(keep_vars=True).items()}
+        for tensor in (*self._parameters, *self._buffers):
+            if 0 < place <= tensor.numel():
+                return names.get(id(tensor))
+            place -= tensor.numel()
+        return None
 
     def digest(self) -> str:
         """Of the names and shapes, by which two ranks know that they have the same model."""

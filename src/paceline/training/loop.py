@@ -14,13 +14,13 @@ from torch import Tensor
 from paceline.comm.metered import MeteredComm
 from paceline.comm.words import all_or_none
 from paceline.data.table import DataInfo
-from paceline.errors import DivergedError
 from paceline.layout import peak_rss_bytes
 from paceline.records import COMPLETED, INTERRUPTED, Summary, write_summary
 from paceline.spec import RunSpec
 from paceline.strategies.base import Batch, Evaluation, Laps, StepResult, Strategy
 from paceline.training.console import Console
 from paceline.training.divided import prepare_divided
+from paceline.training.finite import Watch
 from paceline.training.input import Input
 from paceline.training.learned import Learned
 from paceline.training.prepared import Prepared
@@ -62,10 +62,11 @@ def train(job: Job) -> None:
     strategy, summary.parameters = prepared.strategy, prepared.parameters
     if prepared.fresh:
         job.console.line(f"New weights, not from {job.spec.weights}: {', '.join(prepared.fresh)}")
+    watch = Watch(strategy.model)
     try:
-        interrupted = _run_epochs(job, strategy, source, summary)
+        interrupted = _run_epochs(job, strategy, source, summary, watch)
         if job.spec.test and not interrupted:
-            test = _evaluate(job, strategy, source, "test")
+            test = _evaluate(job, strategy, source, "test", watch)
             summary.test_loss, summary.test_accuracy = test.loss, test.accuracy
             which = f" (weights of epoch {summary.best_epoch})" if summary.best_epoch is not None else ""
             job.console.line(f"\nTest loss: {test.loss:.4f}, test accuracy: {test.accuracy:.2%}{which}")
@@ -99,7 +100,7 @@ def _prepare_whole(job: Job, data: DataInfo) -> Prepared:
     return Prepared(strategy, parameters, fresh, lambda path: save(strategy.state(), path) if not comm.rank else None)
 
 
-def _run_epochs(job: Job, strategy: Strategy, source: Input, summary: Summary) -> bool:
+def _run_epochs(job: Job, strategy: Strategy, source: Input, summary: Summary, watch: Watch) -> bool:
     """All epochs, and back to the best one where there is a validation set; true if a rank wanted to stop."""
     spec = job.spec
     sampler = Sampler(
@@ -108,13 +109,15 @@ def _run_epochs(job: Job, strategy: Strategy, source: Input, summary: Summary) -
     total_steps = spec.steps or spec.epochs * len(sampler)
     best: dict[str, Tensor] | None = None
     for epoch in range(-(-total_steps // len(sampler))):
-        stopped = _run_epoch(job, strategy, source, sampler, summary, epoch, total_steps)
+        stopped = _run_epoch(job, strategy, source, sampler, summary, epoch, total_steps, watch)
+        if not spec.emulated and (stopped or spec.validation or summary.steps == total_steps):
+            watch.check(strategy.state(), job.comm, summary.steps)
         if stopped:
             summary.best_epoch = None  # the weights that are saved are the last ones
             job.console.line(f"\nInterrupted: stopped after step {summary.steps} of {total_steps}.")
             return True
         if len(source.numbers["validation"]):
-            result = _evaluate(job, strategy, source, "validation")
+            result = _evaluate(job, strategy, source, "validation", watch)
             summary.validation_loss.append(result.loss)
             summary.validation_accuracy.append(result.accuracy)
             job.console.line(f"Validation acc: {result.accuracy:.4f}, validation loss: {result.loss:.4f}")
@@ -128,7 +131,14 @@ def _run_epochs(job: Job, strategy: Strategy, source: Input, summary: Summary) -
 
 
 def _run_epoch(
-    job: Job, strategy: Strategy, source: Input, sampler: Sampler, summary: Summary, epoch: int, total_steps: int
+    job: Job,
+    strategy: Strategy,
+    source: Input,
+    sampler: Sampler,
+    summary: Summary,
+    epoch: int,
+    total_steps: int,
+    watch: Watch,
 ) -> bool:
     """One epoch, or what is left of the steps; true if a rank wanted to stop."""
     spec, console = job.spec, job.console
@@ -145,11 +155,14 @@ def _run_epoch(
             laps.events = []
         laps.mark("input")
         lr = learning_rate(spec, summary.steps, len(sampler), total_steps)
+        watch.begin(everything=number == steps)
         result = _step(strategy, batch, sampler.size, lr, job.stop(), laps)
         seconds, ended = laps.last - ended, laps.last
         summary.steps += 1
+        watch.end(summary.steps)
         learned.add(result.loss_sum, result.correct, result.count)
-        _check_finite(result, summary.steps)
+        if not math.isfinite(result.loss_sum):
+            watch.check(strategy.state(), job.comm, summary.steps, f"the loss is {result.loss_sum}")
         job.trace.step(
             summary.steps - 1,
             epoch,
@@ -197,7 +210,7 @@ def _step(strategy: Strategy, batch: Batch, shares: int, lr: float, stop: bool, 
     return result
 
 
-def _evaluate(job: Job, strategy: Strategy, source: Input, name: str) -> Evaluation:
+def _evaluate(job: Job, strategy: Strategy, source: Input, name: str, watch: Watch) -> Evaluation:
     """Mean loss and accuracy on the `validation` or `test` set."""
     count, batches = source.evaluation(name)
 
@@ -209,12 +222,9 @@ def _evaluate(job: Job, strategy: Strategy, source: Input, name: str) -> Evaluat
     job.console.start_bar(count, name)
     result = strategy.evaluate(shown())
     job.console.end_bar()
+    if not math.isfinite(result.loss):
+        watch.check(strategy.state(), job.comm, job.summary.steps, f"the {name} loss is {result.loss}")
     return result
-
-
-def _check_finite(result: StepResult, step: int) -> None:
-    if not math.isfinite(result.loss_sum):
-        raise DivergedError.at(result.loss_sum, step)
 
 
 def _measure(job: Job, strategy: Strategy, summary: Summary) -> None:

@@ -19,6 +19,7 @@ from paceline.comm.single import SingleComm
 from paceline.data import table as datasets
 from paceline.data.load import load
 from paceline.data.table import DataInfo
+from paceline.errors import DivergedError
 from paceline.records import COMPLETED, INTERRUPTED, Summary, write_summary
 from paceline.server.client import Client
 from paceline.server.core import Core
@@ -35,6 +36,7 @@ from paceline.strategies.base import Batch
 from paceline.strategies.flat import FlatModel
 from paceline.training.chronicle import Chronicle
 from paceline.training.console import Console
+from paceline.training.finite import not_finite
 from paceline.training.input import CountedInput, OwnInput, evaluation_batch
 from paceline.training.rate import learning_rate
 from paceline.training.sampler import shuffle
@@ -176,13 +178,21 @@ class Server:
             restarted,
         )
 
-        def save_all() -> None:
-            for chunk in range(self.layout.chunks):
-                span, own = self.layout.span(chunk), leader.shard.chunks.get(chunk)
-                dtype = self.flat.weights.dtype
-                values = own.values if own else torch.frombuffer(leader.collected[chunk], dtype=dtype)
+        constants = not_finite(dict(self.flat.model.named_buffers()))
+
+        def bad_tensor() -> str | None:
+            """Put the weights that are here into the model; the first tensor that is not finite."""
+            collected = {n: torch.frombuffer(v, dtype=self.flat.weights.dtype) for n, v in leader.collected.items()}
+            for n, values in (collected | {n: chunk.values for n, chunk in leader.shard.chunks.items()}).items():
+                span = self.layout.span(n)
                 self.flat.weights[span.start : span.stop].copy_(values)
             self.flat.arrived()
+            return next(iter(not_finite(self.flat.model.state_dict(), constants)), None)
+
+        def save_all() -> None:
+            if bad_tensor():
+                leader.fail(DivergedError.found("the model is not finite", leader.tally.updates, {}))
+                return
             summary.total_seconds = time.perf_counter() - start
             chronicle.close(leader)
             summary.status = INTERRUPTED if leader.stopping else COMPLETED
@@ -197,6 +207,8 @@ class Server:
 
         with closing(self.listener):
             lead(leader, self.listener, job.meeting.endpoints, job.meeting.secret, job.stop, save_all)
+        if isinstance(leader.error, DivergedError):
+            raise leader.error.naming(self.flat.name(leader.spoiled_place) or bad_tensor())
         if leader.error:
             raise leader.error
         if not leader.begun:  # there is nothing to save
@@ -284,6 +296,13 @@ def work(job: ServedJob, opened: Callable[[Path], Trace]) -> bool:
                     job.meeting.secret, spec.timeout, spec.staleness, spec.worker_timeout / BEATS)  # fmt: skip
     with closing(client):
         task = Work(
-            client, flat, make_batch, spec.seed, opened, job.stop, device=emulation.device if emulation else None
+            client,
+            flat,
+            make_batch,
+            spec.seed,
+            opened,
+            job.stop,
+            device=emulation.device if emulation else None,
+            ends_epoch=plan_of(spec, source.info).ends_epoch,
         )
         return task.run(_creed(spec, flat, source.info), about)

@@ -41,6 +41,8 @@ class Work:
     device: EmulatedDevice | None = None  # takes the time, where compute is emulated
     evaluating: tuple[str, int] | None = None
     wait_seconds: float = 0.0
+    # After these updates the model may be evaluated or saved, and all of their gradients are looked at before.
+    ends_epoch: Callable[[int], bool] = lambda update: False
 
     def run(self, creed: dict[str, str], about: dict[str, Any]) -> bool:
         """Until the leader says that it is over, or until asked to stop: then true."""
@@ -151,7 +153,8 @@ class Work:
             if client.is_due() or not client.settled():
                 client.release()
             loss_sum, hits = self._emulate(batch, laps) if self.device else self._compute(part, batch, laps)
-            client.push(part, self.flat.gradient, loss_sum, hits)
+            spoiled = 0 if self.device else self.flat.spoiled(everything=self.ends_epoch(part.update))
+            client.push(part, self.flat.gradient, loss_sum, hits, spoiled)
             laps.mark("push")
             learned = {} if self.device else {"loss": loss_sum / len(batch.labels)}
             self.pushed[lease] = part, laps, {"own": part.stop - part.start, **learned}

@@ -1,0 +1,58 @@
+"""Whether what is trained consists of finite numbers; where it does not, since when, and whose doing it is."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+
+from torch import Tensor, nn
+
+from paceline.comm.base import Comm
+from paceline.comm.words import share_text
+from paceline.errors import DivergedError
+
+
+def not_finite(tensors: Mapping[str, Tensor], besides: Collection[str] = ()) -> list[str]:
+    """The names of tensors that have a value that is not finite, other than those named."""
+    return [name for name, tensor in tensors.items() if name not in besides and not is_finite(tensor)]
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Without a copy, unless the sum overflows."""
+    return math.isfinite(tensor.sum()) or bool(tensor.isfinite().all())
+
+
+class Watch:
+    """Knows in which step this rank's own gradient was not finite for the first time, before it was averaged.
+
+    In every step it looks at the gradient of the first parameter, where backward ends: what goes wrong behind it shows
+    there. A look at all gradients costs more, and is for steps after which the model is evaluated or saved.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.constants = not_finite(dict(model.named_buffers()))  # such as a mask of infinities
+        self._all, self._sum = False, 0.0
+        self.since: int | None = None
+        for number, parameter in enumerate(p for p in model.parameters() if p.requires_grad):
+            parameter.register_hook(lambda gradient, first=not number: self._see(gradient, first))
+
+    def begin(self, *, everything: bool) -> None:
+        self._all, self._sum = everything, 0.0
+
+    def _see(self, gradient: Tensor, first: bool) -> None:
+        if first or self._all:
+            self._sum += float(gradient.sum())
+
+    def end(self, step: int) -> None:
+        if self.since is None and not math.isfinite(self._sum):
+            self.since = step
+
+    def check(self, state: Mapping[str, Tensor], comm: Comm, step: int, what: str | None = None) -> None:
+        """Raise DivergedError on all ranks if a value of any rank's state is not finite, or if `what` is wrong."""
+        mine = not_finite(state, self.constants)[:1]
+        rows = [json.loads(row) for row in share_text(json.dumps([*mine, self.since]), comm)]
+        tensor = next((row[0] for row in rows if len(row) > 1), None)
+        if tensor or what:
+            since = {rank: row[-1] for rank, row in enumerate(rows)}
+            raise DivergedError.found(what or "the model is not finite", step, since, tensor)

@@ -1,0 +1,63 @@
+"""A model to which one sample is poison: its gradient is not finite, its loss is."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import torch
+from parity_cases import train_here
+from torch import Tensor, nn
+
+from paceline.comm.base import Comm
+from paceline.errors import DivergedError
+from paceline.models import table as models
+
+
+class _Spoil(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, spoiled: bool) -> Tensor:
+        ctx.spoiled = spoiled
+        return weight.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0] * (torch.nan if ctx.spoiled else 1.0), None
+
+
+class Spoiled(nn.Module):
+    """The first layer's gradient stays finite: only a look at all gradients finds it."""
+
+    poison = torch.nan  # the first pixel of the sample
+
+    def __init__(self, pixels: int, classes: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(pixels, 8), nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        weight: Tensor = _Spoil.apply(self.last.weight, self.training and bool((flat[:, 0] == self.poison).any()))  # type: ignore[no-untyped-call]
+        return nn.functional.linear(self.first(flat).relu(), weight, self.last.bias)
+
+
+def _build(shape: tuple[int, ...], classes: int, dropout: float) -> nn.Module:
+    return Spoiled(shape[0] * shape[1] * shape[2], classes)
+
+
+def register(poison: float) -> None:
+    """Make the model known by name, as any model is."""
+    Spoiled.poison = poison
+    home = types.ModuleType("paceline.models.spoiled")
+    home.build = _build  # type: ignore[attr-defined]
+    sys.modules[home.__name__] = home
+    models.TABLE["spoiled"] = models.ModelInfo("spoiled", "spoiled:build", 0, 0.0, 8, "a test's model")
+
+
+def fails(comm: Comm, folder: str, values: dict[str, Any]) -> tuple[str, int | None]:
+    """Train; what the error says, and whom it blames."""
+    try:
+        train_here(comm, folder, values)
+    except DivergedError as error:
+        return str(error), error.rank
+    return "", None
