@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from paceline.analysis.runs import APART, Run
 from paceline.analysis.scaling import Curve, Group, label, machine_of, telling
-from paceline.analysis.statistics import drift, two_humps
-from paceline.analysis.wording import count, some
+from paceline.analysis.statistics import ENOUGH_SAMPLES, Interval, drift, ratio, two_humps
+from paceline.analysis.wording import count, listing, some
 
 FEW_REPEATS = 3
 MUCH_DRIFT = 0.1
+# How far above n a speedup of n workers is impossible, whatever its interval, and how far if its whole interval is.
+ABOVE_IDEAL, SURELY_ABOVE = 0.02, 0.005
+# How much the efficiency must rise from one number of workers to the next to be impossible, likewise.
+RISE, SURE_RISE = 0.1, 0.02
 # Models by what they have in them unless told: records do not say it.
 PLAIN = ("mlp", "shallow-cnn")
 WITH_DROPOUT = ("mnist-cnn", "alexnet", "vgg16", "vgg19")
@@ -70,6 +75,12 @@ def check_run(run: Run) -> Iterator[Doubt]:
 def check_group(group: Group, among: Sequence[Group]) -> Iterator[Doubt]:
     """What repeats show about each other."""
     about = label(group, among)
+    if group.too_short:
+        steps = sum(len(run.seconds_per_image) for run in group.runs)
+        worth = sum(run.effective_samples for run in group.runs)
+        why = "" if worth > 0.9 * steps else f", worth {worth:.0f} independent ones, as neighbouring steps are alike"
+        text = f"{count(steps, 'step')} after warm-up{why}: too short to rank; {ENOUGH_SAMPLES} are needed"
+        yield Doubt("short", about, text)
     if len(group.runs) < FEW_REPEATS:
         runs = count(len(group.runs), "run")
         yield Doubt("repeats", about, f"{runs}: too few to know how much runs differ; make {FEW_REPEATS}")
@@ -81,7 +92,7 @@ def check_group(group: Group, among: Sequence[Group]) -> Iterator[Doubt]:
 
 
 def check_curve(curve: Curve, among: Sequence[Group]) -> Iterator[Doubt]:
-    """A baseline that flatters, and speedups that cannot be."""
+    """A baseline that flatters, and speedups that more workers alone cannot explain."""
     base = curve.baseline.first
     cores, threads = base.environment.get("cores"), base.summary.threads
     widest = max((point.workers * (point.group.first.summary.threads or 1) for point in curve.points), default=0)
@@ -92,11 +103,33 @@ def check_curve(curve: Curve, among: Sequence[Group]) -> Iterator[Doubt]:
         )
         yield Doubt("baseline", label(curve.baseline, among), text)
     for point in curve.points:
-        if point.speedup.low > point.workers * 1.05:
+        if _exceeds(point.speedup, point.workers, ABOVE_IDEAL, SURELY_ABOVE):
             text = (
-                f"it is {point.speedup.value:.2f} times as fast as one worker: the baseline is slower than it could be"
+                f"it is {point.speedup.value:.2f} times as fast as one worker: that one was slower than it could be, "
+                f"or caches or another state of the machine helped the others"
             )
             yield Doubt("superlinear", label(point.group, among), text)
+    if rises := list(_rises(curve)):
+        efficiencies = ", ".join(f"{point.efficiency.value:.2f}" for point in curve.points)
+        workers = ", ".join(str(point.workers) for point in curve.points)
+        text = (
+            f"efficiencies of {efficiencies} with {workers} workers contradict each other: {listing(rises)}, more than "
+            f"the workers that were added can explain; repeat both, as one was measured in another state of the machine"
+        )
+        yield Doubt("efficiency", label(curve.points[-1].group, among), text)
+
+
+def _exceeds(speedup: Interval, ideal: float, clearly: float, surely: float) -> bool:
+    """Whether a speedup is above the ideal: clearly by its value, or surely by its whole interval."""
+    return speedup.value > ideal * (1 + clearly) or speedup.low > ideal * (1 + surely)
+
+
+def _rises(curve: Curve) -> Iterator[str]:
+    """Neighbouring points between which the efficiency rises."""
+    for fewer, more in pairwise(curve.points):
+        gain = ratio(fewer.group.series, more.group.series)
+        if _exceeds(gain, more.workers / fewer.workers, RISE, SURE_RISE):
+            yield f"{more.workers} workers are {gain.value:.2f} times as fast as {fewer.workers}"
 
 
 def _divides_alike(run: Run) -> bool:

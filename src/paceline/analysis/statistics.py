@@ -68,8 +68,9 @@ def effective_samples(x: Series) -> Series:
     centred = np.clip(x, low, high) - low
     centred -= centred.mean(-1, keepdims=True)
     orders = range(1, max(1, min(count // 4, int(10 * np.log10(count)))) + 1)
-    power = (centred**2).sum(-1)
-    lags = [(centred[..., :-k] * centred[..., k:]).sum(-1) / np.maximum(power, 1e-300) for k in orders]
+    power = np.einsum("...i,...i->...", centred, centred)
+    lags = [np.einsum("...i,...i->...", centred[..., :-k], centred[..., k:]) / np.maximum(power, 1e-300)
+            for k in orders]  # fmt: skip
     correlations = np.stack([np.ones_like(power), *lags], axis=-1)
     weights, residual = np.zeros_like(correlations), np.ones_like(power)  # the model, and its residual variance
     best, times = np.zeros_like(power), np.ones_like(power)
@@ -138,6 +139,20 @@ class Medians:
         found: Series = (np.add(*self.reach(t)) / 2 / t) ** 2
         return found
 
+    def bounds(self) -> tuple[Series, Series]:
+        """The 95 % interval of each median."""
+        below, above = self.reach(t_quantile(self.freedom))
+        return np.exp(self.values - below), np.exp(self.values + above)
+
+    def bounds_over(self, other: Medians) -> tuple[Series, Series]:
+        """The 95 % interval of each ratio to another median: the distances of both medians to their limits, added in
+        quadrature, with Welch's degrees of freedom.
+        """
+        t = t_quantile(welch(self.variances, self.freedom, other.variances, other.freedom))
+        (below, above), (other_below, other_above) = self.reach(t), other.reach(t)
+        ratio = self.values - other.values
+        return np.exp(ratio - np.hypot(below, other_above)), np.exp(ratio + np.hypot(above, other_below))
+
     def _quantile(self, part: Series) -> Series:
         """A quantile of each row, interpolated."""
         count = self.ordered.shape[-1]
@@ -147,24 +162,6 @@ class Medians:
                      for each in (left, np.minimum(left + 1, count - 1)))  # fmt: skip
         found: Series = low + (place - left) * (high - low)
         return found
-
-
-def median_bounds(series: Series) -> tuple[Series, Series]:
-    """The 95 % interval of the median of each row."""
-    found = Medians.of(series)
-    below, above = found.reach(t_quantile(found.freedom))
-    return np.exp(found.values - below), np.exp(found.values + above)
-
-
-def ratio_bounds(top: Series, bottom: Series) -> tuple[Series, Series]:
-    """The 95 % interval of the ratio of medians, for each pair of rows: the distances of both medians to their limits,
-    added in quadrature, with Welch's degrees of freedom.
-    """
-    one, two = Medians.of(top), Medians.of(bottom)
-    t = t_quantile(welch(one.variances, one.freedom, two.variances, two.freedom))
-    (below_one, above_one), (below_two, above_two) = one.reach(t), two.reach(t)
-    value = one.values - two.values
-    return np.exp(value - np.hypot(below_one, above_two)), np.exp(value + np.hypot(above_one, below_two))
 
 
 def t_quantile(freedom: Any) -> Any:
@@ -229,7 +226,7 @@ def median(series: Sequence[Series]) -> Interval:
     differ (Student's t, on logarithms); with one it comes from its steps, and cannot tell how another run would differ.
     """
     if len(series) == 1:
-        return _between(middle(series), median_bounds(series[0]))
+        return _between(middle(series), Medians.of(series[0]).bounds())
     found = _Runs.of(series)
     return _around(middle(series), found.mean, found.error(), found.runs - 1)
 
@@ -238,7 +235,7 @@ def ratio(top: Sequence[Series], bottom: Sequence[Series]) -> Interval:
     """The ratio of two medians, with its interval: both are uncertain (Welch's t, on logarithms)."""
     value = middle(top) / middle(bottom)
     if len(top) == len(bottom) == 1:
-        return _between(value, ratio_bounds(top[0], bottom[0]))
+        return _between(value, Medians.of(top[0]).bounds_over(Medians.of(bottom[0])))
     one, two = _Runs.of(top), _Runs.of(bottom)
     first, second = one.error(two.variance), two.error(one.variance)
     mean = one.mean - two.mean
@@ -286,11 +283,15 @@ def two_humps(x: Series) -> Humps | None:
     return Humps(fast, slow, part_slow)
 
 
+# A law with one parameter goes through any single point beside the baseline: only more of them can test it.
+FEWEST_FITTED = 2
+
+
 def amdahl(workers: Sequence[int], seconds: Sequence[float]) -> float | None:
-    """The serial part s of t(n) = t(1)·(s + (1−s)/n) that fits best; None without a baseline and another point."""
+    """The serial part s of t(n) = t(1)·(s + (1−s)/n) that fits best; None without t(1) and two other points."""
     times = dict(zip(workers, seconds, strict=True))
     others = [n for n in times if n > 1]
-    if 1 not in times or not others:
+    if 1 not in times or len(others) < FEWEST_FITTED:
         return None
     n = np.array(others, dtype=float)
     y = np.array([times[k] / times[1] for k in others]) - 1 / n
@@ -299,9 +300,11 @@ def amdahl(workers: Sequence[int], seconds: Sequence[float]) -> float | None:
 
 
 def gustafson(workers: Sequence[int], scaled_speedups: Sequence[float]) -> float | None:
-    """The serial part s of S(n) = n − s·(n−1) that fits best: of work that grows with the workers."""
+    """The serial part s of S(n) = n − s·(n−1) that fits best, where the work grows with the workers; None without two
+    points beside one worker.
+    """
     n = np.array([k for k in workers if k > 1], dtype=float)
-    if not len(n):
+    if len(n) < FEWEST_FITTED:
         return None
     speedups = np.array([s for k, s in zip(workers, scaled_speedups, strict=True) if k > 1])
     x, y = n - 1, n - speedups

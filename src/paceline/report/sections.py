@@ -39,7 +39,9 @@ DOUBTS = {
     "repeats": ("Too few repeats", "Make three or more: only then is it known how much runs differ by chance."),
     "spread": ("Repeats that differ", "Differences that are smaller than these are not real."),
     "baseline": ("A baseline with fewer cores", "A part of the speedup is cores that one worker could have used."),
-    "superlinear": ("Faster than possible", "The run of one worker is slower than it could be: repeat it."),
+    "superlinear": ("Faster than possible", "n workers cannot be more than n times as fast as one: repeat that one."),
+    "efficiency": ("Efficiencies that contradict each other", "Some point is wrong: repeat these runs, interleaved."),
+    "short": ("Runs that are too short", "They are not ranked: make them longer."),
     "mixed": ("Several machines or versions", "Compare only runs of one: make all of them again on one machine."),
     "differ": ("Replicas that are not the same model", "Training is wrong, or not the same: do not compare these."),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from made_up import steady, write_run
 from test_runs import check_read
@@ -82,6 +83,40 @@ def test_a_baseline_that_flatters_is_seen(tmp_path: Path) -> None:
     one = three(tmp_path, 0.1, threads=1, cores=8)
     four = three(tmp_path, 0.02, workers=4, batch=8, threads=1, cores=8)
     assert {"baseline", "superlinear"} <= kinds(one + four)
+
+
+PAPER = {1: 142.04, 2: 82.06, 4: 34.40, 8: 20.52}  # seconds per epoch of 60,000 images, by processes on one node
+
+
+@pytest.mark.parametrize("spread", [0.001, 0.2])
+def test_the_first_paper_s_impossible_speedups_are_seen(tmp_path: Path, spread: float) -> None:
+    """4 processes are 4.13 times as fast as one and 2.39 times as fast as 2, whatever the intervals."""
+    runs = [check_read(write_run(tmp_path / str(n), steady(seconds * n / 469, seed=n, spread=spread), workers=n,
+                                 batch=128)) for n, seconds in PAPER.items()]  # fmt: skip
+    groups = group(runs)
+    found = {doubt.kind: doubt for doubt in all_doubts(groups, curves(groups, "weak"))}
+    assert found["superlinear"].about.startswith("ring, 4 workers")
+    assert "contradict each other: 4 workers are 2." in found["efficiency"].text
+    if spread < 0.01:
+        assert "4.13 times as fast as one worker" in found["superlinear"].text
+        assert "efficiencies of 0.87, 1.03, 0.87 with 2, 4, 8 workers" in found["efficiency"].text
+        assert "4 workers are 2.39 times as fast as 2" in found["efficiency"].text
+
+
+def test_linear_speedups_and_falling_efficiencies_raise_no_doubt(tmp_path: Path) -> None:
+    for name, times in {"linear": (0.1, 0.05, 0.025), "falling": (0.1, 0.055, 0.035)}.items():
+        runs = [run for n, mean in zip((1, 2, 4), times, strict=True)
+                for run in three(tmp_path / name, mean, workers=n, batch=32 // n)]  # fmt: skip
+        assert not {"superlinear", "efficiency"} & kinds(runs)
+
+
+def test_runs_that_are_too_short_are_told(tmp_path: Path) -> None:
+    few = check_read(write_run(tmp_path / "few", steady(0.1, 15)))
+    walk = list(0.1 * np.exp(np.cumsum(np.random.default_rng(0).normal(0, 0.01, 200))))
+    alike = check_read(write_run(tmp_path / "alike", walk))
+    texts = [doubt.text for run in (few, alike) for doubt in all_doubts(group([run]), []) if doubt.kind == "short"]
+    assert texts[0].startswith("15 steps after warm-up: too short to rank")
+    assert "independent ones, as neighbouring steps are alike" in texts[1]
 
 
 def pair(folder: Path, losses: tuple[float, float], first: dict[str, Any], second: dict[str, Any]) -> set[str]:

@@ -158,7 +158,7 @@ def test_gustafson_finds_the_serial_part(serial: float) -> None:
     assert gustafson(workers, [n - serial * (n - 1) for n in workers]) == pytest.approx(serial, abs=1e-9)
 
 
-def test_a_law_needs_a_baseline_and_a_second_point() -> None:
-    assert amdahl([2, 4], [1.0, 0.5]) is None
-    assert amdahl([1], [1.0]) is None
-    assert gustafson([1], [1.0]) is None
+def test_no_law_is_fitted_to_fewer_than_three_points_with_the_baseline() -> None:
+    assert amdahl([2, 4, 8], [1.0, 0.5, 0.3]) is None
+    assert amdahl([1, 2], [1.0, 0.6]) is None
+    assert gustafson([1, 2], [1.0, 1.8]) is None
