@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from statistics import fmean
 
 from paceline.analysis.runs import APART, Run, Step
 
 COMPUTE = ("forward", "recompute", "backward")
+# Of compute: less time without a core than this is not worth a part of its own.
+SHARED = 0.1
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Parts:
     optimizer: float = 0.0
     other: float = 0.0
     bubble: float = 0.0  # waiting for the stage before or behind
+    core: float = 0.0  # ready to compute, while others had the cores
 
     @property
     def total(self) -> float:
@@ -29,7 +32,19 @@ class Parts:
 
 
 def by_rank(run: Run) -> dict[int, Parts]:
-    """Of every worker, warm-up left out. A server's own ranks have no parts: they answer."""
+    """Of every worker, warm-up left out. A server's own ranks have no parts: they answer.
+
+    Compute is what ran on a core where cores were shared; elsewhere, all of it.
+    """
+    found = _by_rank(run)
+    waited, ran = (sum(getattr(parts, name) for parts in found.values()) for name in ("core", "compute"))
+    # Emulated compute sleeps: to get a core late makes it no longer, as long as it is not later than the device.
+    if waited > SHARED * (waited + ran) and not run.emulated:
+        return found
+    return {rank: replace(parts, compute=parts.compute + parts.core, core=0.0) for rank, parts in found.items()}
+
+
+def _by_rank(run: Run) -> dict[int, Parts]:
     workers = {rank: steps for rank, steps in run.steps.items() if rank >= run.summary.servers and steps}
     if not workers:
         return {}
@@ -57,19 +72,26 @@ def _ready(step: Step) -> float:
 
 def _parts(step: Step, until_slowest: float) -> Parts:
     spans = step.spans
-    compute = sum(spans.get(name, 0.0) for name in COMPUTE)
+    compute, core = _computed(step)
     waited = spans.get("wait", 0.0)
     slowest = min(waited, max(0.0, until_slowest))
     communication = waited - slowest + spans.get("push", 0.0)
-    known = spans.get("input", 0.0) + compute + waited + spans.get("push", 0.0) + spans.get("optimizer", 0.0)
+    known = spans.get("input", 0.0) + compute + core + waited + spans.get("push", 0.0) + spans.get("optimizer", 0.0)
     return Parts(spans.get("input", 0.0), compute, slowest, communication, spans.get("optimizer", 0.0),
-                 max(0.0, step.seconds - known))  # fmt: skip
+                 max(0.0, step.seconds - known), core=core)  # fmt: skip
+
+
+def _computed(step: Step) -> tuple[float, float]:
+    """Seconds of computing on a core, and of being ready to. A turn of waiting may be counted for the next part."""
+    whole = sum(step.spans.get(name, 0.0) for name in COMPUTE)
+    core = min(whole, sum(step.queued.get(name, 0.0) for name in COMPUTE))
+    return whole - core, core
 
 
 def _of_stage(step: Step) -> Parts:
     """A stage waits for messages; what it sends to its neighbours and averages with other replicas is communication."""
-    spans = step.spans
-    known = {"input": spans.get("input", 0.0), "compute": sum(spans.get(name, 0.0) for name in COMPUTE),
+    spans, (compute, core) = step.spans, _computed(step)
+    known = {"input": spans.get("input", 0.0), "compute": compute, "core": core,
              "bubble": spans.get("wait", 0.0), "communication": spans.get("send", 0.0) + spans.get("average", 0.0),
              "optimizer": spans.get("optimizer", 0.0)}  # fmt: skip
     return Parts(**known, other=max(0.0, step.seconds - sum(known.values())))

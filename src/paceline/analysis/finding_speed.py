@@ -28,12 +28,13 @@ TIMES = "times one worker"
 MUCH = 0.2  # of a step: a larger part is worth an advice
 WHAT = {"compute": "computing", "input": "waiting for input", "slowest": "waiting for the slowest worker",
         "bubble": "waiting for other stages", "communication": "communication",
-        "optimizer": "updating the weights", "other": "other work"}  # fmt: skip
+        "optimizer": "updating the weights", "other": "other work", "core": "waiting for a core"}  # fmt: skip
 ADVICE = {
     "input": "faster reading would help most",
     "slowest": "the workers are uneven: making the slowest as fast as the rest would help most",
     "bubble": "more micro-batches, or stages that take as long as each other, would help most",
     "communication": "faster links or a larger batch would help most",
+    "core": "a core for each thread would help most: fewer workers or threads, and no other programs",
 }
 ADVICE_SERVED = "faster links, more servers or a larger batch would help most"
 ADVICE_AT_HOME = "fewer workers or a larger batch would help most"  # on one machine

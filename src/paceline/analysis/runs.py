@@ -31,6 +31,7 @@ class Step:
     """One update as a rank saw it: when it ended, how long it took, how many samples all ranks had, its parts.
 
     A server's workers make gradients, not updates: their samples are their own. Emulated compute has no loss.
+    `queued` is how long, of each part, the rank was ready to run and had no core.
     """
 
     step: Count
@@ -40,6 +41,7 @@ class Step:
     samples: Positive
     spans: dict[str, Seconds]
     loss: float | None = None
+    queued: dict[str, Seconds] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

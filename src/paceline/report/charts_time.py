@@ -47,17 +47,22 @@ from paceline.report.traces import (
     with_interval,
 )
 
-# A part of a step: what it is called, and the number of its colour and pattern.
+# A part of a step: what it is called, and the numbers of its colour and pattern.
 PARTS = {
-    "input": ("waiting for input", 2),
-    "compute": ("compute", 0),
-    "slowest": ("waiting for the slowest", 4),
-    "bubble": ("waiting for other stages", 5),
-    "communication": ("communication", 1),
-    "optimizer": ("optimizer", 3),
-    "other": ("other", 6),
+    "input": ("waiting for input", 2, 2),
+    "compute": ("compute", 0, 0),
+    "core": ("compute: waiting for a core", 0, 1),
+    "slowest": ("waiting for the slowest", 4, 4),
+    "bubble": ("waiting for other stages", 5, 5),
+    "communication": ("communication", 1, 1),
+    "optimizer": ("optimizer", 3, 3),
+    "other": ("other", 6, 6),
 }
 
+SHARED_CORES = (
+    "Waiting for a core is time in which a worker was ready to compute and other workers, threads or programs had the "
+    "cores: it is no work."
+)
 LEAST = 0.001  # of a step, that is still shown
 MOST_APART = 12  # times: bars of panels that share a scale
 
@@ -101,6 +106,7 @@ def breakdown(study: Study) -> Chart | None:
     text = caption("The mean step of a worker, warm-up left out, in parts that are all of it. Waiting for the slowest "
                    "is for a worker that computes longer; communication is the rest of the waiting.",
                    "Stages of a pipeline wait for each other's messages." * _staged(found.values()),
+                   SHARED_CORES * any(parts and parts.core for parts in found.values()),
                    groups=settings(strands))  # fmt: skip
     return chart("breakdown", "Where the time of a step goes", text, pages, rows, barmode="stack", bargap=0.3)
 
@@ -121,7 +127,9 @@ def breakdown_by_rank(study: Study) -> Chart | None:
             rows += [identity(widest) | {"rank": rank} | _row(parts) for rank, parts in ranks.items()]
         pages.append(Page(sheet.name, _one_scale(panels)))
     text = caption("The same, worker by worker, of each strategy's most workers. A rank with much compute and no "
-                   "waiting is the one that the others wait for.", groups=settings(strands))  # fmt: skip
+                   "waiting is the one that the others wait for.",
+                   SHARED_CORES * any(parts.core for ranks in found.values() for parts in ranks.values()),
+                   groups=settings(strands))  # fmt: skip
     return chart("breakdown-by-rank", "Where the time of a step goes, by rank", text, pages, rows, barmode="stack",
                  bargap=0.3)  # fmt: skip
 
@@ -151,16 +159,27 @@ def _row(parts: Parts) -> Row:
 def _stacked(heading: str, x: dict[str, Any], bars_of: Sequence[Bar], full: str, unit: Unit) -> Panel:
     """Bars of parts on each other; what takes no time in any of them is left out."""
     panel = Panel(heading, x, from_zero(f"{unit.what}, {unit.name}"))
-    for part, (label, index) in PARTS.items():
+    for part, (label, index, pattern) in PARTS.items():
         shares = [getattr(bar.parts, part) / bar.parts.total for bar in bars_of]
         if max(shares, default=0.0) < LEAST:
             continue
         heights = [getattr(bar.parts, part) * unit.factor(bar.group) for bar in bars_of]
         hover = [f"{full}, {bar.what}: {label} {number(height)} {unit.name}, {percent(share)} of a step"
+                 f"{_on_core(bar, unit) if part in ('compute', 'core') else ''}"
                  for bar, height, share in zip(bars_of, heights, shares, strict=True)]  # fmt: skip
-        trace = bars([bar.place for bar in bars_of], heights, label, index, hover, legendrank=list(PARTS).index(part))
+        trace = bars([bar.place for bar in bars_of], heights, label, index, hover, pattern,
+                     legendrank=list(PARTS).index(part))  # fmt: skip
         panel.traces.append(trace)
     return panel
+
+
+def _on_core(bar: Bar, unit: Unit) -> str:
+    """What of compute was not waiting for a core, where that is less."""
+    ran, factor = bar.parts.compute, unit.factor(bar.group)
+    if not bar.parts.core:
+        return ""
+    whole = ran + bar.parts.core
+    return f"; of {number(whole * factor)} {unit.name} of compute, {number(ran * factor)} {unit.name} were CPU time"
 
 
 def _one_scale(panels: Sequence[Panel]) -> list[Panel]:

@@ -95,9 +95,11 @@ def law(x: Series, y: Series, look: Look, label: str, what: str) -> Trace:
     }  # fmt: skip
 
 
-def bars(x: Sequence[str], y: Sequence[float], label: str, index: int, hover: Sequence[str], **settings: Any) -> Trace:
+def bars(x: Sequence[str], y: Sequence[float], label: str, index: int, hover: Sequence[str],
+         pattern_index: int | None = None, **settings: Any) -> Trace:  # fmt: skip
     """Bars with a colour and a pattern of their own."""
-    pattern = {"shape": PATTERNS[index % len(PATTERNS)], "fillmode": "overlay", "fgcolor": "#ffffff", "fgopacity": 0.7,
+    shape = PATTERNS[(index if pattern_index is None else pattern_index) % len(PATTERNS)]
+    pattern = {"shape": shape, "fillmode": "overlay", "fgcolor": "#ffffff", "fgopacity": 0.7,
                "size": 7, "solidity": 0.2}  # fmt: skip
     marker = {"color": COLOURS[index % len(COLOURS)], "line": {"color": "#ffffff", "width": 0.5}, "pattern": pattern}
     return {

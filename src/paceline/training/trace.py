@@ -81,7 +81,11 @@ class Trace:
 
     def disturbance(self, *, emulated: bool) -> str | None:
         """Why these times are not to be compared, by the nodes' samples in the same folder."""
-        return disturbance(read_nodes(self.path.parent).values(), self._began, self._ended, emulated=emulated)
+        try:
+            nodes = read_nodes(self.path.parent).values()
+        except ValueError:  # a damaged file of samples; the training itself is sound
+            return None
+        return disturbance(nodes, self._began, self._ended, emulated=emulated)
 
     def flush(self) -> None:
         self._lines.flush()

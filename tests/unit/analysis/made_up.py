@@ -29,6 +29,7 @@ def write_run(
     strategy: str | None = None,
     seed: int = 0,
     compute: Sequence[float] | None = None,  # of each worker, as a part of the step
+    queued: float = 0.0,  # the part of compute that was waiting for a core
     losses: Sequence[float] | None = None,  # of each step
     per_epoch: int | None = None,  # steps; all are one epoch without it
     hosts: Sequence[str] | None = None,  # of each rank
@@ -60,7 +61,8 @@ def write_run(
         part = None if rank < servers else parts[rank - servers]
         own = batch if part is not None and servers else in_all
         _write_rank(folder / f"rank_{rank}.jsonl", seconds if rank == 0 or part is not None else [], part, own,
-                    served=bool(servers), per_epoch=per_epoch or len(seconds), losses=losses)  # fmt: skip
+                    served=bool(servers), per_epoch=per_epoch or len(seconds), losses=losses,
+                    queued=queued)  # fmt: skip
     for host, (bytes_in, bytes_out) in (moves or ({} if others is None else {"here": (0, 0)})).items():
         interface = "lo" if len(set(places)) == 1 else "eth0"
         _write_node(folder, host, seconds, bytes_in, bytes_out, interface, others)
@@ -78,7 +80,7 @@ def write_run(
 
 
 def _write_rank(path: Path, seconds: Sequence[float], part: float | None, samples: int, *, served: bool,
-                per_epoch: int, losses: Sequence[float] | None) -> None:  # fmt: skip
+                per_epoch: int, losses: Sequence[float] | None, queued: float) -> None:  # fmt: skip
     """`part` is what it computes, of a step; None is a server, which has updates without parts."""
     lines, now = LineWriter(path), START
     for step, value in enumerate(seconds):
@@ -87,7 +89,9 @@ def _write_rank(path: Path, seconds: Sequence[float], part: float | None, sample
         spans = {} if part is None else {"input": 0.05 * value, "forward": part * value / 3,
                                          "backward": part * value * 2 / 3, "wait": (0.9 - part) * value,
                                          last: 0.05 * value}  # fmt: skip
-        learned = {"loss": losses[step]} if losses else {}
+        learned: dict[str, Any] = {"loss": losses[step]} if losses else {}
+        if queued and spans:
+            learned["queued"] = {name: queued * spans[name] for name in ("forward", "backward")}
         lines.write("step", step=step, epoch=step // per_epoch, time=now, seconds=value, samples=samples, **learned,
                     spans=spans)  # fmt: skip
     lines.close()

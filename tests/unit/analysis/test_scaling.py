@@ -73,6 +73,19 @@ def test_a_step_s_time_is_divided_without_rest(tmp_path: Path) -> None:
         assert each.communication == pytest.approx(0.01, rel=1e-4)
 
 
+def test_compute_is_what_had_a_core_where_cores_were_shared(tmp_path: Path) -> None:
+    """Workers compute for 0.7 of a step of 0.1 s."""
+    shared = check_read(write_run(tmp_path / "a", [0.1] * 50, workers=2, queued=0.5))
+    for each in by_rank(shared).values():
+        assert (each.compute, each.core) == pytest.approx((0.035, 0.035))
+        assert each.total == pytest.approx(0.1)
+    alone = check_read(write_run(tmp_path / "b", [0.1] * 50, workers=2, queued=0.05))
+    asleep = check_read(write_run(tmp_path / "c", [0.1] * 50, workers=2, queued=0.5))
+    asleep.summary.compute = "emulated:k80"
+    for run in (alone, asleep):
+        assert all((each.compute, each.core) == pytest.approx((0.07, 0.0)) for each in by_rank(run).values())
+
+
 def test_one_worker_with_as_many_threads_is_the_baseline_and_else_the_fastest_one(tmp_path: Path) -> None:
     one = check_read(write_run(tmp_path / "1", steady(0.1), spec={"threads": 1}))
     two = check_read(write_run(tmp_path / "2", steady(0.06), spec={"threads": 2}))

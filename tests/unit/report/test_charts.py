@@ -140,6 +140,19 @@ def test_parts_of_a_step_are_the_step(charts: list[Chart], name: str) -> None:
         assert all(any(height == pytest.approx(each, rel=0.01) for height in drawn) for each in wanted)
 
 
+def test_compute_without_a_core_is_drawn_apart(tmp_path: Path) -> None:
+    write_run(tmp_path / "shared", [0.1] * 50, workers=2, cores=1, queued=0.5)
+    for chart in draw(read_study([tmp_path])):
+        if chart.name.startswith("breakdown"):
+            drawn = {trace["name"]: trace for trace in chart.figure["data"]}
+            assert drawn["compute: waiting for a core"]["y"] == pytest.approx(drawn["compute"]["y"])
+            assert "of 70.0 ms of compute, 35.0 ms were CPU time" in " ".join(
+                drawn["compute"]["hovertext"][0].split("<br>")
+            )
+            assert {round(row["core_seconds"], 6) for row in chart.rows} == {0.035}
+            assert "Waiting for a core is time" in chart.caption
+
+
 def heights(chart: Chart) -> list[float]:
     """Of the bars, each with all that is stacked in it."""
     found: dict[tuple[Any, ...], float] = {}
