@@ -55,7 +55,7 @@ class Summary:
 
     status: str
     strategy: str
-    workers: Ranks
+    workers: Annotated[int, Bounds(1, 100_000)]
     transport: str
     model: str
     data: str

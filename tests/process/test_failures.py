@@ -7,8 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from live_run import ENDLESS, LAUNCHERS, PACELINE, LiveRun, listening_elsewhere
+from live_run import ENDLESS, LAUNCHERS, PACELINE, LiveRun, listening_elsewhere, until
 
+from paceline.liveness import current_summary
 from paceline.records import FAILED
 
 
@@ -45,14 +46,14 @@ def test_an_error_in_one_rank_is_told_first_and_written_to_its_log(launcher: str
         run.check_nothing_is_left()
 
 
-@pytest.mark.parametrize(("launcher", "strategy"), [("gloo", "ring"), ("mpi", "allreduce")])
+@pytest.mark.parametrize(("launcher", "strategy"), [("gloo", "ring"), ("mpiexec", "allreduce")])
 def test_a_rank_that_stops_answering_is_found_at_the_deadline(launcher: str, strategy: str, tmp_path: Path) -> None:
     command = [*LAUNCHERS[launcher], *ENDLESS, "--timeout", "2", "--strategy", strategy]
     with LiveRun(command, tmp_path) as run:
         run.wait_until_training()
         os.kill(run.pid(1), signal.SIGSTOP)
         assert run.end(25) == 1
-        summary = run.summary()
+        summary = run.summary()  # MPI_Abort sends SIGTERM to the others, and that is no interruption
         assert (summary.status, summary.failed_rank) == (FAILED, 1)
         assert "waited 2 s" in str(summary.error)
         run.check_nothing_is_left()
@@ -109,12 +110,16 @@ def test_a_training_that_diverges_in_its_last_step_says_so_and_saves_nothing(tmp
 
 
 @pytest.mark.parametrize("launcher", ["gloo", "mpi"])
-def test_nothing_survives_the_launchers_own_death(launcher: str, tmp_path: Path) -> None:
+def test_nothing_survives_the_launchers_own_death_and_the_run_has_ended(launcher: str, tmp_path: Path) -> None:
     with LiveRun(LAUNCHERS[launcher] + ENDLESS, tmp_path) as run:
         run.wait_until_training()
+        os.kill(run.pid(1), signal.SIGSTOP)  # so that the others cannot end their step
         os.kill(run.process.pid, signal.SIGKILL)
         run.process.wait()
+        assert current_summary(run.folder).status == FAILED
         run.check_nothing_is_left()
+        until("the summary says so", lambda: run.summary().status == FAILED, 10)
+        assert run.summary().error == "the launcher was killed"
 
 
 def test_ranks_started_with_different_options_refuse_to_train(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,7 @@ def test_a_training_that_diverged_is_nobodys_fault(run: Run) -> None:
         run.write(rank, own("the loss is nan after step 3", 10.0 + rank, everyone=True))
     ending = settle(run.folder, {0: 1, 1: 1, 2: 1})
     assert ending.exit_code == 1
-    assert ending.message.startswith("all ranks failed: the loss is nan after step 3")
+    assert ending.message.startswith("the loss is nan after step 3\n")
     assert (run.saved().status, run.saved().failed_rank) == (FAILED, None)
 
 
@@ -213,6 +214,40 @@ def test_an_error_counts_though_ctrl_c_came_too(run: Run) -> None:
     run.write(1, own("ValueError: bad sample", 11.0))
     assert settle(run.folder, {0: 1, 1: 1, 2: 1}, interrupted=True).exit_code == 1
     assert (run.saved().status, run.saved().failed_rank) == (FAILED, 1)
+
+
+def test_a_run_that_has_failed_is_not_interrupted_by_what_mpiexec_sends_the_ranks_then(run: Run) -> None:
+    """A rank that waited in vain settles the run and aborts; MPI_Abort's SIGTERM makes the others settle it, too."""
+    run.write_ranks(os.getpid(), os.getpid(), os.getpid())
+    run.write(0, lost(0, 10.0, peer=1, timeout=True))
+    before = settle(run.folder)
+    run.write(2, {"kind": "signal", "signal": 15})
+    assert settle(run.folder, interrupted=True) == before
+    assert (run.saved().status, run.saved().failed_rank, run.saved().error) == (FAILED, 1, LOST.format(0))
+
+
+def test_ranks_that_settle_a_run_at_the_same_time_agree(run: Run) -> None:
+    """One by one, each 20 times; without a lock, what one has read is old when it writes."""
+    run.write_ranks(os.getpid(), os.getpid(), os.getpid())
+    run.write(0, lost(0, 10.0, peer=1, timeout=True))
+    for _ in range(20):
+        write_summary(run.folder, Summary(RUNNING, "ring", 3, "gloo", "mlp", "mnist-mini", 8, 24, 5, 0))
+        with ThreadPoolExecutor(4) as pool:
+            codes = set(pool.map(lambda by_signal: settle(run.folder, interrupted=by_signal).exit_code, [0, 1, 1, 1]))
+        assert codes == {130 if run.saved().status == INTERRUPTED else 1}
+
+
+def test_a_summary_that_cannot_be_written_is_told_with_the_rank(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.write(1, own("no space left", 11.0))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("paceline.launch.settle.write_summary", full)
+    ending = settle(run.folder, {0: 1, 1: 1, 2: 1})
+    assert ending.exit_code == 1
+    assert ending.message.startswith("rank 1 failed: no space left\n")
+    assert "its summary cannot be written (No space left on device)" in ending.message
 
 
 @pytest.mark.parametrize(("status", "code"), [(COMPLETED, 0), (INTERRUPTED, 130)])
@@ -266,8 +301,17 @@ def test_a_usage_error_before_the_first_step_is_told_with_its_reason(tmp_path: P
     lines.write(**own("--device cuda: this PyTorch sees no GPU here", 10.0, exit_code=2))
     lines.close()
     ending = settle(tmp_path, {0: 2})
-    assert "--device cuda: this PyTorch sees no GPU here" in ending.message
+    assert ending.message == "rank 0 failed: --device cuda: this PyTorch sees no GPU here"
     assert ending.exit_code == 2
+
+
+def test_an_error_of_the_only_process_is_told_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    write_summary(tmp_path, Summary(RUNNING, "sequential", 1, "single", "mlp", "mnist-mini", 8, 8, 5, 0))
+    lines = LineWriter(tmp_path / "rank_0.jsonl")
+    lines.write(**own("--model x: there is no such module", 10.0, exit_code=2, everyone=True))
+    lines.close()
+    assert settle(tmp_path, {0: 2}).message == "--model x: there is no such module"
 
 
 def test_ctrl_c_before_the_ranks_are_up_is_an_interruption(tmp_path: Path) -> None:

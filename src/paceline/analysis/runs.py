@@ -14,10 +14,14 @@ import numpy as np
 
 from paceline.analysis.statistics import Series, effective_samples, warm_up
 from paceline.disturbance import disturbance
+from paceline.liveness import current_summary
 from paceline.pipeline.plan import Plan
-from paceline.records import COMPLETED, Node, Summary, check_environment, check_summary, read_lines, read_nodes
+from paceline.records import COMPLETED, Node, Summary, check_environment, read_lines, read_nodes
 from paceline.strict_json import LARGEST, Bounds, Count, Positive, Seconds, build, naming, parse, plain, read_text
 
+# Lists of the summary that have a value for each rank.
+BY_RANK = ("gradients", "wait_seconds", "cpu_seconds", "bytes_sent", "bytes_received", "messages_sent",
+           "messages_received", "comm_seconds", "input_seconds", "peak_rss_bytes")  # fmt: skip
 # Workers of these do not wait for each other.
 APART = ("ps-async", "ps-bounded")
 # Workers of these have a part of the model each; so many of them are a replica.
@@ -37,7 +41,7 @@ class Step:
     step: Count
     epoch: Count
     time: Seconds
-    seconds: Seconds
+    seconds: Annotated[float, Bounds(1e-9, 1e10)]
     samples: Positive
     spans: dict[str, Seconds]
     loss: float | None = None
@@ -173,7 +177,7 @@ class LeftOut:
 def read_run(folder: Path) -> Run | LeftOut:
     """A run from its folder, or why not. Nothing of a folder that is half written or damaged is used."""
     try:
-        summary = check_summary(folder)
+        summary = current_summary(folder)
     except FileNotFoundError:
         begun = (folder / "spec.toml").exists()
         return LeftOut(folder, f"no summary that can be read: {'it did not begin' if begun else 'not a run folder'}")
@@ -218,10 +222,11 @@ def _faults(run: Run) -> Iterator[str]:
             yield f"{name} has a value that is not finite: the training diverged"
     if len(steps) != s.steps or not steps:
         yield f"{len(steps)} steps are written down, and the summary says {s.steps}"
-    if not all(sum(step.seconds for step in each) > 0 for each in run.rounds(steps)):
-        yield "it has steps of no time"
-    if s.workers < 1 or s.workers % (s.stages * s.tensor):
+    if s.workers % (s.stages * s.tensor):
         yield f"{s.workers} workers cannot be replicas of {s.stages} stages and {s.tensor} shards"
+    for name in BY_RANK:
+        if len(getattr(s, name)) not in (0, s.servers + s.workers):
+            yield f"{name} is not of {s.servers + s.workers} ranks"
     if run.plan and len(run.plan.stages) != s.stages:
         yield f"plan.json has {len(run.plan.stages)} stages, and the summary says {s.stages}"
     for rank in range(s.servers, s.servers + s.workers if _is_together(s) else 0):

@@ -10,7 +10,8 @@ from typing import Any
 from paceline.data import table as datasets
 from paceline.emulation.table import REAL
 from paceline.errors import UsageError
-from paceline.records import COMPLETED, read_lines, read_summary
+from paceline.liveness import current_summary
+from paceline.records import COMPLETED, read_lines
 
 WARM_UP = 30  # steps that are left out, or a quarter of all if that is less
 
@@ -22,7 +23,10 @@ def seconds_per_image(
 
     The shape of a user's own data is not known before they are loaded: None, and not compared.
     """
-    summary = read_summary(folder)
+    try:
+        summary = current_summary(folder)
+    except (OSError, ValueError):
+        summary = None
     if summary is None or summary.status != COMPLETED:
         what = "is not a run folder" if summary is None else f"is of a run that is {summary.status}"
         raise UsageError(f"--compute emulated:{folder}: it {what}; a completed run is expected")

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from paceline.errors import UsageError
+from paceline.liveness import claim
 from paceline.records import RUNNING, Summary, write_summary, write_whole
 from paceline.spec import Resolved, RunSpec
 
@@ -36,7 +37,11 @@ def make_folder(spec: RunSpec) -> Path:
 
 
 def open_run(folder: Path, resolved: Resolved) -> None:
-    """Write what is known before the first step; until the run ends, its summary says that it is running."""
+    """Write what is known before the first step; until the run ends, its summary says that it is running.
+
+    This process owns the run: when it has gone, the run has ended.
+    """
+    claim(folder)
     write_whole(folder / "spec.toml", "\n".join(resolved.lines()) + "\n")
     write_summary(folder, begin_summary(resolved.spec))
 

@@ -1,6 +1,7 @@
 """A small process that cleans up when the launcher is gone, even after SIGKILL; it reads what to clean from its input.
 
     folder PATH    remove this folder
+    run PATH       a run folder; unless the run has ended, its summary is to say that the launcher was killed
     process PID    end this process and its group
     done           the launcher has ended its processes itself
 
@@ -8,6 +9,7 @@ When the input ends, the launcher has. Run as a plain script: it imports nothing
 """
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -26,9 +28,27 @@ def clean(lines: list[str]) -> None:
         while time.monotonic() < deadline and any(map(_alive, pids)):
             time.sleep(0.05)
         _signal(pids, signal.SIGKILL)
+        for key, *rest in words:
+            if key == "run":
+                _fail(rest[0])
     for key, *rest in words:
         if key == "folder":
             shutil.rmtree(rest[0], ignore_errors=True)
+
+
+def _fail(folder: str) -> None:
+    """Make the summary of a run that is not running any more say so."""
+    path = os.path.join(folder, "summary.json")
+    try:
+        with open(path, encoding="utf-8") as file:
+            summary = json.load(file)
+        if summary["status"] == "running":
+            summary |= {"status": "failed", "error": "the launcher was killed"}
+            with open(f"{path}.new", "w", encoding="utf-8") as file:
+                json.dump(summary, file, indent=1)
+            os.replace(f"{path}.new", path)
+    except (OSError, ValueError, LookupError, TypeError):
+        pass  # readers find out by themselves, from owner.json
 
 
 def _signal(pids: list[int], number: int) -> None:

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+import fcntl
+import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
-from paceline.records import COMPLETED, FAILED, INTERRUPTED, Summary, read_lines, read_summary, write_summary
+from paceline.records import (
+    COMPLETED,
+    FAILED,
+    INTERRUPTED,
+    RUNNING,
+    Summary,
+    read_lines,
+    read_ranks,
+    read_summary,
+    write_summary,
+)
 
 # Ranks that are asked to stop before they can handle that are ended by the signal itself.
 ENDED_ON_REQUEST = (EXIT_OK, EXIT_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
+
+LOCK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -28,31 +42,78 @@ class Ending:
 
 
 def settle(folder: Path, exits: Mapping[int, int] | None = None, *, interrupted: bool = False) -> Ending:
-    """Find out who failed, and make the summary say so. `exits` are the ranks' exit codes where they are known."""
-    summary = read_summary(folder)
-    if summary is None:
-        return Ending(None, EXIT_FAILED, f"the run ended before it had begun; its logs are in {folder / 'logs'}")
-    if summary.status == COMPLETED:
-        return Ending(summary, EXIT_OK)
-    if summary.status == INTERRUPTED:
-        return Ending(summary, EXIT_INTERRUPTED)
+    """Find out who failed, and make the summary say so. `exits` are the ranks' exit codes where they are known.
+
+    How a run ended is decided once: where several ranks settle it, as under mpiexec, the first one does.
+    """
+    with _alone(folder):
+        summary = read_summary(folder)
+        if summary is None:
+            return Ending(None, EXIT_FAILED, f"the run ended before it had begun; its logs are in {folder / 'logs'}")
+        if summary.status == COMPLETED:
+            return Ending(summary, EXIT_OK)
+        if summary.status == INTERRUPTED:
+            return Ending(summary, EXIT_INTERRUPTED)
+        ranks = summary.servers + summary.workers
+        errors = {rank: error for rank in range(ranks) if (error := _error(folder, rank))}
+        not_written = ""
+        if summary.status == RUNNING:
+            _decide(folder, summary, errors, exits, interrupted=interrupted)
+            not_written = _write(folder, summary)
+        if summary.status == INTERRUPTED:
+            return Ending(summary, EXIT_INTERRUPTED, f"interrupted{not_written}")
+        return _failure(folder, summary, errors, not_written)
+
+
+def _decide(folder: Path, summary: Summary, errors: Mapping[int, dict[str, Any]], exits: Mapping[int, int] | None, *,
+            interrupted: bool) -> None:  # fmt: skip
+    """Whether the run was interrupted or has failed, and who is to blame."""
     _fill(folder, summary)
     ranks = summary.servers + summary.workers
-    errors = {rank: error for rank in range(ranks) if (error := _error(folder, rank))}
     found = _first_to_fail(folder, errors, exits, ranks)
     if found is None and interrupted:
         summary.status = INTERRUPTED
-        write_summary(folder, summary)
-        return Ending(summary, EXIT_INTERRUPTED, "interrupted")
+        return
     rank, error = found or _lost(errors, ranks)
-    rank, everyone = error.get("blames", rank), bool(error.get("everyone"))
     summary.status, summary.error = FAILED, error["error"]
-    summary.failed_rank = None if everyone else rank
-    write_summary(folder, summary)
-    code = EXIT_USAGE if error.get("exit_code") == EXIT_USAGE else EXIT_FAILED
-    who = "all ranks" if everyone else f"rank {rank}" if rank is not None else "the run"
-    log = folder / "logs" / f"rank_{rank or 0}.log"
-    return Ending(summary, code, f"{who} failed: {error['error']}\n  its log: {log}")
+    summary.failed_rank = None if error.get("everyone") else error.get("blames", rank)
+
+
+def _failure(folder: Path, summary: Summary, errors: Mapping[int, dict[str, Any]], not_written: str) -> Ending:
+    """What to say: the error, whose it is where there are several ranks, and where more of it can be found."""
+    rank, alone = summary.failed_rank, summary.servers + summary.workers == 1
+    usage = any(e["error"] == summary.error and e.get("exit_code") == EXIT_USAGE for e in errors.values())
+    who = "" if rank is None or alone else f"rank {rank} failed: "
+    log = "" if usage else f"\n  its log: {folder / 'logs' / f'rank_{rank or 0}.log'}"
+    return Ending(summary, EXIT_USAGE if usage else EXIT_FAILED, f"{who}{summary.error}{log}{not_written}")
+
+
+def _write(folder: Path, summary: Summary) -> str:
+    """Write the summary; if that is impossible, what to say about it."""
+    try:
+        write_summary(folder, summary)
+    except OSError as error:
+        return f"\n  its summary cannot be written ({error.strerror}), and still says that it is running"
+    return ""
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let no other process of this machine settle the run meanwhile; but do not wait long for one that hangs."""
+    lock = None
+    with contextlib.suppress(OSError):  # there is no folder, or its file system cannot lock
+        lock = os.open(folder, os.O_RDONLY)
+        deadline = time.monotonic() + LOCK_SECONDS
+        while time.monotonic() < deadline:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(0.01)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
 def _error(folder: Path, rank: int) -> dict[str, Any] | None:
@@ -109,15 +170,11 @@ def find_stopped(folder: Path, ranks: int) -> int | None:
 
 def _state(folder: Path, rank: int) -> str:
     """The state letter of a rank's process as the kernel has it; `gone`; or nothing, where that cannot be seen."""
-    try:
-        listed = json.loads((folder / "env.json").read_text())["ranks"]
-        row = next(row for row in listed if row["rank"] == rank)
-        if row["host"] != socket.gethostname() or not Path("/proc/self/stat").exists():
-            return ""
-    except (OSError, ValueError, KeyError, StopIteration):
+    row = next((row for row in read_ranks(folder) if row.rank == rank), None)
+    if row is None or row.host != socket.gethostname() or not Path("/proc/self/stat").exists():
         return ""
     try:
-        state = Path(f"/proc/{row['pid']}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        state = Path(f"/proc/{row.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except OSError:
         return "gone"
     return "gone" if state in "ZX" else state

@@ -101,6 +101,7 @@ def start(spec: RunSpec, folder: Path, out: int, places: Places | None = None) -
     )
     crew = Crew({}, watcher, private, are_ranks=spec.transport != "mpi" or spec.workers == 1)
     crew.tell(f"folder {private}")
+    crew.tell(f"run {folder}")
     command = [sys.executable, "-m", "paceline.launch.worker", str(folder)]
     size = spec.ranks
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -16,6 +15,7 @@ from paceline.errors import EXIT_INTERRUPTED, EXIT_OK
 from paceline.launch.settle import Ending, settle
 from paceline.launch.signals import stopping
 from paceline.launch.spawn import Crew
+from paceline.records import read_ranks
 from paceline.spec import RunSpec
 
 # After a rank has failed, the others get this long to notice by themselves and write down what they saw.
@@ -90,11 +90,7 @@ def _ask_to_stop(crew: Crew, folder: Path) -> bool:
 
 def _rank_pids(folder: Path, *, here: bool = False) -> set[int]:
     """The ranks' processes, once they are up; all, or those of this host."""
-    try:
-        rows = json.loads((folder / "env.json").read_text())["ranks"]
-        return {row["pid"] for row in rows if not here or row["host"] == socket.gethostname()}
-    except (OSError, ValueError):
-        return set()
+    return {row.pid for row in read_ranks(folder) if not here or row.host == socket.gethostname()}
 
 
 @contextlib.contextmanager

@@ -100,6 +100,8 @@ def _bytes(run: Run, role: str, counted: bool) -> float:
     if counted:
         return fmean(node.bytes_in + node.bytes_out for node in node_traffic(run) if node.role == role)
     s = run.summary
+    if not s.bytes_sent or not s.bytes_received:
+        return float("nan")
     return fmean(map(sum, zip(s.bytes_sent[servers:], s.bytes_received[servers:], strict=True))) / max(1, s.steps)
 
 
