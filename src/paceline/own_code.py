@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import sysconfig
+import threading
 import traceback
 import zlib
 from collections.abc import Callable, Mapping
@@ -24,6 +25,8 @@ FORMS = "FILE.py:function or package.module:function"
 _NAME = re.compile(r"([^\W\d]\w*(\.[^\W\d]\w*)*|[^:\0]*[^:/\0]\.py):[^\W\d]\w*")
 # A module that says any of these may define names that its text does not show.
 _DYNAMIC = re.compile(r"\bglobals\(|\bexec\(|\bsetattr\(|\b__getattr__\b|\bimport \*")
+# Ranks can be threads, and Python 3.11's ast.parse fails when another thread calls it meanwhile (cpython issue 106905).
+_PARSING = threading.Lock()
 _LIBRARIES = (
     os.path.dirname(__file__) + os.sep,
     *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")),
@@ -47,7 +50,8 @@ def check_exists(path: str, what: str) -> None:
         return
     try:
         text = source.read_bytes()
-        names = _names(ast.parse(text, str(source)))
+        with _PARSING:
+            names = _names(ast.parse(text, str(source)))
     except (OSError, SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         raise UsageError(f"{what} {path} cannot be read: {error} ({source}{line})") from error

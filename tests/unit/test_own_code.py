@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -51,6 +54,30 @@ def test_a_package_is_looked_for_without_running_it(write: Write) -> None:
     }.items():
         with pytest.raises(UsageError, match=f"model {missing}: {says}"):
             own_code.check_exists(missing, "model")
+
+
+def test_ranks_that_are_threads_look_for_it_at_the_same_time(write: Write) -> None:
+    """Other threads run whenever garbage is collected, which is often here: also while a module is parsed."""
+
+    class Trash:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            time.sleep(0)
+            if gc.get_threshold()[0] == often:
+                Trash()
+
+    often, usual = 30, gc.get_threshold()
+    write("\n".join(f"def function{i}(a, b=({i}, 2)): return [a + b for _ in range({i})]" for i in range(300)))
+    gc.set_threshold(often)
+    try:
+        for _ in range(3):
+            Trash()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: own_code.check_exists("mine:function7", "model"), range(4)))
+    finally:
+        gc.set_threshold(*usual)
 
 
 def test_names_that_a_module_makes_as_it_runs_are_not_missed(write: Write) -> None:
