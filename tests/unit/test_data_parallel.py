@@ -13,7 +13,7 @@ from worlds import ThreadWorld
 
 from paceline.comm.base import Comm
 from paceline.comm.single import SingleComm
-from paceline.errors import PacelineError, ReplicaError, UsageError
+from paceline.errors import ReplicaError, UsageError
 from paceline.strategies.data_parallel import DataParallel
 
 SIZE = 3
@@ -156,20 +156,19 @@ def test_shares_weight_parts_of_unequal_size_and_a_rank_may_have_none(overlap: s
     check_on_all(script, wanted, overlap)
 
 
-def test_a_plain_backward_between_averaged_ones_is_right_for_equal_shares_and_refused_for_others(overlap: str) -> None:
-    def script(parallel: DataParallel, model: nn.Module, rank: int, share: float | None = None) -> None:
-        parallel.backward(loss_of(model, INPUTS[rank]), share)
+def test_a_plain_backward_between_averaged_ones_is_right_for_any_shares(overlap: str) -> None:
+    shares = [0.5, 0.5, 0.0]
+
+    def script(parallel: DataParallel, model: nn.Module, rank: int) -> None:
+        parallel.backward(loss_of(model, INPUTS[rank]), shares[rank])
         loss_of(model, INPUTS[rank]).backward()
-        parallel.backward(loss_of(model, INPUTS[rank]), share)
+        parallel.backward(loss_of(model, INPUTS[rank]), shares[rank])
 
     def alone(model: nn.Module) -> None:
         for _ in range(3):
-            whole(model).backward()
+            loss_of(model, INPUTS[:2].flatten(0, 1)).backward()
 
     check_on_all(script, expect(alone), overlap)
-    parallel = DataParallel(copy.deepcopy(MODEL), SingleComm())
-    with pytest.raises(PacelineError, match="average last"):
-        script(parallel, parallel.model, 0, share=0.5)
 
 
 def test_a_transposed_parameter_is_updated_by_a_fused_optimizer_as_alone() -> None:
@@ -243,6 +242,8 @@ def test_a_replica_that_differs_is_named_on_every_rank() -> None:
 def test_an_unknown_averaging_is_an_error_with_a_suggestion() -> None:
     with pytest.raises(UsageError, match="did you mean 'ring'"):
         DataParallel(nn.Linear(1, 1), SingleComm(), "rings")
+    with pytest.raises(UsageError, match="unknown overlap 'maybe'"):
+        DataParallel(nn.Linear(1, 1), SingleComm(), overlap="maybe")
 
 
 @pytest.mark.parametrize("counts", [[4, 4, 4], [5, 2, 1], [3, 0, 2]])
@@ -261,8 +262,8 @@ def test_synchronised_batchnorm_is_batchnorm_of_the_whole_batch(counts: list[int
         parallel = DataParallel(net, comm, sync_batchnorm=True)
         start = sum(counts[: comm.rank])
         mine = slice(start, start + counts[comm.rank])
-        loss = F.cross_entropy(net(x[mine]), target[mine], reduction="sum")
-        parallel.backward(loss, 1 / sum(counts))
+        loss = F.cross_entropy(net(x[mine]), target[mine])  # of no samples: not a number
+        parallel.backward(loss, counts[comm.rank] / sum(counts))
         net.eval()
         values = [p.grad for p in net.parameters()] + list(net.buffers()) + [net(x)]
         return [v.double().flatten().tolist() for v in values if v is not None]
@@ -273,6 +274,29 @@ def test_synchronised_batchnorm_is_batchnorm_of_the_whole_batch(counts: list[int
         for a, b in zip(found, wanted, strict=True):
             assert b is not None
             assert a == pytest.approx(b.double().flatten().tolist(), abs=1e-10)
+
+
+def test_a_model_that_is_itself_a_batchnorm_layer_is_synchronised() -> None:
+    x = torch.randn(6, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(6)) * 3 + 5
+    alone = nn.BatchNorm1d(2).double()
+    wanted = alone(x)
+    wanted.square().mean().backward()
+
+    def case(comm: Comm) -> tuple[bool, list[float]]:
+        model = nn.BatchNorm1d(2).double()
+        parallel = DataParallel(model, comm, sync_batchnorm=True)
+        out = model(x[2 * comm.rank : 2 * comm.rank + 2])
+        parallel.backward(out.square().mean())
+        assert model.weight.grad is not None
+        assert model.running_mean is not None
+        return parallel.model is model, torch.cat([out.flatten(), model.weight.grad, model.running_mean]).tolist()
+
+    for rank, (same, found) in enumerate(ThreadWorld(3).run(case)):
+        assert same
+        assert alone.weight.grad is not None
+        assert alone.running_mean is not None
+        part = wanted[2 * rank : 2 * rank + 2].flatten()
+        assert found == pytest.approx(torch.cat([part, alone.weight.grad, alone.running_mean]).tolist(), abs=1e-12)
 
 
 def test_batchnorm_statistics_are_averaged_for_evaluation() -> None:

@@ -288,7 +288,7 @@ class Recorder:
 def recorded(model: nn.Module) -> tuple[GradientBuckets, list[Any]]:
     """Buckets of a few layers each that record when they are sent, as if there were other ranks."""
     events: list[Any] = []
-    buckets = GradientBuckets(model.parameters(), SingleComm(), AVERAGINGS["ring"], 100_000, 3)
+    buckets = GradientBuckets(model, SingleComm(), AVERAGINGS["ring"], 100_000, 3)
     buckets.thread = cast(CommThread, Recorder(events, buckets))
     return buckets, events
 

@@ -2,79 +2,114 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from paceline.collectives.plan import Averaging
 from paceline.comm.base import Comm
-from paceline.errors import PacelineError
+from paceline.comm.words import all_or_none
+from paceline.errors import UsageError
 from paceline.strategies.comm_thread import CommThread
+from paceline.strategies.replicas import check_same_model
 
 
 @dataclass
 class Bucket:
     """A run of parameters, last layer first, whose gradients lie side by side in `flat`."""
 
-    flat: Tensor
+    start: int
+    stop: int
     parameters: int = 0
     missing: int = 0
+    flat: Tensor = field(init=False)
 
 
 @dataclass
 class Slot:
     """A parameter, and where its gradient goes: a view of its bucket with the parameter's own strides."""
 
+    name: str
     parameter: nn.Parameter
-    view: Tensor
     bucket: Bucket
+    start: int
     seen: bool = False
-    mixed: bool = False  # a plain backward has added to what had been averaged
+    version: int = 0  # of the parameter when backward began
+    own: Tensor | None = None  # a gradient tensor from before backward, which the sum must be written to
+    view: Tensor = field(init=False)
+
+    def holds(self, gradient: Tensor) -> bool:
+        """Whether the gradient lies in the bucket."""
+        return gradient.data_ptr() == self.view.data_ptr()
 
 
 class GradientBuckets:
     """Sums gradients over ranks, bucket by bucket, in one fixed order on every rank.
 
-    The last bucket has a tail: one flag a parameter (did any rank have a gradient for it?) and the `riders`, a few
-    numbers that are summed along with the gradients instead of in a message of their own.
+    The last bucket has a tail: one flag a parameter (did any rank have a gradient for it?), the `riders`, which are a
+    few numbers that are summed along with the gradients instead of in a message of their own, how many ranks have
+    something to settle, and the sum of the ranks' shares.
+
+    What is wrong on one rank must be raised on all, or the others would wait for it. So a rank with a problem takes
+    part in the sums, says so in the tail, and all ranks then settle it together. The same holds for a rank whose
+    parameters have been frozen or unfrozen: buckets are laid out anew once all ranks agree.
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], comm: Comm, averaging: Averaging, bucket_bytes: int, riders: int = 0
-    ) -> None:
-        chosen = [p for p in parameters if p.requires_grad][::-1]
-        kinds = {(p.dtype, p.device) for p in chosen}
-        if len(kinds) != 1:
-            raise PacelineError(
-                f"parameters of one dtype on one device are expected, not {sorted(map(str, kinds))}: "
-                f"convert the model with .to(...) first"
-            )
-        self.averaging = averaging
+        self, model: nn.Module, comm: Comm, averaging: Averaging, bucket_bytes: int, riders: int = 0
+    ) -> None:  # fmt: skip
+        self.model, self.averaging, self.bucket_bytes = model, averaging, bucket_bytes
+        self.known = list(model.parameters())
+        self.problem = ""
+        self._hooks: list[Any] = []
+        self._armed = self._changed = False
+        self._next, self._share = 0, 1 / comm.size
+        self.thread: CommThread | None = None
+        self._lay_out(riders)
+        self.riders = torch.zeros_like(self.tail[:riders])
         # A communicator of its own: the thread's messages must not meet the main thread's.
         self.comm = comm.dup() if comm.size > 1 else comm
-        self.thread: CommThread | None = None
-        self.buckets, self.slots, self.tail = _lay_out(chosen, bucket_bytes, riders)
-        self.riders = self.tail[len(chosen) :]
-        self._armed, self._next = False, 0
-        self._hooks = [
-            slot.parameter.register_post_accumulate_grad_hook(self._make_hook(slot)) for slot in self.slots
-        ]  # fmt: skip
 
-    def backward(self, loss: Tensor | None, share: float, *, overlap: bool) -> None:
-        """Run backward on share × loss and leave the sum over ranks in every parameter's .grad.
+    def refuse(self, problem: str) -> None:
+        """Make every rank raise this at the end of the step; the first problem counts."""
+        self.problem = self.problem or problem
 
-        Shares are such that their weighted losses add up to the loss of the global batch, so that gradients need only
-        be summed. What .grad held before is kept, as backward does: this rank's own gradients of plain backward calls
-        are weighted and summed as well; gradients that this call left there before are added once.
+    def backward(
+        self,
+        loss: Tensor | None,
+        weight: float,
+        *,
+        overlap: bool,
+        share: float | None = None,
+        retain_graph: bool = False,
+    ) -> None:
+        """Run backward on weight × loss; `finish` leaves the sum over ranks in every parameter's .grad.
+
+        Weights are such that the weighted losses add up to the loss of the global batch, so that gradients need only be
+        summed. What .grad held before is kept, as backward does, and weighted too. `share` is what should add up to 1
+        over all ranks, if that is to be checked.
         """
-        self._begin(share, overlap)
+        self.problem, self._share = "", 1 / self.comm.size if share is None else share
+        self._begin(weight, overlap)
         try:
-            if loss is not None:
-                loss.backward(torch.full_like(loss, share))
+            if loss is not None and (problem := _problem_with(loss)):
+                self.refuse(problem)
+                weight = 0.0
+            if loss is not None and loss.requires_grad:
+                loss.backward(torch.full_like(loss, weight), retain_graph=retain_graph)
         finally:
             self._armed = False
+        for slot in self.slots:
+            if slot.parameter._version != slot.version:
+                self.refuse(
+                    f"parameter {slot.name!r} was changed during backward, before its gradient was averaged (by an "
+                    f"optimizer in a hook?): step after DataParallel.backward"
+                )
+                break
 
     def replay(self, ready: Callable[[int], None], *, overlap: bool) -> None:
         """As `backward`, but nothing is computed: bucket n is sent as it is when `ready(n)` returns."""
@@ -84,21 +119,35 @@ class GradientBuckets:
             if self._overlap and number < len(self.buckets) - 1:
                 self._send_next()
 
+    @torch.no_grad()
     def finish(self) -> None:
         """Send what is left, wait for all sums, and point every .grad at them."""
-        for slot in self.slots:
-            if not slot.seen:
-                self._take(slot)
-        flags = self.tail[: len(self.slots)]
-        flags.copy_(torch.tensor([slot.seen for slot in self.slots]))
+        if not self._changed:
+            for slot in self.slots:
+                if not slot.seen:
+                    self._take(slot)
+        count = len(self.slots)
+        numbers: list[float] = [*(slot.seen for slot in self.slots), *[0] * len(self.riders)]
+        numbers += [bool(self.problem) or self._changed, self._share]
+        self.tail.copy_(torch.tensor(numbers, dtype=self.tail.dtype))
+        self.tail[count:-2].copy_(self.riders)
         while self._next < len(self.buckets):
             self._send_next()
         if self.thread:
             self.thread.wait()
-        nobody = (flags == 0).tolist() if not bool(flags.all()) else None
-        for i, slot in enumerate(self.slots):
-            slot.parameter.grad = None if nobody and nobody[i] else slot.view
-            slot.mixed = False
+        *flags, troubled, shares = self.tail.tolist()
+        if troubled:
+            self._settle()
+            return
+        self.riders.copy_(self.tail[count:-2])
+        for flag, slot in zip(flags, self.slots, strict=False):
+            self._give(slot, anybody=flag > 0)
+        tolerance = max(1e-4, 4 * self.comm.size * torch.finfo(self.tail.dtype).eps)
+        if not abs(shares - 1) <= tolerance:
+            raise UsageError(
+                f"the ranks' shares add up to {shares:g}, not to 1: a share is the rank's number of samples, divided "
+                f"by that of all ranks (Sampler.share)"
+            )
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -112,33 +161,51 @@ class GradientBuckets:
             self.thread = CommThread(lambda flat: self.averaging.run(self.comm, flat))
         self._overlap, self._next = overlap and self.thread is not None, 0
 
-    def _begin(self, share: float, overlap: bool) -> None:
+    @torch.no_grad()
+    def _begin(self, weight: float, overlap: bool) -> None:
         self._open(overlap)
-        self._armed = True
+        self._changed = not self._as_laid_out()
+        self._armed = not self._changed
         for bucket in self.buckets:
             bucket.missing = bucket.parameters
+        inside = 0
         for slot in self.slots:
-            slot.seen = False
-            grad = slot.parameter.grad
-            if grad is slot.view:
-                if slot.mixed and share != 1 / self.comm.size:
-                    raise PacelineError(
-                        "a plain backward() has added to gradients that were averaged already, and this rank's share "
-                        "is not 1/N: accumulate with plain backwards first and average last, or zero_grad() to None"
-                    )
-                grad.mul_(1 / self.comm.size)  # the same on every rank already: summed again, it must stay what it is
-            elif grad is not None:
-                grad.mul_(share)
+            slot.seen, slot.version, slot.own = False, slot.parameter._version, slot.parameter.grad
+            if slot.own is not None and slot.holds(slot.own):
+                inside += 1
+        if self._changed or _uses(self.storage) > self._own_uses + inside:
+            # Somebody has kept a gradient of an earlier step, or the sums of this one will be thrown away.
+            self._allocate()
+        for parameter in self.known:
+            if parameter.grad is not None and parameter.requires_grad and not parameter.grad.requires_grad:
+                parameter.grad.mul_(weight)
 
-    def _make_hook(self, slot: Slot) -> Callable[[Tensor], None]:
-        def hook(_: Tensor) -> None:
+    def _as_laid_out(self) -> bool:
+        """Whether the model's parameters are still those that the buckets were laid out for."""
+        now = list(self.model.parameters())
+        return (
+            len(now) == len(self._laid_out)
+            and all(p is q and p.requires_grad == trained for p, (q, trained) in zip(now, self._laid_out, strict=True))
+            and all(
+                slot.parameter.stride() == slot.view.stride() and slot.parameter.dtype == slot.view.dtype
+                for slot in self.slots
+            )
+        )
+
+    def _make_hook(self, slot: Slot) -> Callable[[Any, Any], None]:
+        def hook(_inputs: Any, _outputs: Any) -> None:
             if not self._armed:
-                slot.mixed = slot.parameter.grad is slot.view
                 return
             if slot.seen:
-                raise PacelineError(
-                    "a parameter got its gradient twice in one backward (re-entrant checkpointing does that): "
-                    "use torch.utils.checkpoint with use_reentrant=False"
+                self.refuse(
+                    f"parameter {slot.name!r} got its gradient twice in one backward (re-entrant checkpointing does "
+                    f"that): use torch.utils.checkpoint with use_reentrant=False"
+                )
+                return
+            if slot.parameter.grad is None:
+                self.refuse(
+                    f"the gradient of parameter {slot.name!r} was removed during backward, before it was averaged (by "
+                    f"an optimizer in a hook?): step after DataParallel.backward"
                 )
             self._take(slot)
             slot.bucket.missing -= 1
@@ -149,13 +216,32 @@ class GradientBuckets:
 
     def _take(self, slot: Slot) -> None:
         """Bring the parameter's gradient into its bucket."""
-        grad = slot.parameter.grad
-        slot.seen = grad is not None
-        if grad is None:
+        gradient = slot.parameter.grad
+        slot.seen = gradient is not None
+        if gradient is None:
             slot.view.zero_()
-        elif grad is not slot.view:
-            slot.view.copy_(grad)
-            slot.parameter.grad = slot.view
+        elif gradient.requires_grad or gradient.is_sparse:
+            self.refuse(
+                f"the gradient of parameter {slot.name!r} "
+                + ("is sparse, which cannot be averaged: use dense gradients" if gradient.is_sparse else
+                   "has a graph of its own (create_graph=True), which averaging would lose: compute gradient penalties "
+                   "with torch.autograd.grad")
+            )  # fmt: skip
+        elif not slot.holds(gradient):
+            slot.view.copy_(gradient)
+            if slot.own is None:
+                slot.parameter.grad = slot.view.detach()
+
+    def _give(self, slot: Slot, *, anybody: bool) -> None:
+        """Leave the sum in the parameter's .grad, in the tensor that was there before where there was one."""
+        parameter, own = slot.parameter, slot.own
+        slot.own = None
+        if not anybody:
+            parameter.grad = None
+        elif parameter.grad is None:
+            parameter.grad = slot.view.detach()
+        elif own is not None and not slot.holds(own):
+            parameter.grad.copy_(slot.view)
 
     def _send_next(self) -> None:
         flat = self.buckets[self._next].flat
@@ -165,44 +251,94 @@ class GradientBuckets:
         elif self.comm.size > 1:
             self.averaging.run(self.comm, flat)
 
+    def _settle(self) -> None:
+        """A rank has a problem: raise it on all. Or parameters have changed: lay out anew and average once more."""
+        new = [name for name, p in self.model.named_parameters() if not any(p is known for known in self.known)]
+        if new:
+            self.refuse(
+                f"parameter {new[0]!r} was added or replaced after DataParallel was made: make a new DataParallel, "
+                f"which gives all ranks the same values of it"
+            )
+        problem, self.problem = self.problem, ""
 
-def _lay_out(
-    parameters: Sequence[nn.Parameter], bucket_bytes: int, riders: int
-) -> tuple[list[Bucket], list[Slot], Tensor]:
-    """Cut the parameters into buckets of about `bucket_bytes`; the tail goes behind the last one."""
-    first = parameters[0]
-    total = sum(p.numel() for p in parameters)
-    memory = torch.zeros(total + len(parameters) + riders, dtype=first.dtype, device=first.device)
-    limit = max(1, bucket_bytes // first.element_size())
-    edges, start, offset = [], 0, 0
-    for p in parameters:
-        offset += p.numel()
-        if offset - start >= limit:
-            edges.append(offset)
-            start = offset
-    if not edges or edges[-1] != total:
-        edges.append(total)
-    edges[-1] = memory.numel()
-    buckets = [Bucket(memory[a:b]) for a, b in zip([0, *edges], edges, strict=False)]
-    slots, offset, here = [], 0, 0
-    for p in parameters:
-        while offset >= edges[here]:
-            here += 1
-        buckets[here].parameters += 1
-        view = memory[offset : offset + p.numel()].as_strided(p.shape, _dense_strides(p))
-        slots.append(Slot(p, view, buckets[here]))
-        offset += p.numel()
-    return buckets, slots, memory[total:]
+        def raise_problem() -> None:
+            if problem:
+                raise UsageError(problem)
+
+        all_or_none(raise_problem, self.comm)
+        check_same_model(self.model, self.comm)
+        self._lay_out(len(self.riders))
+        for slot in self.slots:
+            slot.own = slot.parameter.grad
+        self._changed, self._overlap, self._next = False, False, 0
+        self.finish()
+
+    def _lay_out(self, riders: int) -> None:
+        """Cut the trained parameters into buckets of about `bucket_bytes`; the tail goes behind the last one."""
+        self._laid_out = [(p, p.requires_grad) for p in self.model.parameters()]
+        trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad][::-1]
+        kinds = {(p.dtype, p.device): name for name, p in trained}
+        if len(kinds) != 1:
+            found = ", ".join(f"{name!r} is {dtype} on {device}" for (dtype, device), name in kinds.items())
+            raise UsageError(
+                f"trained parameters of one dtype on one device are expected, not {found or 'none'}: "
+                f"convert the model with .to(...), or set requires_grad, first"
+            )
+        limit = max(1, self.bucket_bytes // trained[0][1].element_size())
+        self.slots, self.buckets, start = [], [Bucket(0, 0)], 0
+        for name, p in trained:
+            if self.buckets[-1].stop - self.buckets[-1].start >= limit:
+                self.buckets.append(Bucket(start, start))
+            bucket = self.buckets[-1]
+            self.slots.append(Slot(name, p, bucket, start))
+            start += p.numel()
+            bucket.parameters, bucket.stop = bucket.parameters + 1, start
+            _check_dense(name, p)
+        self.buckets[-1].stop += len(trained) + riders + 2
+        self._allocate()
+        for hook in self._hooks:
+            hook.remove()
+        # Behind the nodes that accumulate gradients, so that a user's hooks have run whenever they were registered.
+        self._nodes = [get_gradient_edge(slot.parameter).node for slot in self.slots]  # parameters do not keep them
+        self._hooks = [
+            node.register_hook(self._make_hook(slot)) for node, slot in zip(self._nodes, self.slots, strict=True)
+        ]
+
+    def _allocate(self) -> None:
+        """New memory for the buckets; who has a reference to the old keeps it."""
+        first, last = self.slots[0].parameter, self.slots[-1]
+        memory = torch.zeros(self.buckets[-1].stop, dtype=first.dtype, device=first.device)
+        for bucket in self.buckets:
+            bucket.flat = memory[bucket.start : bucket.stop]
+        for slot in self.slots:
+            p = slot.parameter
+            slot.view = memory[slot.start : slot.start + p.numel()].as_strided(p.shape, p.stride())
+        self.tail = memory[last.start + last.parameter.numel() :]
+        self.storage = memory.untyped_storage()
+        del memory
+        self._own_uses = _uses(self.storage)
 
 
-def _dense_strides(p: Tensor) -> tuple[int, ...]:
-    """The parameter's strides, whatever their order (channels_last, transposed); fused optimizers need them equal."""
+def _uses(storage: torch.UntypedStorage) -> int:
+    """How many tensors use this memory."""
+    return int(torch._C._storage_Use_Count(storage._cdata))
+
+
+def _problem_with(loss: Tensor) -> str:
+    if loss.numel() != 1:
+        return f"the loss must be one number, not a tensor of shape {tuple(loss.shape)}: take its mean"
+    if not loss.requires_grad:
+        return "the loss does not depend on any trained parameter: it has no gradient"
+    return ""
+
+
+def _check_dense(name: str, p: Tensor) -> None:
+    """Any order of strides will do (channels_last, transposed): fused optimizers need the gradient's to be equal."""
     expected = 1
     for stride, size in sorted((stride, size) for stride, size in zip(p.stride(), p.shape, strict=True) if size > 1):
         if stride != expected:
-            raise PacelineError(
-                f"a parameter of shape {tuple(p.shape)} has strides {p.stride()}, with gaps or overlaps: "
+            raise UsageError(
+                f"parameter {name!r} of shape {tuple(p.shape)} has strides {p.stride()}, with gaps or overlaps: "
                 f"make it .contiguous() first"
             )
         expected *= size
-    return p.stride()

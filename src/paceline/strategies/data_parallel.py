@@ -12,8 +12,8 @@ from paceline.comm.base import Comm
 from paceline.errors import unknown
 from paceline.strategies.buckets import GradientBuckets
 from paceline.strategies.overlap import OverlapChoice
-from paceline.strategies.replicas import average_buffers, broadcast_state, check_equal
-from paceline.strategies.sync_batchnorm import has_synchronised_batchnorm, synchronise_batchnorm
+from paceline.strategies.replicas import average_buffers, broadcast_state, check_equal, check_same_model
+from paceline.strategies.sync_batchnorm import synchronise_batchnorm, synchronised_layers
 
 
 class DataParallel:
@@ -26,6 +26,9 @@ class DataParallel:
 
     The constructor gives every rank rank 0's weights. A plain `loss.backward()` before `parallel.backward(loss)` adds
     to this rank's gradients without communication, which is how gradients are accumulated over several batches.
+    Parameters may be frozen and unfrozen at any time, on all ranks at once.
+
+    A mistake on one rank raises the same UsageError on all of them.
     """
 
     def __init__(
@@ -41,39 +44,60 @@ class DataParallel:
     ) -> None:
         if averaging not in AVERAGINGS:
             raise unknown("averaging", averaging, AVERAGINGS)
-        self.comm = comm
-        self.model = synchronise_batchnorm(model, comm) if sync_batchnorm else model
-        self.needs_everyone = has_synchronised_batchnorm(self.model)
-        broadcast_state(self.model, comm)
+        self.comm, self.model = comm, model
         self.overlap = OverlapChoice(overlap, comm)
-        self.buckets = GradientBuckets(
-            self.model.parameters(), comm, AVERAGINGS[averaging], int(bucket_mb * 2**20), riders
-        )
+        settings = f"averaging={averaging!r}, {bucket_mb=}, {overlap=}, {sync_batchnorm=}"
+        check_same_model(model, comm, settings)
+        if sync_batchnorm:
+            synchronise_batchnorm(model, comm)
+        self._synchronised = synchronised_layers(model)
+        self.needs_everyone = bool(self._synchronised)
+        broadcast_state(model, comm)
+        self.buckets = GradientBuckets(model, comm, AVERAGINGS[averaging], int(bucket_mb * 2**20), riders)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output. Calling the model itself does the same."""
         return self.model(*args, **kwargs)
 
-    def backward(self, loss: Tensor | None, share: float | None = None) -> None:
+    def backward(
+        self, loss: Tensor | None, share: float | None = None, *, retain_graph: bool = False, create_graph: bool = False
+    ) -> None:
         """Leave in every .grad the gradient of the sum of all ranks' share × loss.
 
-        `share` is this rank's part of the global batch when the ranks' parts differ in size (`Sampler.share`); by
-        default each of N ranks has 1/N. A rank without samples passes None, or a share of 0.
+        `loss` is the mean over this rank's samples, and `share` this rank's part of the global batch (`Sampler.share`);
+        by default each of N ranks has 1/N. A rank without samples passes None, or a share of 0. `retain_graph` is
+        autograd's; `create_graph` is refused, since averaged gradients have no graph.
         """
-        self.compute(loss, share)
+        share = 1 / self.comm.size if share is None else share
+        self._compute(loss, share, share, retain_graph)
+        if create_graph:
+            self.buckets.refuse(
+                "create_graph=True: averaged gradients have no graph; compute what needs one, such as a gradient "
+                "penalty, with torch.autograd.grad, and make it part of the loss"
+            )
+        if share == 0 and any(layer.counted for layer in self._synchronised):
+            self.buckets.refuse(
+                "this rank has a share of 0, but the statistics of synchronised batch-norm have counted its samples: "
+                "cut its batch to images[:sampler.count(step)]"
+            )
         self.average()
 
-    def compute(self, loss: Tensor | None, share: float | None = None) -> None:
-        """The first half of `backward`: computes, and sends off what is ready where that overlaps."""
+    def compute(self, loss: Tensor | None, weight: float) -> None:
+        """The first half of a step: backward of weight × loss; sends off what is ready where that overlaps.
+
+        With the sum over its samples as every rank's loss, the weight is 1 / global batch.
+        """
+        self._compute(loss, weight, None, False)
+
+    def _compute(self, loss: Tensor | None, weight: float, share: float | None, retain_graph: bool) -> None:
         start = time.perf_counter()
-        share = 1 / self.comm.size if share is None else share
-        if share == 0 and not self.needs_everyone:
+        if weight == 0 and not self.needs_everyone:
             loss = None
-        self.buckets.backward(loss, share, overlap=self.overlap.now())
+        self.buckets.backward(loss, weight, overlap=self.overlap.now(), share=share, retain_graph=retain_graph)
         self._computing = time.perf_counter() - start
 
     def average(self) -> None:
-        """The second half of `backward`: waits for the sums."""
+        """The second half: waits for the sums."""
         start = time.perf_counter()
         self.buckets.finish()
         self.overlap.took(self._computing + time.perf_counter() - start)

@@ -52,9 +52,7 @@ class EmulatedSynchronous(Synchronous):
     def setup(self) -> None:
         o = self.options
         self.overlap = OverlapChoice(o.overlap, self.comm)
-        self.buckets = GradientBuckets(
-            self.model.parameters(), self.comm, AVERAGINGS[o.averaging], int(o.bucket_mb * 2**20), RIDERS
-        )
+        self.buckets = GradientBuckets(self.model, self.comm, AVERAGINGS[o.averaging], int(o.bucket_mb * 2**20), RIDERS)
         for slot in self.buckets.slots:
             slot.view.zero_()  # new memory costs nothing until it is written to
             slot.parameter.grad = slot.view

@@ -7,7 +7,9 @@ from statistics import median
 import torch
 
 from paceline.comm.base import Comm
+from paceline.errors import unknown
 
+MODES: dict[str, bool | None] = {"auto": None, "on": True, "off": False}
 WARM_UP = 3
 TRIALS = 20
 
@@ -16,8 +18,9 @@ class OverlapChoice:
     """`on` and `off` are what they say. `auto` tries both in turn for a while; rank 0 then decides for all."""
 
     def __init__(self, mode: str, comm: Comm) -> None:
-        self.comm = comm
-        self.chosen: bool | None = {"on": True, "off": False}.get(mode)
+        if mode not in MODES:
+            raise unknown("overlap", mode, MODES)
+        self.comm, self.chosen = comm, MODES[mode]
         if comm.size == 1 or comm.device.type != "cpu" or not comm.allows_threads:
             # On a GPU sums are queued behind backward on its stream; a thread of ours would only get in the way.
             self.chosen = False

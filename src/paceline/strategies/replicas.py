@@ -1,14 +1,44 @@
-"""Replicas that stay equal: starting from one set of weights, checking digests, averaging buffers."""
+"""Replicas that stay equal: the same model, starting from one set of weights, checking digests, averaging buffers."""
 
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from paceline.comm.base import Comm
-from paceline.errors import ReplicaError
+from paceline.comm.words import all_or_none, tell
+from paceline.errors import ReplicaError, UsageError
+
+
+def check_same_model(model: nn.Module, comm: Comm, settings: str = "") -> None:
+    """Raise on all ranks, naming what differs, unless every rank has the same model, settings included, as rank 0."""
+    mine = [settings, *(_describe("parameter", name, p) for name, p in model.named_parameters())]
+    mine += [_describe("buffer", name, buffer) for name, buffer in model.named_buffers()]
+    theirs = tell("\n".join(mine), comm).split("\n")
+
+    def compare() -> None:
+        for own, other in zip_longest(mine, theirs, fillvalue="nothing"):
+            if own != other:
+                raise UsageError(f"ranks must have the same model: here is {own}, where rank 0 has {other}")
+            if own.endswith(_LAZY):
+                raise UsageError(f"{own}: run a batch through the model first")
+
+    all_or_none(compare, comm)
+
+
+_LAZY = "without a shape"
+
+
+def _describe(kind: str, name: str, tensor: Tensor) -> str:
+    if is_lazy(tensor):
+        return f"{kind} {name!r} {_LAZY}"
+    dtype, trained = str(tensor.dtype).removeprefix("torch."), ", trained" if tensor.requires_grad else ""
+    strides = "" if tensor.is_contiguous() else f", strides {tensor.stride()}"
+    return f"{kind} {name!r} ({dtype}, shape {tuple(tensor.shape)}{strides}{trained})"
 
 
 def broadcast_state(model: nn.Module, comm: Comm) -> None:

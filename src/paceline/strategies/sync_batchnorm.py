@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.comm.base import Comm
 
@@ -55,23 +56,17 @@ class _Normalise(torch.autograd.Function):
         return x_grad, weight_grad, bias_grad, None, None
 
 
-class SyncBatchNorm(nn.Module):
-    """Takes the place of a BatchNorm layer, with its parameters and buffers under the same names."""
+class SyncBatchNorm(_BatchNorm):
+    """A BatchNorm layer with statistics of all ranks' samples; see `synchronise_batchnorm`."""
 
-    def __init__(self, layer: nn.modules.batchnorm._BatchNorm, comm: Comm) -> None:
-        super().__init__()
-        self.comm, self.eps, self.momentum = comm, layer.eps, layer.momentum
-        self.weight, self.bias = layer.weight, layer.bias
-        for name in ("running_mean", "running_var", "num_batches_tracked"):
-            self.register_buffer(name, getattr(layer, name))
-        self.running_mean: Tensor | None
-        self.running_var: Tensor | None
-        self.num_batches_tracked: Tensor | None
+    comm: Comm
+    counted = 0  # samples of this rank in the last batch
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             own = self.running_mean is None  # evaluation never communicates: ranks may have unequal numbers of batches
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, own, 0.0, self.eps)
+        self.counted = len(x)
         ones = torch.ones(x.shape[1], dtype=x.dtype, device=x.device)
         weight = ones if self.weight is None else self.weight
         bias = torch.zeros_like(ones) if self.bias is None else self.bias
@@ -90,16 +85,15 @@ class SyncBatchNorm(nn.Module):
 
 
 def synchronise_batchnorm(model: nn.Module, comm: Comm) -> nn.Module:
-    """Replace every batch-norm layer, in place; returns the model, or its replacement where it is a layer itself."""
+    """Make every batch-norm layer of the model a synchronised one, in place: all references to it stay valid."""
     own = comm.dup() if comm.size > 1 else comm
-    if isinstance(model, nn.modules.batchnorm._BatchNorm):
-        return SyncBatchNorm(model, own)
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, nn.modules.batchnorm._BatchNorm):
-                setattr(parent, name, SyncBatchNorm(child, own))
+    for layer in model.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.__class__ = SyncBatchNorm
+            assert isinstance(layer, SyncBatchNorm)
+            layer.comm = own
     return model
 
 
-def has_synchronised_batchnorm(model: nn.Module) -> bool:
-    return any(isinstance(module, SyncBatchNorm) for module in model.modules())
+def synchronised_layers(model: nn.Module) -> list[SyncBatchNorm]:
+    return [layer for layer in model.modules() if isinstance(layer, SyncBatchNorm)]

@@ -48,10 +48,13 @@ class Sampler:
         """Samples of all ranks together in a step."""
         return min(self.global_batch, self.samples - step * self.global_batch)
 
+    def count(self, step: int) -> int:
+        """Samples of this rank in a step."""
+        return len(share(self.global_count(step), self.size, self.rank))
+
     def share(self, step: int) -> float:
         """This rank's part of the global batch; 0 if it has no samples in this step."""
-        count = self.global_count(step)
-        return len(share(count, self.size, self.rank)) / count
+        return self.count(step) / self.global_count(step)
 
     def order(self) -> Tensor:
         """The epoch's shuffle of all samples."""
