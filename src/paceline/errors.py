@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
+GIVEN_OPEN = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
 
 class PacelineError(Exception):
@@ -100,3 +102,22 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> UsageError:
     """The error for a name that is not in a table."""
     names = list(allowed)
     return UsageError(f"unknown {kind} {given!r}{nearest(given, names)} (one of: {', '.join(names)})")
+
+
+def visible(text: str) -> str:
+    """The text for a terminal: what would control it, or cannot be encoded, is shown as Python writes it.
+
+    >>> visible("run \x1b[31m of \udcff, größer")
+    'run \\x1b[31m of \\udcff, größer'
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
+def refuse_pipe(path: str | Path, what: str) -> None:
+    """Refuse a named pipe or a device where a file is expected: reading it could wait for ever.
+
+    What this process was given open (`<(command)` of a shell) may be a pipe.
+    """
+    found = Path(path)
+    if found.exists() and not found.is_file() and not found.is_dir() and not str(path).startswith(GIVEN_OPEN):
+        raise UsageError(f"{what} {path} is a pipe or a device: give a regular file")

@@ -136,8 +136,24 @@ def read_summary(folder: Path) -> Summary | None:
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
+    if summary.status != RUNNING:
+        give_space(folder)
     write_whole(folder / "summary.json", dump(summary.as_dict(), indent=1) + "\n")
     summary.folder = folder
+
+
+# Space that a run holds from its start, so that it can still say how it ended when the disk is full.
+HELD, HELD_BYTES = ".held", 1 << 20
+
+
+def hold_space(folder: Path) -> None:
+    """Raises OSError if there is none."""
+    with (folder / HELD).open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, HELD_BYTES)
+
+
+def give_space(folder: Path) -> None:
+    (folder / HELD).unlink(missing_ok=True)
 
 
 def _of_this_schema(values: Any) -> Any:

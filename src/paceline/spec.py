@@ -14,7 +14,7 @@ from paceline import own_code
 from paceline.comm import table as transports
 from paceline.data import table as datasets
 from paceline.emulation import table as emulation
-from paceline.errors import UsageError, meant, unknown
+from paceline.errors import UsageError, meant, refuse_pipe, unknown
 from paceline.layout import Grid
 from paceline.models import table as models
 from paceline.pipeline import schedule
@@ -264,12 +264,13 @@ ELSEWHERE = {other: name.replace("_", "-") for name, f in FIELDS.items() for oth
 
 def read_config(path: str) -> dict[str, Any]:
     """The values of a TOML file; keys are the flags' names, with - or _."""
+    refuse_pipe(path, "the config file")
     try:
         with Path(path).open("rb") as file:
             values = tomllib.load(file)
     except OSError as error:
         raise UsageError(f"cannot read the config file {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"config file {path} is not valid TOML: {error}") from error
     known = {key: _known(key, f"config file {path}") for key in values}
     twice = [key for key, name in known.items() if list(known.values()).count(name) > 1]
@@ -359,13 +360,16 @@ def _check_together(spec: RunSpec, world: World | None, here: bool) -> None:
         parallel = ", ".join(name for name in strategies.TABLE if name != "sequential")
         raise UsageError(f"strategy sequential with {spec.workers} workers: use one worker, or one of {parallel}")
     if spec.weights is not None and not Path(spec.weights).is_file():
-        raise UsageError(f"--weights {spec.weights}: there is no such file")
+        why = "it is not a regular file" if Path(spec.weights).exists() else "there is no such file"
+        raise UsageError(f"--weights {spec.weights}: {why}")
     if not spec.data.isprintable():
         raise UsageError(f"--data {spec.data!r} has characters that cannot be written into the run folder: rename it")
     if spec.data_dir is not None and not (spec.data_dir and Path(spec.data_dir).is_dir()):
         raise UsageError(f"--data-dir {spec.data_dir}: there is no such folder")
-    if spec.name is not None and (not spec.name.strip(". ") or "/" in spec.name or "\0" in spec.name):
-        raise UsageError(f"--name {spec.name!r}: a folder name is expected, without slashes (see --output-dir)")
+    if spec.name is not None and (not spec.name.strip(". ") or "/" in spec.name or not spec.name.isprintable()):
+        raise UsageError(
+            f"--name {spec.name!r}: give a folder name without slashes (see --output-dir) or control characters"
+        )
     if "\0" in spec.output_dir or not spec.output_dir:
         raise UsageError(f"--output-dir {spec.output_dir!r}: the path of a folder is expected")
     check_device(spec, here=here)

@@ -106,3 +106,18 @@ def test_numbers_that_cannot_be_written_are_refused(
     assert main(["report", str(runs), "-o", str(tmp_path / "a.html"), "--csv", str(tmp_path / "csv")]) == 2
     assert f"cannot write {tmp_path / 'csv' / 'results.csv'}: Is a directory" in capsys.readouterr().err
     assert not (tmp_path / "a.html").exists()
+
+
+def test_names_of_folders_and_errors_in_them_cannot_control_the_terminal(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = runs / "odd\x1b[2J\udcff"
+    write_run(odd, steady(0.1), status="failed", error="\x1b]0;title\x07")
+    assert main(["report", str(runs), "-o", str(tmp_path / "a.html")]) == 0
+    assert main(["compare", str(odd), str(runs / "r1")]) == 2
+    said = "".join(capsys.readouterr())
+    assert said.count(r"odd\x1b[2J\udcff: failed: \x1b]0;title\x07") == 2
+    assert all(letter.isprintable() or letter == "\n" for letter in said)
+    (runs / "r1").rename(runs / "a\x1b[2J")
+    assert main(["compare", str(runs / "a\x1b[2J"), str(runs / "r2")]) == 0
+    assert r"a\x1b[2J: " in capsys.readouterr().out

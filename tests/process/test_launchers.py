@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 import paceline
 from paceline.collectives.ring import RING
+from paceline.errors import UsageError
 from paceline.records import read_nodes
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -121,7 +122,8 @@ def test_the_whole_trainer_is_a_function(tmp_path: Path) -> None:
     summary = paceline.train(spec)
     assert (summary.status, summary.steps, summary.workers) == ("completed", 5, 2)
     assert summary.parameters == 784 * 20 + 20 + 210 + 110
-    saved = load_file(tmp_path / "r" / "model.safetensors")
+    assert summary.folder == tmp_path / "r"
+    saved = load_file(summary.folder / "model.safetensors")
     again = paceline.train(
         paceline.RunSpec(
             model="mlp",
@@ -147,8 +149,9 @@ def test_a_failure_is_an_error_in_python(tmp_path: Path) -> None:
     assert not [entry for entry in tmp_path.iterdir() if entry.is_dir()]
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(b"not weights" * 10)
-    with pytest.raises(paceline.PacelineError, match="cannot be read as safetensors"):
+    with pytest.raises(UsageError, match=r"^--weights .* cannot be read as safetensors"):
         paceline.train(paceline.RunSpec(weights=str(broken), output_dir=str(tmp_path)))
+    assert list(tmp_path.iterdir()) == [broken], "a failed start leaves no run folder"
 
 
 def test_progress_is_a_bar_on_a_terminal(tmp_path: Path) -> None:

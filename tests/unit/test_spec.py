@@ -191,6 +191,7 @@ def test_a_seed_that_torch_cannot_hold_is_refused() -> None:
         ({"weights": "/no/such.safetensors"}, ["--weights /no/such.safetensors", "no such file"]),
         ({"data_dir": "/no/such"}, ["--data-dir /no/such", "no such folder"]),
         ({"name": "a/b"}, ["--name 'a/b'", "--output-dir"]),
+        ({"name": "a\x1b[2Jb"}, [r"--name 'a\x1b[2Jb'", "control characters"]),
         ({"name": ".."}, ["--name '..'"]),
         ({"name": ""}, ["--name ''"]),
         ({"name": "a\0b"}, [r"--name 'a\x00b'"]),

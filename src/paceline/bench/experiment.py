@@ -15,7 +15,7 @@ from typing import Any
 
 from paceline.bench.papers import read_paper
 from paceline.comm.table import count_gpus
-from paceline.errors import UsageError, nearest, unknown
+from paceline.errors import UsageError, nearest, refuse_pipe, unknown
 from paceline.lab.plan import PRESETS, Plan, make_plan
 from paceline.report.table import CHARTS
 from paceline.spec import FIELDS, Resolved, resolve
@@ -112,6 +112,7 @@ class Experiment:
 
 def read_experiment(path: Path, *, quick: bool = False, repeats: int | None = None) -> Experiment:
     """The experiment of a file, or one error with the place in it; nothing of a wrong one is run."""
+    refuse_pipe(path, "the experiment")
     try:
         values = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:

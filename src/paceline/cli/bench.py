@@ -10,7 +10,7 @@ from pathlib import Path
 from paceline.bench.experiment import read_experiment
 from paceline.bench.run import bench
 from paceline.bench.store import Store
-from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
+from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, visible
 
 SHOWN = 3  # disturbed runs that are named
 HELP = "make the runs of an experiment; stop it with Ctrl-C, and it goes on where it was"
@@ -75,4 +75,4 @@ def _disturbed(names: list[str], runs: int, folder: Path) -> str:
 
 
 def _say(text: str, end: str) -> None:
-    print(text, end=end, flush=True)
+    print(visible(text), end=end, flush=True)

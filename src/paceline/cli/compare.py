@@ -8,7 +8,7 @@ from pathlib import Path
 from paceline.analysis.compare import compare
 from paceline.analysis.runs import LeftOut, find_folders, read_run
 from paceline.analysis.scaling import Group, group
-from paceline.errors import UsageError
+from paceline.errors import UsageError, visible
 
 HELP = "what differs between two runs, and whether the difference in speed is real"
 
@@ -21,17 +21,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     first, second = _repeats(args.first), _repeats(args.second)
     found = compare(first, second)
+    lines = []
     for folder, one in ((args.first, first), (args.second, second)):
         speed, runs = one.images_per_second(), "1 run" if len(one.runs) == 1 else f"{len(one.runs)} runs"
-        print(f"{folder}: {speed.value:,.0f} images/s ({speed.low:,.0f} to {speed.high:,.0f}), {runs}")
+        lines.append(f"{folder}: {speed.value:,.0f} images/s ({speed.low:,.0f} to {speed.high:,.0f}), {runs}")
     for where in ("spec", "environment"):
         rows = [each for each in found.differences if each.where == where]
-        print(f"\n{where}: {'the same' if not rows else ''}")
+        lines.append(f"\n{where}: {'the same' if not rows else ''}")
         for each in rows:
-            print(f"  {each.name:<16}{_short(each.first)} -> {_short(each.second)}")
-    print(f"\n{found.verdict[0].upper()}{found.verdict[1:]}.")
+            lines.append(f"  {each.name:<16}{_short(each.first)} -> {_short(each.second)}")
+    lines.append(f"\n{found.verdict[0].upper()}{found.verdict[1:]}.")
     for doubt in found.doubts:
-        print(f"But: {doubt.about}: {doubt.text}.")
+        lines.append(f"But: {doubt.about}: {doubt.text}.")
+    print(visible("\n".join(lines)))
     return 0
 
 

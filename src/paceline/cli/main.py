@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline import __version__
-from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, PacelineError, meant, nearest
+from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, PacelineError, meant, nearest, visible
 from paceline.spec import ELSEWHERE
 
 VERBS = ("train", "cut", "data", "models", "lab", "slurm", "bench", "compare", "report", "doctor")
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(modules[args.verb].run(args))
     except PacelineError as error:
-        print(f"paceline: {error}", file=sys.stderr)
+        print(visible(f"paceline: {error}"), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

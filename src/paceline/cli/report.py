@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.analysis.study import Study, read_study
 from paceline.analysis.wording import count
-from paceline.errors import UsageError
+from paceline.errors import UsageError, visible
 from paceline.records import write_whole
 from paceline.report.draw import draw
 from paceline.report.figure import Chart
@@ -49,15 +49,15 @@ def run(args: argparse.Namespace) -> int:
     _write(args.output, page(study, charts, plotly_js()))
     gone = missing(study)
     for name, why in gone[:10]:
-        print(f"left out: {name}: {why}")
+        print(visible(f"left out: {name}: {why}"))
     if len(gone) > 10:
         print(f"left out: {len(gone) - 10} more; the page lists all")
     print(f"{count(len(study.runs), 'run')} in {count(len(study.groups), 'setting')}, {len(gone)} left out, "
           f"{count(len(charts), 'chart')}, {count(len(study.doubts), 'warning')}")  # fmt: skip
     for folder in (args.csv, args.svg, args.png):
         if folder:
-            print(f"also in {folder}")
-    print(f"The report is {args.output.resolve()}")
+            print(visible(f"also in {folder}"))
+    print(visible(f"The report is {args.output.resolve()}"))
     return 0
 
 
@@ -100,6 +100,6 @@ def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _write(path: Path, text: str) -> None:
     try:
-        write_whole(path, text)
+        write_whole(path, text.encode("utf-8", "backslashreplace").decode())  # names of folders need not be UTF-8
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.cli import nodes
 from paceline.comm import table as transports
-from paceline.errors import UsageError
+from paceline.errors import UsageError, visible
 from paceline.launch.cluster import Cluster, read_cluster, split_address
 from paceline.launch.env import Seat, find_seat, in_lab
 from paceline.launch.run import launch
@@ -140,9 +140,9 @@ def run(args: argparse.Namespace) -> int:
     show = sys.stderr if args.json else sys.stdout
     folder, ending = launch(resolved, show)
     if rows := nodes.table(folder):
-        print("\n".join(["", *rows]), file=show)
+        print(visible("\n".join(["", *rows])), file=show)
     if ending.message:
-        print(f"paceline: {ending.message}", file=sys.stderr)
+        print(visible(f"paceline: {ending.message}"), file=sys.stderr)
     if args.json and ending.summary:
         print(dump(ending.summary.as_dict()))
     return ending.exit_code

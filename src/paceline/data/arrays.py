@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -182,7 +183,10 @@ def _npy_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"npy version {version} is only for arrays with named fields")
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, fortran, dtype = read(stream)
+    try:
+        shape, fortran, dtype = read(stream)
+    except (MemoryError, SyntaxError, TokenError, TypeError) as why:  # numpy reads it as if it were Python
+        raise ValueError(f"a header cannot be read: {type(why).__name__}") from why
     if any(number < 0 for number in shape):
         raise ValueError(f"it has an array of shape {shape}")
     return shape, fortran, dtype
@@ -216,6 +220,6 @@ def _reading(path: Path) -> Iterator[None]:
         raise DataError(f"cannot read {path}: {why.strerror or why}") from why
     except _BROKEN as why:
         raise DataError(
-            f"{path} is not an .npz file of numpy, or is damaged ({why}): make it with numpy.savez(FILE, "
+            f"{path} is not an .npz file of numpy, or is damaged ({str(why)[:200]}): make it with numpy.savez(FILE, "
             f"{', '.join(f'{name}=…' for name in KERAS)})"
         ) from why

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import UsageError, nearest, unknown
+from paceline.errors import UsageError, nearest, refuse_pipe, unknown
 
 # The variable that tells programs in a node about their lab.
 LAB = "PACELINE_LAB"
@@ -109,6 +109,7 @@ def read_plan(given: str) -> Plan:
             )
         nodes = {"nodes": int(count) if count.isdecimal() and len(count) < 10 else count} if ":" in given else {}
         return make_plan({"preset": preset, **nodes}, f"lab {given}")
+    refuse_pipe(given, "the lab file")
     try:
         values = tomllib.loads(Path(given).read_text("utf-8"))
     except OSError as error:

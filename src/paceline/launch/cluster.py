@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.errors import UsageError, unknown
+from paceline.errors import UsageError, refuse_pipe, unknown
 
 ROLES = ("worker", "ps")
 # tomllib tells no lines. What they are counted by, in a document that it found valid: comments, texts, bare words.
@@ -47,6 +47,7 @@ class Cluster:
 
 
 def read_cluster(path: str) -> Cluster:
+    refuse_pipe(path, "the cluster file")
     try:
         source = Path(path).read_text("utf-8", errors="replace")  # what is not UTF-8 is in no valid name or address
         data = tomllib.loads(source)

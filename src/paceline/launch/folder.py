@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from pathlib import Path
 
-from paceline.errors import UsageError
+from paceline.errors import EXIT_USAGE, UsageError
+from paceline.launch.settle import Ending
 from paceline.liveness import claim
-from paceline.records import RUNNING, Summary, write_summary, write_whole
+from paceline.records import RUNNING, Summary, hold_space, write_summary, write_whole
 from paceline.spec import Resolved, RunSpec
 
 
@@ -41,9 +43,21 @@ def open_run(folder: Path, resolved: Resolved) -> None:
 
     This process owns the run: when it has gone, the run has ended.
     """
-    claim(folder)
-    write_whole(folder / "spec.toml", "\n".join(resolved.lines()) + "\n")
-    write_summary(folder, begin_summary(resolved.spec))
+    try:
+        hold_space(folder)
+        claim(folder)
+        write_whole(folder / "spec.toml", "\n".join(resolved.lines()) + "\n")
+        write_summary(folder, begin_summary(resolved.spec))
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise UsageError(f"cannot write to the run folder {folder}: {error.strerror}; see --output-dir") from error
+
+
+def remove_failed_start(folder: Path, ending: Ending) -> None:
+    """A usage error before the first step leaves nothing worth a look."""
+    if ending.exit_code == EXIT_USAGE and ending.summary and not ending.summary.steps:
+        shutil.rmtree(folder, ignore_errors=True)
+        ending.summary.folder = None
 
 
 def begin_summary(spec: RunSpec) -> Summary:

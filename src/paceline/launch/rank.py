@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import time
 import traceback
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from paceline import own_code
 from paceline.comm.base import Comm
@@ -22,15 +23,16 @@ from paceline.errors import (
     DivergedError,
     PacelineError,
     ReplicaError,
+    visible,
 )
 from paceline.launch.agree import agree_on_folder, agree_on_spec, describe_ranks
 from paceline.launch.connect import connect, leave
 from paceline.launch.env import Seat
-from paceline.launch.folder import begin_summary, make_folder, open_run
+from paceline.launch.folder import begin_summary, make_folder, open_run, remove_failed_start
 from paceline.launch.settle import find_stopped, settle, wait_for_blame
 from paceline.launch.signals import StopSignals
 from paceline.launch.usage import NodeUsage
-from paceline.records import INTERRUPTED, LineWriter, Summary, write_whole
+from paceline.records import INTERRUPTED, LineWriter, Summary, give_space, write_whole
 from paceline.spec import Resolved
 from paceline.strict_json import dump
 from paceline.training.console import Console
@@ -79,9 +81,7 @@ class Rank:
         """Write down that somebody ended us; under a launcher that kills its ranks soon, the summary cannot wait."""
         if self.folder is None:
             return
-        lines = LineWriter(self.folder / f"rank_{self.seat.rank}.jsonl")
-        lines.write("signal", signal=number, time=time.time())
-        lines.close()
+        self._record("signal", signal=number, time=time.time())
         if self.seat.launcher == "mpiexec" and not self.launched:
             settle(self.folder, interrupted=True)
 
@@ -145,8 +145,11 @@ class Rank:
             wait_for_blame(self.folder, rank, BLAME_SECONDS)
         if not self.launched:
             ending = settle(self.folder, interrupted=bool(self.stop and self.stop.requested()))
-            print(f"paceline: rank {rank}: {ending.message}", file=sys.stderr, flush=True)
-            return ending.exit_code
+            who = f"rank {rank}: " if self.seat.size > 1 else ""
+            print(visible(f"paceline: {who}{ending.message if ending.summary else text}"), file=sys.stderr, flush=True)
+            if rank == 0:
+                remove_failed_start(self.folder, ending)
+            return ending.exit_code if ending.summary else code
         return code
 
     def _write_down(self, error: Exception) -> int:
@@ -155,7 +158,10 @@ class Rank:
         code = error.exit_code if isinstance(error, PacelineError) else EXIT_FAILED
         text = str(error) if isinstance(error, PacelineError) else own_code.reason(error)
         assert self.folder is not None
-        with self._log().open("a") as log:
+        if is_full(error):
+            give_space(self.folder)
+            text = f"{text}: there is no space left in {self.folder}; free some, or choose another --output-dir"
+        with suppress(OSError), self._log().open("a") as log:
             traceback.print_exception(error, file=log)
         peer = error.peer if isinstance(error, CommError) else None
         stopped = find_stopped(self.folder, self.seat.size) if isinstance(error, CommTimeout) else None
@@ -163,12 +169,23 @@ class Rank:
             peer, text = stopped, f"{text}; the process of rank {stopped} is stopped"
         # All ranks find out together, and know which of them it was.
         blames = {"blames": error.rank} if isinstance(error, DivergedError) and error.rank is not None else {}
-        lines = LineWriter(self.folder / f"rank_{rank}.jsonl")
-        lines.write("error", error=text, time=time.time(), own=_own(error, rank), exit_code=code,
+        self._record("error", error=text, time=time.time(), own=_own(error, rank), exit_code=code,
                     everyone=isinstance(error, DivergedError | AgreedError) and not blames, peer=peer,
                     stopped=stopped is not None, timeout=isinstance(error, CommTimeout), **blames)  # fmt: skip
-        lines.close()
         return code
+
+    def _record(self, kind: str, **values: Any) -> None:
+        """Append a line to the rank's file, where that is possible: how it ended must not fail."""
+        assert self.folder is not None
+        with suppress(OSError), closing(LineWriter(self.folder / f"rank_{self.seat.rank}.jsonl")) as lines:
+            lines.write(kind, **values)
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether a disk or a quota is full, as this error or one that it came from says."""
+    while error is not None and not (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _own(error: Exception, rank: int) -> bool:

@@ -10,9 +10,9 @@ from typing import TextIO
 
 from paceline import own_code
 from paceline.data.prepare import prepare
-from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, PacelineError, UsageError
+from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, PacelineError, UsageError
 from paceline.launch.env import find_seat
-from paceline.launch.folder import make_folder, open_run
+from paceline.launch.folder import make_folder, open_run, remove_failed_start
 from paceline.launch.placing import find_places
 from paceline.launch.settle import Ending
 from paceline.launch.spawn import start
@@ -40,7 +40,9 @@ def launch(resolved: Resolved, show: TextIO | None = None) -> tuple[Path, Ending
             if places:
                 print(f"Starting {spec.ranks} ranks in the lab: {places.about()}", file=show, flush=True)
         crew = start(spec, folder, _descriptor(show), places)
-        return folder, supervise(crew, folder, signals, spec)
+        ending = supervise(crew, folder, signals, spec)
+    remove_failed_start(folder, ending)
+    return folder, ending
 
 
 def _descriptor(show: TextIO | None) -> int:
@@ -63,6 +65,8 @@ def train(spec: RunSpec, *, show: TextIO | None = None) -> Summary:
     given = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}
     chosen = {name: value for name, value in given.items() if value != getattr(defaults, name)}
     folder, ending = launch(resolve(("Python", chosen)), show)
+    if ending.exit_code == EXIT_USAGE:
+        raise UsageError(ending.message)
     if ending.exit_code not in (EXIT_OK, EXIT_INTERRUPTED) or ending.summary is None:
         raise PacelineError(f"{ending.message}\n  run folder: {folder}")
     return ending.summary

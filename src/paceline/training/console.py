@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from paceline.disturbance import warning
+from paceline.errors import visible
 from paceline.records import Summary
 
 
@@ -20,6 +21,7 @@ class Console:
         self._bar: Any = None
 
     def line(self, text: str = "") -> None:
+        text = visible(text)
         if self._log:
             self._log.write(text + "\n")
         if self._stream:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ from paceline.comm.metered import MeteredComm
 from paceline.comm.words import all_or_none
 from paceline.data.table import DataInfo
 from paceline.layout import peak_rss_bytes
-from paceline.records import COMPLETED, INTERRUPTED, Summary, write_summary
+from paceline.records import COMPLETED, INTERRUPTED, RUNNING, Summary, write_summary
 from paceline.spec import RunSpec
 from paceline.strategies.base import Batch, Evaluation, Laps, StepResult, Strategy
 from paceline.training.console import Console
@@ -28,7 +28,7 @@ from paceline.training.rate import learning_rate
 from paceline.training.sampler import Sampler
 from paceline.training.setup import Place, make_emulation, make_input, make_model, prepare_strategy
 from paceline.training.trace import Trace
-from paceline.training.weights import save
+from paceline.training.weights import check_space, save
 
 TIMELINES = 20  # steps whose every event is written down, where a strategy has some
 
@@ -64,6 +64,9 @@ def train(job: Job) -> None:
         job.console.line(f"New weights, not from {job.spec.weights}: {', '.join(prepared.fresh)}")
     watch = Watch(strategy.model)
     try:
+        all_or_none(
+            lambda: check_space(job.folder, job.spec, prepared.parameters) if not job.comm.rank else None, job.comm
+        )
         interrupted = _run_epochs(job, strategy, source, summary, watch)
         if job.spec.test and not interrupted:
             test = _evaluate(job, strategy, source, "test", watch)
@@ -78,6 +81,8 @@ def train(job: Job) -> None:
     finally:
         strategy.close()
     job.console.total(summary)
+    if job.comm.rank == 0:  # the results are kept even if the weights cannot be
+        write_summary(job.folder, replace(summary, status=RUNNING))
     prepared.save(job.folder / "model.safetensors")
     if job.comm.rank == 0:
         write_summary(job.folder, summary)

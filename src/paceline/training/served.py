@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from paceline.data import table as datasets
 from paceline.data.load import load
 from paceline.data.table import DataInfo
 from paceline.errors import DivergedError
-from paceline.records import COMPLETED, INTERRUPTED, Summary, write_summary
+from paceline.records import COMPLETED, INTERRUPTED, RUNNING, Summary, write_summary
 from paceline.server.client import Client
 from paceline.server.core import Core
 from paceline.server.lead import Leader
@@ -42,7 +42,7 @@ from paceline.training.rate import learning_rate
 from paceline.training.sampler import shuffle
 from paceline.training.setup import Place, make_emulation, make_input, make_model, make_optimizer
 from paceline.training.trace import Trace
-from paceline.training.weights import save
+from paceline.training.weights import check_space, save
 from paceline.training.work import Work
 
 # What may differ from machine to machine.
@@ -163,6 +163,7 @@ class Server:
         start = time.perf_counter()
         chronicle = Chronicle(spec, self.plan, console, trace, summary, ranks_up)
         self._introduce(console, summary)
+        check_space(folder, spec, self.parameters)
         leader = Leader(
             job.meeting.run,
             job.life,
@@ -199,6 +200,7 @@ class Server:
             summary.security = job.meeting.security
             _count(leader, spec, summary)
             console.total(summary)
+            write_summary(folder, replace(summary, status=RUNNING))  # kept even if the weights cannot be
             if not spec.emulated:
                 save(self.flat.model.state_dict(), folder / "model.safetensors")
             write_summary(folder, summary)

@@ -286,6 +286,17 @@ def test_a_file_that_is_no_npz_or_damaged_is_named(tmp_path: Path, how: str) -> 
     assert not list((tmp_path / "cache").rglob("*.*"))
 
 
+@pytest.mark.parametrize("header", ["-" * 9000 + "1", "  x\n y", "{'shape': (", "(" * 3000, "a" + ".a" * 4000])
+def test_a_header_that_python_s_parser_does_not_take_is_a_damaged_file(tmp_path: Path, header: str) -> None:
+    """numpy reads it as if it were Python: too deep, badly indented, cut short."""
+    text = header.encode() + b"\n"
+    with zipfile.ZipFile(tmp_path / "own.npz", "w") as archive:
+        for name in arrays.KERAS:
+            archive.writestr(f"{name}.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text)
+    with pytest.raises(DataError, match=r"own.npz is not an .npz file of numpy, or is damaged"):
+        arrays.open_npz(tmp_path / "own.npz")
+
+
 def test_a_changed_file_is_packed_again(tmp_path: Path) -> None:
     assert load(saved(tmp_path, good())).info.shape == (1, 5, 6)
     assert load(saved(tmp_path, good(inner=(7, 8)))).info.shape == (1, 7, 8)
