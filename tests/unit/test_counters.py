@@ -59,6 +59,7 @@ def test_what_tells_of_other_programs_is_read_from_its_own_column() -> None:
     ) == (266.47108)
     status = b"Name:\tpython\nThreads:\t9\nvoluntary_ctxt_switches:\t796\nnonvoluntary_ctxt_switches:\t31\n"
     assert counters.preemptions(status) == 31
+    assert counters.preemptions(b"Name:\tpython\nThreads:\t9\n") == 0, "a sandbox may not count it"
 
 
 def test_memory_is_what_a_new_process_could_not_have() -> None:
@@ -183,6 +184,16 @@ def test_of_the_labs_nodes_all_processes_that_can_be_seen_count() -> None:
     assert after.memory_bytes is not None
     assert after.memory_bytes > PAGE
     assert after.run_seconds is None, "it would say the same"
+    found.close()
+
+
+def test_a_file_that_opens_and_cannot_be_read_is_as_if_it_were_not_there(tmp_path: Path) -> None:
+    """As /proc/pressure/cpu of a kernel that does not count pressure."""
+    (tmp_path / "stat").write_bytes(STAT)
+    (tmp_path / "pressure" / "cpu").mkdir(parents=True)  # a folder opens, too
+    found = Counters(lambda: [], proc=tmp_path)
+    reading = found.read()
+    assert (reading.waited_seconds, reading.stolen_seconds) == (None, 7000 / TICKS)
     found.close()
 
 

@@ -50,8 +50,12 @@ def waited_seconds(pressure: bytes) -> float:
 
 
 def preemptions(status: bytes) -> int:
-    """/proc/PID/status: how often the kernel took the core from the process's main thread, which had more to do."""
-    return int(status.rpartition(b"nonvoluntary_ctxt_switches:")[2].split()[0])
+    """/proc/PID/status: how often the kernel took the core from the process's main thread, which had more to do.
+
+    0 where the kernel does not count it, as in some sandboxes.
+    """
+    _, found, count = status.rpartition(b"nonvoluntary_ctxt_switches:")
+    return int(count.split()[0]) if found else 0
 
 
 def memory(meminfo: bytes) -> tuple[int, int]:
@@ -292,6 +296,13 @@ class Counters:
 
 
 def _opened(path: Path) -> ProcFile | None:
-    with suppress(OSError):
-        return ProcFile(path)
-    return None
+    """None where it cannot be read; of kernels that were told not to count pressure, that shows only in reading."""
+    file = None
+    try:
+        file = ProcFile(path)
+        file.read()
+    except OSError:
+        if file:
+            file.close()
+        return None
+    return file
