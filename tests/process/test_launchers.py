@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import pty
-import struct
+import re
 import subprocess
 import sys
-import termios
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -155,10 +153,20 @@ def test_a_failure_is_an_error_in_python(tmp_path: Path) -> None:
 
 
 def test_progress_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
-    """Run under a pseudo-terminal; elsewhere there is none, as the other tests' outputs show."""
+    """Under a pseudo-terminal that has no size, as new ones are; elsewhere there is no bar, as other tests show."""
     leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-    process = subprocess.Popen([*PACELINE, "--model", "mlp", "--epochs", "1", "--output-dir", str(tmp_path)],
+    command = [
+        *PACELINE,
+        "--model",
+        "mlp",
+        "--data",
+        "synthetic:train=300,test=40",
+        "--batch-size",
+        "10",
+        "--workers",
+        "2",
+    ]
+    process = subprocess.Popen([*command, "--epochs", "1", "--output-dir", str(tmp_path)],
                                stdout=follower, stderr=follower, stdin=follower)  # fmt: skip
     os.close(follower)
     text = b""
@@ -173,5 +181,7 @@ def test_progress_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
         text += part
     os.close(leader)
     assert process.wait(20) == 0
-    assert b"epoch 0:" in text
+    assert b"epoch 0:   0%|" in text
+    said = rb"At step 10, update time for each batch: [\d.]+ s, loss: [\d.]+, acc: [\d.]+%, "
+    assert re.search(said + rb"[\d,]+ images/s, \d+:\d\d:\d\d left", text)
     assert b"Total run time" in text

@@ -19,6 +19,20 @@ def test_a_reader_that_leaves_does_not_end_the_training(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "one\ntwo\nthree\n"
 
 
+def test_a_line_says_how_it_goes_and_how_long_it_will_take(tmp_path: Path) -> None:
+    console = Console(None, tmp_path / "log")
+    for step, seconds in enumerate([0.5, 0.3, 0.1, 0.3], 1):
+        console.step(step, seconds, 40, 604 - step, 2, {"loss": "2.1", "acc": "30%"})
+    console.step(2, 0.25, 40, 1, 2, {})
+    console.close()
+    said = "update time for each batch:"
+    assert (tmp_path / "log").read_text().splitlines() == [
+        f"At step 2, {said} 0.3000 s, loss: 2.1, acc: 30%, 100 images/s, 0:04:01 left",
+        f"At step 4, {said} 0.3000 s, loss: 2.1, acc: 30%, 200 images/s, 0:02:00 left",
+        f"At step 2, {said} 0.2500 s, 160 images/s, 0:00:00 left",
+    ]
+
+
 def test_ranks_other_than_0_say_nothing() -> None:
     console = Console(None)
     console.line("unheard")

@@ -59,10 +59,8 @@ class Chronicle:
         lr = learning_rate(self._spec, update, self._plan.per_epoch, self._plan.updates)
         learned: dict[str, Any] = {} if self._spec.emulated else {"loss": result.loss / result.count, "lr": lr}
         self._trace.step(update, epoch, seconds, result.count, {}, **learned)
-        self._console.advance(**self._running.bar())
-        number = update % self._plan.per_epoch + 1
-        if self._spec.log_every and number % self._spec.log_every == 0:
-            self._console.line(f"At step {number}, update time for each batch: {seconds:.4f} s")
+        number, left = update % self._plan.per_epoch + 1, self._plan.updates - update - 1
+        self._console.step(number, seconds, result.count, left, self._spec.log_every, self._running.bar())
         self._summary.steps = update + 1
 
     def epoch_ended(self, epoch: int, result: Result) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,6 +21,7 @@ class Console:
         self._stream = stream
         self._log = log.open("a", buffering=1) if log else None
         self._bar: Any = None
+        self._recent: list[tuple[float, int]] = []  # seconds and samples of the steps since the last line about one
 
     def line(self, text: str = "") -> None:
         text = visible(text)
@@ -47,7 +50,25 @@ class Console:
         if self._stream and sys.stderr.isatty():
             from tqdm import tqdm
 
-            self._bar = tqdm(total=steps, desc=title, unit="batch", leave=False, dynamic_ncols=True)
+            # A terminal may not know its width, as in `script` or a container; tqdm then shows nothing.
+            known = os.get_terminal_size(sys.stderr.fileno()).columns > 0
+            width = {"dynamic_ncols": True} if known else {"ncols": 80}
+            self._bar = tqdm(total=steps, desc=title, unit="batch", leave=False, **width)
+
+    def step(self, number: int, seconds: float, samples: int, left: int, every: int, shown: Mapping[str, str]) -> None:
+        """A step has ended, and `left` are to come: move the bar, and write a line about every so many of them."""
+        self.advance(**shown)
+        if not every:
+            return
+        self._recent.append((seconds, samples))
+        if number % every == 0:
+            total = sum(seconds for seconds, _ in self._recent)
+            words = [f"{name}: {value}" for name, value in shown.items()]
+            if total > 0:
+                words.append(f"{sum(samples for _, samples in self._recent) / total:,.0f} images/s")
+            words.append(f"{timedelta(seconds=round(left * total / len(self._recent)))} left")
+            self.line(f"At step {number}, update time for each batch: {seconds:.4f} s, {', '.join(words)}")
+            self._recent.clear()
 
     def advance(self, **shown: str) -> None:
         if self._bar is not None:

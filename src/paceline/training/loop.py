@@ -180,9 +180,7 @@ def _run_epoch(
         )
         if laps.events:
             job.trace.timeline(summary.steps - 1, laps.events)
-        console.advance(**learned.bar())
-        if spec.log_every and number % spec.log_every == 0:
-            console.line(f"At step {number}, update time for each batch: {seconds:.4f} s")
+        console.step(number, seconds, result.count, total_steps - summary.steps, spec.log_every, learned.bar())
         if result.stop:
             stopped = True
             break
