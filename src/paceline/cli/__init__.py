@@ -1,5 +1,10 @@
 """The command line: `paceline VERB`."""
 
-from paceline.cli.main import main
+import sys
+
+try:
+    from paceline.cli.main import main
+except KeyboardInterrupt:
+    sys.exit(130)  # EXIT_INTERRUPTED, which may not have been imported yet
 
 __all__ = ["main"]

@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline import __version__
 from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, PacelineError, meant, nearest, visible
+from paceline.launch.signals import quiet_interrupt
 from paceline.spec import ELSEWHERE
 
 VERBS = ("train", "cut", "data", "models", "lab", "slurm", "bench", "compare", "report", "doctor")
@@ -42,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if chosen is not None and chosen not in VERBS:
         parser.error(f"unknown verb {chosen!r}{nearest(chosen, VERBS)} (one of: {', '.join(VERBS)})")
     # Only what is needed: training is not to wait for what draws charts.
-    modules = {verb: importlib.import_module(f"paceline.cli.{verb}") for verb in ([chosen] if chosen else VERBS)}
+    with quiet_interrupt():
+        modules = {verb: importlib.import_module(f"paceline.cli.{verb}") for verb in ([chosen] if chosen else VERBS)}
     parsers = {}
     for verb, module in modules.items():
         parsers[verb] = verbs.add_parser(verb, help=module.HELP, description=module.HELP, allow_abbrev=False)

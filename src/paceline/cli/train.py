@@ -16,6 +16,7 @@ from paceline.errors import UsageError, visible
 from paceline.launch.cluster import Cluster, read_cluster, split_address
 from paceline.launch.env import Seat, find_seat, in_lab
 from paceline.launch.run import launch
+from paceline.launch.signals import quiet_interrupt
 from paceline.spec import FIELDS, RunSpec, World, read_config, resolve
 from paceline.strategies import table as strategies
 from paceline.strict_json import dump
@@ -134,9 +135,9 @@ def run(args: argparse.Namespace) -> int:
         )
     check_processes(resolved.spec, world)
     if seat:
-        from paceline.launch.worker import finish, run_seat
-
-        return finish(run_seat(resolved, seat, as_json=args.json, cluster=cluster))
+        with quiet_interrupt():
+            from paceline.launch.worker import finish, run_seat
+        finish(run_seat(resolved, seat, as_json=args.json, cluster=cluster))
     show = sys.stderr if args.json else sys.stdout
     folder, ending = launch(resolved, show)
     if rows := nodes.table(folder):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from paceline.errors import EXIT_INTERRUPTED
 
@@ -16,6 +17,20 @@ def stopping() -> list[int]:
     """The signals that ask a run to stop; nohup's wish not to hear of hang-ups is respected."""
     ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [number for number in STOPPING if number != signal.SIGHUP or not ignores_hangup]
+
+
+@contextmanager
+def quiet_interrupt() -> Iterator[None]:
+    """While modules are imported, Ctrl-C ends the process at once and without a traceback: nothing has begun yet."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class StopSignals:

@@ -1,6 +1,10 @@
-"""Makes one rank of a run fail at a step: PACELINE_TEST_FAULT="RANK STEP"."""
+"""Makes one rank of a run fail at a step: PACELINE_TEST_FAULT="RANK STEP".
+
+Or presses Ctrl-C when a module is about to be imported: PACELINE_TEST_INTERRUPT=MODULE.
+"""
 
 import os
+import signal
 import sys
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -8,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 FAULT = os.environ.get("PACELINE_TEST_FAULT")
+INTERRUPT = os.environ.get("PACELINE_TEST_INTERRUPT")
 TARGET = "paceline.strategies.synchronous"
 
 
@@ -15,6 +20,8 @@ class _Break(MetaPathFinder):
     """When the strategy is imported, let its step raise at the given rank and step."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name == INTERRUPT:
+            os.kill(os.getpid(), signal.SIGINT)
         if name != TARGET or not FAULT:
             return None
         spec = PathFinder.find_spec(name, path)
