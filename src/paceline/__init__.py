@@ -1,9 +1,15 @@
 """Paceline trains a neural network on many processes and machines, and measures what each way costs."""
 
+from __future__ import annotations
+
 import importlib
-from typing import TYPE_CHECKING, Any
+
+# Not typing's: under `python -m paceline` the working folder is still first on the import path here.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from paceline.errors import PacelineError
     from paceline.launch.connect import connect
     from paceline.launch.run import train

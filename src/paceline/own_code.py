@@ -179,9 +179,9 @@ def reason(error: BaseException, model: Any = None) -> str:
 
 
 def _see_working_folder() -> None:
-    """As `python script.py` and `python -m` have it; a console script does not."""
+    """Look there last, so that a file of the user's does not replace a library's module."""
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
 
 
 def _shown(given: Mapping[str, Any]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,49 @@ def test_under_a_foreign_mpiexec_the_summary_still_says_interrupted(tmp_path: Pa
         assert run.end(20) != 0
         assert run.summary().status == INTERRUPTED
         run.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("module", ["argparse", "paceline.spec", "torch.nn"])
+def test_an_interrupt_while_modules_are_imported_ends_quietly(module: str) -> None:
+    """Modules of the command line, of the launcher, and of a rank that torchrun started."""
+    faulty = {"PACELINE_TEST_INTERRUPT": module, "PYTHONPATH": str(Path(__file__).parent / "faulty")}
+    seat = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"} if module.startswith("torch") else {}
+    done = subprocess.run(PACELINE, env=dict(os.environ) | faulty | seat, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+ENDINGS = """
+import atexit, os
+from paceline.launch.worker import finish
+
+class Kept:
+    def __del__(self):
+        print("torn down")
+
+kept = Kept()
+atexit.register(print, "exit handler")
+for code in (0, 130, 1):
+    if not (child := os.fork()):
+        print("last words of", code)
+        finish(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_rank_ends_with_its_exit_code_and_without_tearing_the_interpreter_down() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDINGS], capture_output=True, text=True, timeout=60, check=True)
+    expected = [
+        "last words of 0",
+        "exit handler",
+        "0",
+        "last words of 130",
+        "exit handler",
+        "130",
+        "last words of 1",
+        "1",
+    ]
+    assert done.stdout.splitlines() == expected
 
 
 @pytest.mark.parametrize("launcher", ["gloo", "mpi"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import sys
@@ -198,4 +199,13 @@ def mpi_world(timeout: float) -> MpiComm:
     """All ranks that mpiexec has started."""
     from mpi4py import MPI
 
+    atexit.register(_finalize)
     return MpiComm(MPI.COMM_WORLD.Dup(), timeout)
+
+
+def _finalize() -> None:
+    """Before the process ends, or mpiexec calls it a failure; mpi4py does so too late for a rank that exits early."""
+    from mpi4py import MPI
+
+    if not MPI.Is_finalized():
+        MPI.Finalize()

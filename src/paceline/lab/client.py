@@ -57,7 +57,7 @@ def start(plan: Plan, *, detached: bool) -> subprocess.Popen[str]:
     check_here(plan)
     shared = (*plan.shared, *_needed_folders())
     plan = replace(plan, shared=tuple(dict.fromkeys(shared)))
-    command = [sys.executable, "-m", "paceline.lab.keeper", *(["--detached"] if detached else [])]
+    command = [sys.executable, "-P", "-m", "paceline.lab.keeper", *(["--detached"] if detached else [])]
     keeper = subprocess.Popen(
         command,
         stdin=subprocess.PIPE,

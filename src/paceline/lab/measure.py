@@ -58,7 +58,7 @@ def measure(lab: str | None, plan: Plan, flows: list[tuple[str, str]], seconds: 
     commands, outputs = [], []
     for node in used:
         targets = [plan.node(target).address for source, target in flows if source == node.name]
-        words = [sys.executable, "-m", "paceline.lab.traffic", str(start), str(seconds), node.address, *targets]
+        words = [sys.executable, "-P", "-m", "paceline.lab.traffic", str(start), str(seconds), node.address, *targets]
         read, write = os.pipe()
         commands.append(client.begin(lab, node.name, words, (0, write, 2)))
         outputs.append(open(read))  # noqa: SIM115  closed below

@@ -28,7 +28,9 @@ class Places:
     def command(self, rank: int, words: list[str]) -> list[str]:
         """The words that run a command on the rank's node."""
         name = self.nodes[rank].name
-        return words if name == self.here else [sys.executable, "-m", "paceline.lab.agent", "--words", name, *words]
+        return (
+            words if name == self.here else [sys.executable, "-P", "-m", "paceline.lab.agent", "--words", name, *words]
+        )
 
     def variables(self, rank: int) -> dict[str, str]:
         """What tells the rank who it is among those of its node, and where to meet the others."""

@@ -17,12 +17,18 @@ from pathlib import Path
 from paceline.comm.table import mpiexec
 from paceline.launch import env as names
 from paceline.launch import janitor
+from paceline.launch import start as rank_program
 from paceline.launch.placing import Places
 from paceline.layout import threads_per_rank
 from paceline.spec import RunSpec
 
 # How long mpiexec gets to end its ranks.
 MPIEXEC_SECONDS = 5.0
+# Open MPI's waits for daemons of other nodes, on a wildcard address, and no setting changes that.
+MPIEXEC_LISTENS = (
+    "warning: until the run ends, mpiexec listens on all network interfaces of this machine; its ranks do not "
+    "(--transport gloo: loopback only)"
+)
 
 
 @dataclass
@@ -102,7 +108,7 @@ def start(spec: RunSpec, folder: Path, out: int, places: Places | None = None) -
     crew = Crew({}, watcher, private, are_ranks=spec.transport != "mpi" or spec.workers == 1)
     crew.tell(f"folder {private}")
     crew.tell(f"run {folder}")
-    command = [sys.executable, "-m", "paceline.launch.worker", str(folder)]
+    command = [sys.executable, "-P", rank_program.__file__, str(folder), *_module_folders()]
     size = spec.ranks
     try:
         if not crew.are_ranks:
@@ -140,14 +146,13 @@ def _popen(command: list[str], variables: dict[str, str], out: int, err: int | N
 
 
 def _environment(spec: RunSpec, processes: int) -> dict[str, str]:
-    """Ours, with the number of threads, and with the folders that this program finds modules in and ranks would not."""
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    found = [path for path in sys.path if not path.startswith((sys.prefix, sys.base_prefix))]
-    added = [path for path in dict.fromkeys([*given, *found]) if path]
-    return dict(os.environ) | {
-        "OMP_NUM_THREADS": str(spec.threads or threads_per_rank(processes)),
-        "PYTHONPATH": os.pathsep.join(added),
-    }
+    """Ours, with the number of threads."""
+    return dict(os.environ) | {"OMP_NUM_THREADS": str(spec.threads or threads_per_rank(processes))}
+
+
+def _module_folders() -> list[str]:
+    """Where this program finds modules and ranks might not: a user's own models and data may be there."""
+    return [os.path.abspath(path) for path in sys.path if not path.startswith((sys.prefix, sys.base_prefix))]
 
 
 def _shared_memory() -> str | None:
@@ -167,7 +172,7 @@ def _mpiexec_command(size: int, places: Places | None = None) -> list[str]:
 
 
 def _mpi_variables(private: Path, variables: dict[str, str]) -> dict[str, str]:
-    """Open MPI: files where we remove them; shared memory between ranks, not listening sockets, unless asked for."""
+    """Open MPI: files where we remove them; ranks use shared memory and do not listen, unless the user wants that."""
     gentle = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^tcp", "PMIX_MCA_ptl_tcp_if_include": "lo"}
     return (
         gentle

@@ -1,12 +1,13 @@
-"""The ranks of this process, from a seat to an exit code; our launcher starts it: python -m paceline.launch.worker."""
+"""The ranks of this process, from a seat to an exit code."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 import torch
 
@@ -77,15 +78,14 @@ def _run_threads(resolved: Resolved, folder: Path | None, stream: TextIO) -> int
     return max(codes)
 
 
-def main() -> None:
-    """python -m paceline.launch.worker FOLDER: a rank of a run whose folder has been made."""
-    folder = Path(sys.argv[1])
-    seat = find_seat()
-    assert seat is not None, "this program is started by paceline's launcher"
+def run_rank(run_folder: str) -> NoReturn:
+    """Be a rank that our own launcher started for a run whose folder it has made."""
+    folder, seat = Path(run_folder), find_seat()
+    assert seat is not None, "the launcher has said which rank this is"
     if seat.rank:
         _redirect(folder / "logs" / f"rank_{seat.rank}.log")
     resolved = resolve((f"{folder}/spec.toml", read_config(str(folder / "spec.toml"))))
-    sys.exit(finish(run_seat(resolved, seat, folder)))
+    finish(run_seat(resolved, seat, folder))
 
 
 def _redirect(log: Path) -> None:
@@ -96,14 +96,13 @@ def _redirect(log: Path) -> None:
     os.close(file)
 
 
-def finish(code: int) -> int:
-    """The exit code; but a rank that failed leaves at once, so that the others see its sockets close."""
+def finish(code: int) -> NoReturn:
+    """End this process with an exit code, without tearing the interpreter down: with torch that takes a second.
+
+    A rank that failed skips its exit handlers as well, so that the others see its sockets close.
+    """
+    if code in (EXIT_OK, EXIT_INTERRUPTED):
+        atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    if code not in (EXIT_OK, EXIT_INTERRUPTED):
-        os._exit(code)
-    return code
-
-
-if __name__ == "__main__":
-    main()
+    os._exit(code)
