@@ -45,7 +45,7 @@ class LiveRun:
     """A started run; use as a context, so that nothing survives a failed test."""
 
     def __init__(self, command: list[str], output: Path, fault: str | None = None) -> None:
-        self.folder = output / "run"
+        self.folder, self.command = output / "run", command
         self.temporary = output / "tmp"
         self.temporary.mkdir()
         variables = dict(os.environ) | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary)}
@@ -78,6 +78,22 @@ class LiveRun:
     def wait_until_training(self) -> None:
         until("rank 0 trains", lambda: self.process.poll() is not None or self.steps(0) > 3)
         assert self.process.poll() is None, self.stderr()
+        self.check_listeners()
+
+    def check_listeners(self) -> None:
+        """No process of the run listens to other machines, except mpiexec, after a warning, and launchers not ours."""
+        first = Path(self.command[0]).name
+        if first == "mpiexec":
+            return  # what Open MPI opens, in its ranks too, is for the user's configuration to say
+        for pid in self.living():
+            with contextlib.suppress(FileNotFoundError):  # it has just ended
+                if where := listening_elsewhere({pid}):
+                    program = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                    if first == "torchrun":
+                        assert any(word.endswith("torchrun") for word in program), (program, where)
+                    else:
+                        assert Path(program[0]).name == "prterun", (program, where)
+                        assert "mpiexec listens on all network interfaces" in self.stderr()
 
     def pid(self, rank: int) -> int:
         rows = json.loads((self.folder / "env.json").read_text())["ranks"]

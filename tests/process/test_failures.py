@@ -7,18 +7,16 @@ import signal
 from pathlib import Path
 
 import pytest
-from live_run import ENDLESS, LAUNCHERS, PACELINE, LiveRun, listening_elsewhere, until
+from live_run import ENDLESS, LAUNCHERS, PACELINE, LiveRun, until
 
 from paceline.liveness import current_summary
 from paceline.records import FAILED
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_killed_rank_is_named_and_ranks_listen_on_loopback_only(launcher: str, tmp_path: Path) -> None:
+def test_a_killed_rank_is_named(launcher: str, tmp_path: Path) -> None:
     with LiveRun(LAUNCHERS[launcher] + ENDLESS, tmp_path) as run:
         run.wait_until_training()
-        # What Open MPI's own ranks open under a foreign mpiexec is Open MPI's choice.
-        assert launcher == "mpiexec" or listening_elsewhere({run.pid(rank) for rank in range(3)}) == set()
         os.kill(run.pid(1), signal.SIGKILL)
         code = run.end(20)
         # A foreign mpiexec has an exit code of its own.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live_run import LAUNCHERS, PACELINE, LiveRun, listening_elsewhere, until
+from live_run import LAUNCHERS, PACELINE, LiveRun, until
 from parity_cases import distance
 from safetensors.torch import load_file
 
@@ -47,7 +47,6 @@ def check_completed(run: LiveRun) -> None:
 def test_a_synchronous_run_that_loses_a_worker_trains_the_same_model(alone: Any, tmp_path: Path) -> None:
     with LiveRun(served("ps-sync"), tmp_path) as run:
         run.wait_until_training()
-        assert listening_elsewhere({run.pid(rank) for rank in range(4)}) == set()
         os.kill(run.pid(2), signal.SIGKILL)
         check_completed(run)
         (lost,) = run.summary().lost_workers
@@ -183,6 +182,5 @@ def test_under_a_launcher_the_first_ranks_are_servers(alone: Any, launcher: str,
         run.wait_until_training()
         rows = json.loads((run.folder / "env.json").read_text())["ranks"]
         assert [row["role"] for row in rows] == ["server", "worker", "worker"]
-        assert launcher == "mpiexec" or listening_elsewhere({row["pid"] for row in rows}) == set()
         check_completed(run)
         assert distance(load_file(run.folder / "model.safetensors"), alone) <= 1e-11

@@ -15,7 +15,7 @@ from paceline.launch.env import find_seat
 from paceline.launch.folder import make_folder, open_run, remove_failed_start
 from paceline.launch.placing import find_places
 from paceline.launch.settle import Ending
-from paceline.launch.spawn import start
+from paceline.launch.spawn import MPIEXEC_LISTENS, start
 from paceline.launch.supervise import counting_signals, supervise
 from paceline.layout import crowded
 from paceline.records import Summary
@@ -37,6 +37,8 @@ def launch(resolved: Resolved, show: TextIO | None = None) -> tuple[Path, Ending
             print("\n".join(resolved.introduction()), file=show, flush=True)
             if (warning := crowded(spec.workers or 1, spec.threads)) and not spec.emulated:
                 print(f"paceline: {warning}", file=sys.stderr, flush=True)
+            if not places and spec.transport == "mpi" and spec.ranks > 1:
+                print(f"paceline: {MPIEXEC_LISTENS}", file=sys.stderr, flush=True)
             if places:
                 print(f"Starting {spec.ranks} ranks in the lab: {places.about()}", file=show, flush=True)
         crew = start(spec, folder, _descriptor(show), places)
