@@ -162,6 +162,7 @@ def test_where_rank_0_scatters_nobody_else_needs_the_data(tmp_path: Path) -> Non
 def test_a_script_finds_its_own_modules_from_any_folder(tmp_path: Path) -> None:
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "mine.py").write_text(MODULE)
+    (tmp_path / "tools" / "layers.py").write_text("from torch import nn\n")
     (tmp_path / "tools" / "go.py").write_text(
         "import paceline\n"
         "spec = paceline.RunSpec(model='mine:build', data='mine:load', workers=2, batch_size=4, epochs=1)\n"

@@ -1,7 +1,11 @@
 """What rank 0 shows."""
 
 import os
+import pty
+import sys
 from pathlib import Path
+
+import pytest
 
 from paceline.training.console import Console
 
@@ -31,6 +35,17 @@ def test_a_line_says_how_it_goes_and_how_long_it_will_take(tmp_path: Path) -> No
         f"At step 4, {said} 0.3000 s, loss: 2.1, acc: 30%, 200 images/s, 0:02:00 left",
         f"At step 2, {said} 0.2500 s, 160 images/s, 0:00:00 left",
     ]
+
+
+def test_a_terminal_that_has_no_size_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, follower = pty.openpty()
+    with os.fdopen(follower, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        console = Console(terminal)
+        console.start_bar(10, "epoch 0")
+        assert os.read(leader, 1000).startswith(b"\repoch 0:   0%|  ")
+        console.close()
+    os.close(leader)
 
 
 def test_ranks_other_than_0_say_nothing() -> None:

@@ -50,10 +50,10 @@ class Console:
         if self._stream and sys.stderr.isatty():
             from tqdm import tqdm
 
-            # A terminal may not know its width, as in `script` or a container; tqdm then shows nothing.
+            # A terminal may not know its size, as in `script` or a container; tqdm then shows nothing.
             known = os.get_terminal_size(sys.stderr.fileno()).columns > 0
-            width = {"dynamic_ncols": True} if known else {"ncols": 80}
-            self._bar = tqdm(total=steps, desc=title, unit="batch", leave=False, **width)
+            size: dict[str, Any] = {"dynamic_ncols": True} if known else {"ncols": 80, "nrows": 24}
+            self._bar = tqdm(total=steps, desc=title, unit="batch", leave=False, **size)
 
     def step(self, number: int, seconds: float, samples: int, left: int, every: int, shown: Mapping[str, str]) -> None:
         """A step has ended, and `left` are to come: move the bar, and write a line about every so many of them."""
