@@ -199,6 +199,7 @@ def test_nothing_but_the_entry_points_imports_the_command_line() -> None:
         ("pyroute2", "paceline.lab.links"),
         ("plotly", "paceline.report.plotly_js"),
         ("kaleido", "paceline.report.images"),
+        ("scipy", "paceline.analysis.statistics"),
     ],
 )
 def test_a_heavy_library_is_imported_in_one_file(library: str, home: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from paceline.analysis.checks import Doubt, check_run
 from paceline.analysis.runs import MACHINE
 from paceline.analysis.scaling import NOT_THE_SETTING, USUAL_MTU, Group
-from paceline.analysis.statistics import Interval, ratio
+from paceline.analysis.statistics import ENOUGH_SAMPLES, Interval, ratio
 from paceline.analysis.wording import count
 
 # Runs of one setting differ by this much on machines that are shared; of single runs, less proves nothing.
@@ -44,7 +44,10 @@ def compare(first: Group, second: Group) -> Comparison:
     different = tuple(each for each in found if each.first != each.second)
     fewest = min(len(first.runs), len(second.runs))
     disturbed = any(run.disturbed for group in (first, second) for run in group.runs)
-    return Comparison(different, faster, verdict(faster, fewest, disturbed=disturbed), tuple(doubts))
+    too_short = first.too_short or second.too_short
+    return Comparison(
+        different, faster, verdict(faster, fewest, disturbed=disturbed, too_short=too_short), tuple(doubts)
+    )
 
 
 def describe_lab(lab: dict[str, Any] | None) -> str | None:
@@ -68,13 +71,18 @@ def _fields(given: dict[str, Any]) -> str:
     return " ".join(f"{key} {value}" for key, value in given.items() if value is not None)
 
 
-def verdict(faster: Interval, runs: int, *, disturbed: bool = False) -> str:
+def verdict(faster: Interval, runs: int, *, disturbed: bool = False, too_short: bool = False) -> str:
     """Whether the difference is real, in a sentence."""
     how = f"{faster.value:.3g} times as fast ({faster.low:.3g} to {faster.high:.3g})"
     if disturbed:
         return (
             f"no verdict, because other programs disturbed these runs: the second was measured {how}; repeat both on a "
             f"machine that does nothing else"
+        )
+    if too_short:
+        return (
+            f"no verdict, because these runs are too short: the second was measured {how}; make {ENOUGH_SAMPLES} steps "
+            f"or more after warm-up, and several times as many where neighbouring steps are alike"
         )
     if not faster.excludes(1.0):
         return f"no difference in speed that can be told from chance: the second is {how}"

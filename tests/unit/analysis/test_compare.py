@@ -48,6 +48,12 @@ def test_five_percent_between_single_runs_is_not_shown(tmp_path: Path) -> None:
     assert "not shown to be real" in found.verdict
 
 
+def test_runs_that_are_too_short_have_no_verdict(tmp_path: Path) -> None:
+    runs = [check_read(write_run(tmp_path / str(mean), steady(mean, 15))) for mean in (0.1, 0.2)]
+    found = compare(*(Group({}, (run,)) for run in runs))
+    assert found.verdict.startswith("no verdict, because these runs are too short")
+
+
 def test_the_verb_prints_it_and_refuses_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "a", steady(0.2))
     write_run(tmp_path / "b", steady(0.1, seed=1), workers=2, cores=1)
