@@ -142,7 +142,7 @@ class Medians:
     def bounds(self) -> tuple[Series, Series]:
         """The 95 % interval of each median."""
         below, above = self.reach(t_quantile(self.freedom))
-        return np.exp(self.values - below), np.exp(self.values + above)
+        return _exp(self.values - below), _exp(self.values + above)
 
     def bounds_over(self, other: Medians) -> tuple[Series, Series]:
         """The 95 % interval of each ratio to another median: the distances of both medians to their limits, added in
@@ -151,7 +151,7 @@ class Medians:
         t = t_quantile(welch(self.variances, self.freedom, other.variances, other.freedom))
         (below, above), (other_below, other_above) = self.reach(t), other.reach(t)
         ratio = self.values - other.values
-        return np.exp(ratio - np.hypot(below, other_above)), np.exp(ratio + np.hypot(above, other_below))
+        return _exp(ratio - np.hypot(below, other_above)), _exp(ratio + np.hypot(above, other_below))
 
     def _quantile(self, part: Series) -> Series:
         """A quantile of each row, interpolated."""
@@ -162,6 +162,11 @@ class Medians:
                      for each in (left, np.minimum(left + 1, count - 1)))  # fmt: skip
         found: Series = low + (place - left) * (high - low)
         return found
+
+
+def _exp(logarithm: Any) -> Any:
+    """Always finite and not 0, however uncertain a number is."""
+    return np.exp(np.clip(logarithm, -700, 700))
 
 
 def t_quantile(freedom: Any) -> Any:
@@ -205,8 +210,7 @@ class _Runs:
 
 def _around(value: float, mean: float, error: float, freedom: float) -> Interval:
     reach = float(t_quantile(freedom) * np.sqrt(error))
-    low, high = float(np.exp(mean - reach)), float(np.exp(mean + reach))
-    return Interval(value, min(low, value), max(high, value))
+    return _between(value, (_exp(mean - reach), _exp(mean + reach)))
 
 
 def _between(value: float, ends: tuple[Series, Series]) -> Interval:

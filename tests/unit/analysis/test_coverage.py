@@ -1,0 +1,93 @@
+"""How often 95 % intervals contain the truth, by simulation: 4,000 series for each process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import signal
+
+from paceline.analysis.statistics import ENOUGH_SAMPLES, Medians, Series, effective_samples, median, ratio
+
+SERIES = 4000
+AT_ONCE = 250  # series in memory
+AUTOCORRELATIONS = (0.0, 0.5, 0.8, 0.95)
+
+
+def steps_for(effective: float, rho: float) -> int:
+    """How many steps of an AR(1) process are worth so many independent ones."""
+    return round(effective * (1 + rho) / (1 - rho))
+
+
+def autoregressive(series: int, count: int, rho: float, rng: np.random.Generator) -> Series:
+    """One stationary AR(1) process per row, of mean 0 and variance 1."""
+    noise = rng.standard_normal((series, count))
+    noise[:, 1:] *= np.sqrt(1 - rho**2)
+    found: Series = signal.lfilter([1.0], [1.0, -rho], noise, axis=-1)
+    return found
+
+
+def coverage(effective: float, rho: float, noise: str = "normal") -> tuple[float, float]:
+    """Of the interval of one run and of the ratio of two (each series and the next). The true median is 1."""
+    rng, held = np.random.default_rng(0), list[tuple[float, float]]()
+    for _ in range(SERIES // AT_ONCE):
+        x = autoregressive(AT_ONCE, steps_for(effective, rho), rho, rng)
+        found = Medians.of(np.exp(NOISE[noise](x, rng)))
+        following = replace(found, **{key: np.roll(value, 1, axis=0) for key, value in vars(found).items()})
+        ends = (found.bounds(), found.bounds_over(following))
+        held.append(tuple(np.mean((low <= 1) & (high >= 1)) for low, high in ends))  # type: ignore[arg-type]
+    of_one, of_two = np.mean(held, axis=0)
+    return float(of_one), float(of_two)
+
+
+# Logarithms of step times with a median of 0, made from an AR(1) process and a source of independent noise.
+NOISE = {
+    "normal": lambda x, rng: 0.1 * x,
+    "heavy tails": lambda x, rng: 0.1 * np.sinh(x),
+    "skewed": lambda x, rng: 0.1 * (np.exp(x) - 1),
+    "two states": lambda x, rng: 0.5 * np.sign(x) * (np.abs(x) > 0.2) + 0.02 * x,
+    "late steps": lambda x, rng: 0.1 * x + np.sign(rng.uniform(-1, 1, x.shape)) * (rng.random(x.shape) < 0.1),
+    "noisy clock": lambda x, rng: 0.05 * x + 0.05 * rng.standard_normal(x.shape),
+}
+
+
+@pytest.mark.parametrize("rho", AUTOCORRELATIONS)
+def test_intervals_of_runs_and_of_ratios_hold_the_truth_as_often_as_they_say(rho: float) -> None:
+    assert all(0.93 <= held <= 0.97 for held in coverage(100, rho))
+
+
+@pytest.mark.parametrize("rho", AUTOCORRELATIONS)
+def test_intervals_of_shorter_runs_are_wide_enough(rho: float) -> None:
+    assert min(coverage(ENOUGH_SAMPLES, rho)) >= 0.93
+
+
+@pytest.mark.parametrize("noise", [noise for noise in NOISE if noise != "normal"])
+def test_no_distribution_of_steps_is_assumed(noise: str) -> None:
+    assert all(0.93 <= held <= 0.97 for held in coverage(100, 0.5, noise))
+
+
+def test_a_series_has_the_interval_that_it_has_among_others() -> None:
+    x = np.exp(0.1 * autoregressive(3, 200, 0.5, np.random.default_rng(0)))
+    rows, others = Medians.of(x), Medians.of(x[[1, 2, 0]])
+    for i, series in enumerate(x):
+        one, two = median([series]), ratio([series], [x[(i + 1) % 3]])
+        assert (one.low, one.high) == pytest.approx([end[i] for end in rows.bounds()])
+        assert (two.low, two.high) == pytest.approx([end[i] for end in rows.bounds_over(others)])
+
+
+@pytest.mark.parametrize("rho", AUTOCORRELATIONS)
+def test_the_effective_samples_of_an_autoregressive_process_are_known(rho: float) -> None:
+    found = effective_samples(autoregressive(200, steps_for(100, rho), rho, np.random.default_rng(1)))
+    assert np.median(found) == pytest.approx(100, rel=0.15)
+    assert np.mean((found > 60) & (found < 200)) > 0.95
+
+
+def test_outliers_and_two_states_do_not_hide_autocorrelation() -> None:
+    rng = np.random.default_rng(0)
+    x = np.exp(0.1 * autoregressive(1, 3900, 0.95, rng)[0])
+    x[rng.random(len(x)) < 0.05] *= 20
+    assert effective_samples(np.log(x)) < 250
+    assert effective_samples(np.repeat([0.082, 0.142], 100)) < 20
+    assert effective_samples(np.full(50, 0.1)) == 50
+    assert effective_samples(np.array([0.1])) == 1
