@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,15 @@ def free_ports(count: int) -> list[int]:
 
 
 def train_served(
-    values: dict[str, Any], folder: Path, wire: str = "ipc", meddle: Meddle = nullcontext
+    values: dict[str, Any],
+    folder: Path,
+    wire: str = "ipc",
+    meddle: Meddle = nullcontext,
+    stop: Callable[[int], bool] = lambda rank: False,
 ) -> tuple[Summary, dict[str, Tensor]]:
     """Train as the values say; the summary, and the weights, of which emulated compute saves none.
 
-    `meddle` says where workers find what is at a meeting.
+    `meddle` says where workers find what is at a meeting; `stop` whether a rank has been asked to stop.
     """
     spec = resolve(("test", values)).spec
     summary, errors = begin_summary(spec), dict[int, str]()
@@ -69,7 +74,7 @@ def train_served(
 
     def body(rank: int, where: Meeting) -> None:
         try:
-            _run_rank(spec, where, rank, folder, summary)
+            _run_rank(spec, where, rank, folder, summary, partial(stop, rank))
         except BaseException:  # noqa: BLE001  shown by the test
             errors[rank] = traceback.format_exc()
 
@@ -94,8 +99,10 @@ def train_served(
     return summary, {} if spec.emulated else load_file(folder / "model.safetensors")
 
 
-def _run_rank(spec: RunSpec, where: Meeting, rank: int, folder: Path, summary: Summary) -> None:
-    job = ServedJob(spec, where, choose_place(spec, 0), rank, 1000 + rank, {"host": "here", "pid": 0}, lambda: False)
+def _run_rank(
+    spec: RunSpec, where: Meeting, rank: int, folder: Path, summary: Summary, stop: Callable[[], bool]
+) -> None:
+    job = ServedJob(spec, where, choose_place(spec, 0), rank, 1000 + rank, {"host": "here", "pid": 0}, stop)
     if rank >= (spec.servers or 1):
         work(job, lambda path: Trace(path / f"rank_{rank}.jsonl", rank))
         return

@@ -13,7 +13,7 @@ from served import train_served
 from worlds import ThreadWorld
 
 from paceline.models.build import build
-from paceline.records import read_lines
+from paceline.records import INTERRUPTED, read_lines
 from paceline.server.shard import CHUNK_BYTES, Layout, cost
 from paceline.strategies.flat import FlatModel
 
@@ -122,3 +122,23 @@ def test_every_worker_writes_down_what_it_did(tmp_path: Path) -> None:
     assert summary.staleness_max is not None
     assert summary.staleness_max <= 2
     assert sum((summary.staleness or {}).values()) == sum(summary.gradients)
+
+
+@pytest.mark.parametrize(("asked", "lost"), [({0, 1, 2, 3}, set()), ({1}, set()), ({2, 3}, {2, 3})])
+def test_ranks_that_are_asked_to_stop_save_what_they_have(tmp_path: Path, asked: set[int], lost: set[int]) -> None:
+    """All of two servers and two workers, as a scheduler asks; or one server; or, before the leader, all workers."""
+    values = served_values("mlp-sgd", 2, strategy="ps-sync", servers=2, steps=1_000_000, worker_timeout=1.0)
+
+    def stop(rank: int) -> bool:
+        steps = [r["step"] for r in read_lines(tmp_path / "rank_0.jsonl") if r["kind"] == "step"]
+        return bool(steps) and (rank in asked or (rank == 0 and not _living(tmp_path)))
+
+    summary, _ = train_served(values, tmp_path, stop=stop)
+    assert summary.status == INTERRUPTED
+    assert 0 < summary.steps < 1_000_000
+    assert {row["rank"] for row in summary.lost_workers} == lost, summary.lost_workers
+
+
+def _living(folder: Path) -> set[int]:
+    """Workers that the leader has not lost."""
+    return {2, 3} - {r["rank"] for r in read_lines(folder / "rank_0.jsonl") if r["kind"] == "lost"}

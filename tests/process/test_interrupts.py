@@ -1,4 +1,4 @@
-"""Ctrl-C: the first ends the run after a step that all ranks agree on, the second at once."""
+"""The first signal ends the run after a step that all ranks agree on, a second Ctrl-C at once."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ from paceline.records import INTERRUPTED
 
 
 @pytest.mark.parametrize("launcher", ["gloo", "mpi", "torchrun"])
-def test_the_first_interrupt_finishes_a_common_step_and_saves(launcher: str, tmp_path: Path) -> None:
+def test_a_signal_to_all_finishes_a_common_step_and_saves(launcher: str, tmp_path: Path) -> None:
     with LiveRun(LAUNCHERS[launcher] + ENDLESS, tmp_path) as run:
         run.wait_until_training()
-        os.kill(run.process.pid, signal.SIGINT)
+        for pid in (run.pid(0), run.pid(1), run.pid(2), run.process.pid):  # as a scheduler does
+            os.kill(pid, signal.SIGTERM)
+        if launcher != "torchrun":
+            until("the launcher knows", lambda: "stopping after this step" in run.stderr())
+            os.kill(run.process.pid, signal.SIGTERM)  # which repeats itself
         code = run.end(20)
         assert code == 130 if launcher != "torchrun" else code != 0
         summary = run.summary()

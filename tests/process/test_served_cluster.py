@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from safetensors.torch import load_file
 from served import free_ports
 from test_served_faults import GLOBAL_BATCH, MODEL
 
-from paceline.records import read_nodes, read_summary
+from paceline.records import INTERRUPTED, read_lines, read_nodes, read_summary
 
 STEPS = 60
 PATIENCE = 60
@@ -154,19 +153,28 @@ def test_a_port_that_is_taken_is_said_with_the_line(tmp_path: Path) -> None:
         assert first[0].poll() is None
 
 
-def test_ctrl_c_at_a_worker_ends_only_that_worker(tmp_path: Path) -> None:
-    cluster = write_cluster(tmp_path, 1, 2)
-    many = ["--steps", "4000", "--strategy", "ps-async"]
-    ranks = [("ps", 0), ("worker", 0), ("worker", 1)]
-    with started([command(cluster, *rank, 2, *many) for rank in ranks]) as processes:
-        until("workers train", (tmp_path / "run" / "rank_2.jsonl").exists)
-        time.sleep(0.5)
-        processes[2].send_signal(signal.SIGINT)
-        assert [code for code, _ in ends(processes)] == [0, 0, 130]
+def test_ctrl_c_at_a_worker_ends_only_that_worker_and_a_signal_to_all_saves(tmp_path: Path) -> None:
+    cluster = write_cluster(tmp_path, 2, 2)
+    ranks = [("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1)]
+    with started([command(cluster, *rank, 2, "--steps", "1000000", "--timeout", "120") for rank in ranks]) as processes:
+        *rest, leaving = processes
+        until("workers train", lambda: kinds(tmp_path, 3).count("step") > 3)
+        leaving.send_signal(signal.SIGINT)
+        assert ends([leaving])[0][0] == 130
+        done = kinds(tmp_path, 2).count("step")
+        until("the others go on", lambda: kinds(tmp_path, 2).count("step") > done + 3)
+        for process in rest:  # as a scheduler does
+            process.send_signal(signal.SIGTERM)
+        assert [code for code, _ in ends(rest)] == [130] * 3
     summary = read_summary(tmp_path / "run")
     assert summary is not None
-    assert summary.steps == 4000
-    assert [(lost["rank"], lost["why"]) for lost in summary.lost_workers] == [(2, "it was interrupted")]
+    assert summary.status == INTERRUPTED
+    assert [(lost["rank"], lost["why"]) for lost in summary.lost_workers] == [(3, "it was interrupted")]
+    assert load_file(tmp_path / "run" / "model.safetensors")
+
+
+def kinds(folder: Path, rank: int) -> list[str]:
+    return [record["kind"] for record in read_lines(folder / "run" / f"rank_{rank}.jsonl")]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from live_run import LAUNCHERS, PACELINE, LiveRun, until
 from parity_cases import distance
 from safetensors.torch import load_file
 
+from paceline.launch import env as names
 from paceline.records import COMPLETED, FAILED, INTERRUPTED, read_lines
 
 STEPS = 600
@@ -44,16 +45,24 @@ def check_completed(run: LiveRun) -> None:
     run.check_nothing_is_left()
 
 
-def test_a_synchronous_run_that_loses_a_worker_trains_the_same_model(alone: Any, tmp_path: Path) -> None:
+def test_a_synchronous_run_that_loses_workers_trains_the_same_model(alone: Any, tmp_path: Path) -> None:
     with LiveRun(served("ps-sync"), tmp_path) as run:
+        os.kill(until("rank 3 is started", lambda: starting(run, 3)), signal.SIGKILL)  # before it can say anything
         run.wait_until_training()
         os.kill(run.pid(2), signal.SIGKILL)
         check_completed(run)
-        (lost,) = run.summary().lost_workers
-        assert (lost["rank"], lost["back"]) == (2, None)
-        assert "silent" in lost["why"]
+        early, late = run.summary().lost_workers
+        assert (early["rank"], early["update"], early["why"]) == (3, 0, "its process was killed by signal 9")
+        assert (late["rank"], late["back"]) == (2, None)
+        assert "silent" in late["why"]
         assert "Lost rank 2" in run.stdout
         assert distance(load_file(run.folder / "model.safetensors"), alone) <= 1e-11
+
+
+def starting(run: LiveRun, rank: int) -> int | None:
+    """The process that our launcher has started as this rank."""
+    mark = f"{names.RANK}={rank}".encode()
+    return next((pid for pid in run.living() if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")), None)
 
 
 @pytest.mark.parametrize("strategy", ["ps-async", "ps-sync"])

@@ -25,10 +25,10 @@ for line in sys.stdin:
         (signal.SIGTERM, signal.SIGTERM, True),
         (signal.SIGTERM, signal.SIGINT, False),
         (signal.SIGINT, signal.SIGINT, False),
-        (signal.SIGINT, signal.SIGTERM, False),
+        (signal.SIGINT, signal.SIGTERM, True),
     ],
 )
-def test_only_a_scheduler_may_repeat_itself(first: signal.Signals, second: signal.Signals, goes_on: bool) -> None:
+def test_only_a_person_ends_it_at_once(first: signal.Signals, second: signal.Signals, goes_on: bool) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", RANK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as rank:

@@ -38,6 +38,11 @@ def make_folder(spec: RunSpec) -> Path:
     )
 
 
+def gone_mark(folder: Path, rank: int) -> Path:
+    """The file in which the launcher says why a worker ended before it could tell its server that it is there."""
+    return folder / "logs" / f"rank_{rank}.gone"
+
+
 def open_run(folder: Path, resolved: Resolved) -> None:
     """Write what is known before the first step; until the run ends, its summary says that it is running.
 

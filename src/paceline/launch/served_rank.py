@@ -17,7 +17,7 @@ from paceline.launch.agree import describe
 from paceline.launch.cluster import Cluster, forget_key
 from paceline.launch.connect import leave
 from paceline.launch.env import Seat
-from paceline.launch.folder import begin_summary, make_folder, open_run
+from paceline.launch.folder import begin_summary, gone_mark, make_folder, open_run
 from paceline.launch.meeting import meet, somebody_listens
 from paceline.launch.rank import Rank
 from paceline.records import INTERRUPTED, write_whole
@@ -67,7 +67,7 @@ class ServedRank(Rank):
         self.meeting, listener = meet(spec, seat, self.cluster)
         place = choose_place(spec, seat.local_rank, first=not self.launched, speed=seat.speed)
         about = {"host": socket.gethostname(), "pid": os.getpid()}
-        job = ServedJob(spec, self.meeting, place, seat.rank, random.getrandbits(63), about, self._wish)
+        job = ServedJob(spec, self.meeting, place, seat.rank, random.getrandbits(63), about, self._wish, self._gone)
         if seat.rank >= self.servers:
             self.left = work(job, self._open_trace)
         else:
@@ -79,9 +79,14 @@ class ServedRank(Rank):
                 self._lead(server, about)
 
     def _wish(self) -> bool:
-        """Whether this rank was asked to stop. The leader stops the run; a worker of a cluster file only itself."""
+        """Whether this rank was asked to stop. Servers stop the run; a worker of a cluster file only itself."""
         asked = bool(self.stop and self.stop.requested())
         return asked and (self.seat.rank == 0 or self.cluster is not None)
+
+    def _gone(self) -> dict[int, str]:
+        """The workers that our launcher has seen end before they could join, and why."""
+        marks = {rank: gone_mark(self.folder, rank) for rank in range(self.spec.ranks)} if self.folder else {}
+        return {rank: mark.read_text() for rank, mark in marks.items() if self.launched and mark.exists()}
 
     def _lead(self, server: Server, about: dict[str, Any]) -> None:
         if self.folder is None:

@@ -1,4 +1,4 @@
-"""Ctrl-C: the first one asks for a last step, the second ends at once. So does SIGTERM, but it may be repeated."""
+"""The first signal asks for a last step; Ctrl-C after it ends at once. SIGTERM may be repeated, and come from many."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class StopSignals:
         first = None
         while caught := os.read(self._read, 1):
             number = caught[0]
-            # A scheduler says SIGTERM more than once, as Slurm does at a time limit, and has SIGKILL for its last word.
-            if number not in STOPPING or number == first == signal.SIGTERM:
+            # A scheduler says SIGTERM more than once, and to launchers as to ranks; SIGKILL is its last word.
+            if number not in STOPPING or (first is not None and number != signal.SIGINT):
                 continue
             if first is not None:
                 os._exit(EXIT_INTERRUPTED)

@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK
+from paceline.launch.folder import gone_mark
 from paceline.launch.settle import Ending, settle
 from paceline.launch.signals import stopping
 from paceline.launch.spawn import Crew
-from paceline.records import read_ranks
+from paceline.records import read_ranks, write_whole
 from paceline.spec import RunSpec
 
 # After a rank has failed, the others get this long to notice by themselves and write down what they saw.
@@ -38,7 +39,8 @@ def supervise(crew: Crew, folder: Path, signals: list[int], spec: RunSpec) -> En
         while crew.running():
             if len(signals) > asked:
                 asked += 1
-                if asked > 1 or not _ask_to_stop(crew, folder):
+                # A scheduler repeats SIGTERM; a person who repeats Ctrl-C does not want to wait.
+                if signals[asked - 1] == signal.SIGINT if asked > 1 else not _ask_to_stop(crew, folder):
                     break
             # A run with servers is over when its leader is, whatever has become of a worker that was given up.
             led = spec.served and crew.exits.get(0) in GOOD_EXITS
@@ -58,15 +60,20 @@ def supervise(crew: Crew, folder: Path, signals: list[int], spec: RunSpec) -> En
 def _has_failed(crew: Crew, folder: Path, spec: RunSpec, stopping: bool) -> bool:
     """Whether the run is lost; ranks that it can do without, or that get another life, do not lose it."""
     bad = {rank: code for rank, code in crew.exits.items() if code not in GOOD_EXITS}
-    if not bad or not spec.served or not _rank_pids(folder):
+    if not bad or not spec.served:
         return bool(bad)
     assert spec.servers is not None
+    begun = bool(_rank_pids(folder))
+    if not begun and any(rank < spec.servers or code > 0 for rank, code in bad.items()):
+        return True
     for rank, code in bad.items():
         allowed = SERVER_LIVES if rank < spec.servers else spec.restarts
         if (rank >= spec.servers or code < 0) and crew.lives[rank] < allowed and not stopping:
             crew.start_again(rank)
         elif rank < spec.servers:
             return True
+        elif not begun:  # the leader waits for it, and cannot know that it will not come
+            write_whole(gone_mark(folder, rank), f"its process was killed by signal {-code}")
     return all(rank in crew.exits and rank in bad for rank in range(spec.servers, spec.ranks))
 
 
@@ -77,14 +84,14 @@ def _ask_to_stop(crew: Crew, folder: Path) -> bool:
         return False
     print("\npaceline: stopping after this step (Ctrl-C again to stop at once)", file=sys.stderr, flush=True)
     if crew.are_ranks:
-        crew.signal(signal.SIGINT)
+        crew.signal(signal.SIGTERM)  # not SIGINT: ranks that have had a signal already would end at once
         return True
     if not pids <= _rank_pids(folder, here=True):
         return False  # on other nodes, where only mpiexec can reach them
     # To the ranks themselves: mpiexec would end them before their step is done.
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGINT)
+            os.kill(pid, signal.SIGTERM)
     return True
 
 

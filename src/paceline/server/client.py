@@ -48,7 +48,7 @@ class Client:
         self.leases: dict[int, Part] = {}
         self.target = 0  # leases that this worker would hold
         self.about: Callable[[], dict[str, Any]] = dict  # what there is to say of this worker
-        self.finish = self.estranged = False
+        self.finish = self.stopping = self.estranged = False
         self.error: str | None = None
         self.generation = 0
         self._sequence = 0
@@ -64,11 +64,13 @@ class Client:
 
     # Joining.
 
-    def join(self, creed: dict[str, str], about: dict[str, Any]) -> dict[str, Any]:
-        """Say hello until the leader answers; what it says."""
+    def join(self, creed: dict[str, str], about: dict[str, Any], stop: Callable[[], bool]) -> dict[str, Any] | None:
+        """Say hello until the leader answers; what it says. None if this worker is asked to stop before that."""
         self._forget()
         deadline, words = time.monotonic() + self.timeout, {"creed": creed, "about": about, "seen": self.seen}
         while time.monotonic() < deadline:
+            if stop():
+                return None
             self._send(0, say(Kind.HELLO, words))
             until = time.monotonic() + HELLO_SECONDS
             while (left := until - time.monotonic()) > 0:
@@ -195,7 +197,7 @@ class Client:
             told = {int(number): Part(**part) for number, part in words["leases"].items()}
             self._done = {lease: result for lease, result in self._done.items() if lease in told}
             self.leases |= {number: part for number, part in told.items() if number not in self._done}
-            self.finish, self.error = words["finish"], words["error"]
+            self.finish, self.stopping, self.error = words["finish"], words["stopping"], words["error"]
         elif header.kind == Kind.WEIGHTS and header.generation == self.generation:
             self._weights(message)
 

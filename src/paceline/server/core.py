@@ -61,7 +61,7 @@ class Core:
         self._staged: dict[int, dict[int, tuple[dict[str, Tensor], dict[str, Any]]]] = {}  # by snapshot, by chunk
         self._facts: dict[int, dict[str, Any]] = {}
         self._out: list[Reply] = []
-        self.finished = False
+        self.finished = self.stopping = False
         self.refusal: str | None = None
         shard.after = self._after
         if shard.staleness is None:  # each server goes its own way, also after a restart
@@ -260,6 +260,7 @@ class Core:
             "snapshots": self.snapshots(),
             "traffic": vars(self.traffic),
             "finished": self.finished,
+            "stopping": self.stopping,
             "refusal": self.refusal,
             "about": self.about,
         }

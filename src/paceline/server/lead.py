@@ -50,7 +50,7 @@ class Leader(Core):
         self.results: dict[str, Result] = {}  # of evaluations under way or over
         self.error: PacelineError | None = None
         self.lost: dict[int, str] = {}
-        self.stopping = self.begun = self.recalled = self.trained = False
+        self.begun = self.recalled = self.trained = False
         super().__init__(0, run, life, shard, store, every)
         self.fellows = Fellows(rules.servers - 1, self._identity, self.welcome)
         self.restarted = bool(restarted or self.snapshots()[1:])
@@ -146,6 +146,7 @@ class Leader(Core):
         words = {
             "leases": {str(number): asdict(part) for number, part in held.items()},
             "finish": self.finished or self.error is not None,
+            "stopping": self.stopping,
             "error": str(self.error) if self.error else None,
         }
         self.send(member.address, say(Kind.LEASES, words))
@@ -223,7 +224,7 @@ class Leader(Core):
         if self.error is None and not self.finished:
             self._notice_absence(now)
             if self.fellows.ready and self._has_begun(now):
-                self._choose_phase()
+                self._choose_phase(now)
         over = self.finished or self.error is not None
         for rank, member in self.members.items():
             if over and member.target >= 0:
@@ -238,10 +239,18 @@ class Leader(Core):
         over = self.finished or self.error is not None or not self.begun
         return set(self.ledger.lease(rank, 0 if over else member.target))
 
+    def will_not_come(self, gone: dict[int, str]) -> None:
+        """Workers that ended before they said hello, and why: the others begin without them."""
+        for rank, why in gone.items():
+            if rank not in self.members and rank not in self.lost:
+                self.lost[rank] = why
+                self.watcher.lost(rank, why, [])
+
     def _notice_absence(self, now: float) -> None:
         """Nobody is left, or not everybody has come."""
         missing = [rank for rank in self.rules.workers if rank not in self.members]
         if not self.begun:
+            missing = [rank for rank in missing if rank not in self.lost] or ([] if self.members else missing)
             missing = [rank for rank in self.fellows.ranks if rank not in self.fellows.states] + missing
         if not (missing if not self.begun else not self.members):
             self._alone_since = None
@@ -253,19 +262,23 @@ class Leader(Core):
             self.fail(CommTimeout(f"{who} within {self.rules.patience:g} s", missing[0]))
 
     def _has_begun(self, now: float) -> bool:
-        """Everybody is there; after a restart, everybody who has come in a while."""
+        """Everybody is there who has not been lost; after a restart, everybody who has come in a while."""
         if self.members and self._first_came is None:
             self._first_came = now
         late = self.restarted and self._first_came is not None and now - self._first_came > self.rules.silent
-        if not self.begun and (late or len(self.members) == len(self.rules.workers)):
+        complete = bool(self.members) and {*self.members, *self.lost} >= {*self.rules.workers}
+        if not self.begun and (late or complete):
             self.begun = True
             servers = {rank: state.about for rank, state in self.fellows.states.items()}
             self.watcher.begun(servers | {rank: member.about for rank, member in self.members.items()})
         return self.begun
 
-    def _choose_phase(self) -> None:
+    def _choose_phase(self, now: float) -> None:
         """From what is, not from what was said: so it can go back at any time."""
         ledger, plan = self.ledger, self.plan
+        if self.stopping and self._alone_since is not None and now - self._alone_since > self.rules.silent:
+            self.trained = True  # nobody is left to finish what is under way
+            return
         if ledger.evaluating:
             if not ledger.idle:
                 return
@@ -334,6 +347,8 @@ class Leader(Core):
             return
         if refusal := message.words().get("refusal"):
             self.fail(UsageError(str(refusal)))
+        if message.words().get("stopping") is True:
+            self.stop()
         known = self.fellows.heard(server, message, now)
         if known is None or known.life != message.header.life:
             self._server_came(server, again=known is not None)

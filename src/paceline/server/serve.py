@@ -14,28 +14,32 @@ from paceline.server.sockets import Diallers, Listener
 from paceline.server.wire import Buffer, Kind, WireError, read, say
 
 TICK_SECONDS = 0.25
-# How long servers get to say goodbye.
+# How long servers get to say goodbye; also, of silence, after which one that was asked to stop does not wait for it.
 GOODBYE_SECONDS = 3.0
 
 
 def serve(core: Core, listener: Listener, patience: float, stop: Callable[[], bool]) -> bool:
-    """Of a server that does not lead: until the leader says that it is over; true if it was asked to stop instead."""
-    heard, began = time.monotonic(), time.process_time()
+    """Of a server that does not lead: until the leader says that it is over; true if it was asked to stop.
+
+    Then the leader learns of it, and ends the run: the model cannot be saved without this server's part.
+    """
+    heard, known, began = time.monotonic(), False, time.process_time()
     while not core.finished:
         listener.wait(TICK_SECONDS)
         now = time.monotonic()
         _measure(core, listener, began)
         for sender, frames in listener.messages():
-            heard = now
+            heard, known = now, True
             for to, message in core.handle(sender, frames, now):
                 listener.send(to, message)
         if core.refusal:
             raise UsageError(core.refusal)
-        if stop():
+        core.stopping = stop()
+        if core.stopping and (not known or now - heard > GOODBYE_SECONDS):
             return True
         if now - heard > patience:
             raise CommTimeout(f"rank {core.rank}, a server, has heard nothing for {patience:g} s: rank 0 is gone", 0)
-    return False
+    return core.stopping
 
 
 def lead(
@@ -45,11 +49,13 @@ def lead(
     secret: bytes | None,
     stop: Callable[[], bool],
     save: Callable[[], None],
+    gone: Callable[[], dict[int, str]] = dict,
 ) -> None:
     """Of the server that leads: until the run is over and all have gone.
 
     `save` is called when nothing will change the weights any more, before the workers are let go: until then, whoever
-    dies can be replaced. It makes the leader fail if there is nothing worth saving.
+    dies can be replaced. It makes the leader fail if there is nothing worth saving. `gone` are workers that will never
+    come, and why, where somebody knows that.
     """
     began, ticked, over_since = time.process_time(), 0.0, None
     with closing(Diallers(endpoints[1:], f"0.{leader.life:x}", secret)) as links:
@@ -63,6 +69,8 @@ def lead(
                 leader.stop()
             if now - ticked > TICK_SECONDS:
                 ticked = now
+                if not leader.begun:
+                    leader.will_not_come(gone())
                 _measure(leader, listener, began)
                 for to, message in leader.tick(now):
                     listener.send(to, message)

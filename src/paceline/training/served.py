@@ -62,6 +62,7 @@ class ServedJob:
     life: int
     about: dict[str, Any]
     stop: Callable[[], bool]
+    gone: Callable[[], dict[int, str]] = dict  # workers that will not come, and why, as far as a launcher knows
 
 
 def plan_of(spec: RunSpec, info: DataInfo) -> Plan:
@@ -208,7 +209,7 @@ class Server:
             trace.record("end", time=time.time(), status=summary.status)
 
         with closing(self.listener):
-            lead(leader, self.listener, job.meeting.endpoints, job.meeting.secret, job.stop, save_all)
+            lead(leader, self.listener, job.meeting.endpoints, job.meeting.secret, job.stop, save_all, job.gone)
         if isinstance(leader.error, DivergedError):
             raise leader.error.naming(self.flat.name(leader.spoiled_place) or bad_tensor())
         if leader.error:

@@ -22,6 +22,9 @@ from paceline.strategies.flat import FlatModel
 from paceline.training.input import AHEAD, PATIENCE
 from paceline.training.trace import Trace
 
+# So long a worker that was asked to stop goes on, to see whether the whole run was.
+STOP_SECONDS = 2.0
+
 MakeBatch = Callable[[Part], Batch]
 
 
@@ -41,24 +44,24 @@ class Work:
     device: EmulatedDevice | None = None  # takes the time, where compute is emulated
     evaluating: tuple[str, int] | None = None
     wait_seconds: float = 0.0
+    asked: float | None = None  # since when it is known that this worker should stop
     # After these updates the model may be evaluated or saved, and all of their gradients are looked at before.
     ends_epoch: Callable[[int], bool] = lambda update: False
 
     def run(self, creed: dict[str, str], about: dict[str, Any]) -> bool:
-        """Until the leader says that it is over, or until asked to stop: then true."""
+        """Until the leader says that it is over, or until this worker leaves; true if it was asked to stop."""
         self.client.target, self.client.about = 1 + AHEAD, self._about
         self._began = time.process_time()
         pool = ThreadPoolExecutor(1, "paceline-input")
         try:
-            self._join(creed, about)
+            if not self._join(creed, about, self.stop):
+                return True
             self._laps = Laps(clock=self.trace.clock if self.trace else None)
             while not self.client.finish:
-                if self.stop():
+                self.client.poll(0)
+                if self._leaves() or (self.client.estranged and not self._join(creed, about, self._leaves)):
                     self.client.leave("it was interrupted")
                     return True
-                self.client.poll(0)
-                if self.client.estranged:
-                    self._join(creed, about)
                 self._settle_pushed()
                 for lease, part in self.client.leases.items():
                     if lease not in self.coming and lease not in self.pushed:
@@ -73,7 +76,7 @@ class Work:
             if self.client.error:
                 raise CommError(self.client.error, 0)
             self._record("end")
-            return False
+            return self.stop()
         except Exception as error:
             self.client.leave(own_code.reason(error))
             raise
@@ -86,12 +89,24 @@ class Work:
         if self.trace:
             self.trace.record(kind, time=time.time())
 
-    def _join(self, creed: dict[str, str], about: dict[str, Any]) -> None:
-        folder = Path(self.client.join(creed, about)["folder"])
-        self.trace = self.trace or self.opened(folder)
+    def _leaves(self) -> bool:
+        """Asked to stop, and the leader is not. A scheduler asks all ranks: then the leader ends the run, in order."""
+        if not self.stop():
+            return False
+        if self.asked is None:
+            self.asked, self.client.beat_seconds = time.monotonic(), min(self.client.beat_seconds, STOP_SECONDS / 4)
+        return not self.client.stopping and time.monotonic() - self.asked > STOP_SECONDS
+
+    def _join(self, creed: dict[str, str], about: dict[str, Any], stop: Callable[[], bool]) -> bool:
+        """False if this worker was to stop before the leader answered."""
+        words = self.client.join(creed, about, stop)
+        if words is None:
+            return False
+        self.trace = self.trace or self.opened(Path(words["folder"]))
         self.coming, self.pushed, self.evaluating = {}, {}, None
         self.client.pull(0)
         self.client.report()
+        return True
 
     def _about(self) -> dict[str, Any]:
         meter = self.client.meter
