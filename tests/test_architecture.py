@@ -197,7 +197,6 @@ def test_nothing_but_the_entry_points_imports_the_command_line() -> None:
         ("mpi4py", "paceline.comm.mpi"),
         ("zmq", "paceline.server.sockets"),
         ("pyroute2", "paceline.lab.links"),
-        ("plotly", "paceline.report.plotly_js"),
         ("kaleido", "paceline.report.images"),
         ("scipy", "paceline.analysis.statistics"),
     ],

@@ -32,7 +32,7 @@ def test_it_writes_one_page_and_says_where_and_of_what(
     assert f"left out: {runs / 'half'}: no summary that can be read" in said
     text = output.read_text()
     assert text.startswith("<!DOCTYPE html>")
-    assert "plotly.js v" in text
+    assert "plotly.js (basic" in text
     assert [path.name for path in output.parent.iterdir()] == ["out.html"]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.errors import UsageError
 from paceline.report.figure import Chart
+from paceline.report.plotly_js import plotly_js_file
 
 WIDTH = 900
 HEIGHT = 480
@@ -35,8 +36,10 @@ def write_images(charts: Sequence[Chart], folder: Path, form: str) -> None:
         options = {"format": form, "scale": SCALE if form == "png" else 1, **size}
         figures.append({"fig": figure, "path": folder / f"{name}.{form}", "opts": options})
     try:
-        # Without MathJax, which kaleido would fetch from the network.
-        asyncio.run(kaleido.write_fig_from_object(figures, kopts={"mathjax": False}, cancel_on_error=True))
+        with plotly_js_file() as bundle:
+            # Our own plotly.js and no MathJax: kaleido would fetch both from the network.
+            own = {"mathjax": False, "plotlyjs": bundle.as_uri()}
+            asyncio.run(kaleido.write_fig_from_object(figures, kopts=own, cancel_on_error=True))
     except ChromeNotFoundError:
         raise UsageError(
             "pictures need Chrome or Chromium, and there is none: apt-get install chromium, or run kaleido_get_chrome, "

@@ -24,6 +24,7 @@ from paceline.report.draw import draw
 from paceline.report.figure import Chart
 from paceline.report.markup import as_json, number, prose, table_of, within
 from paceline.report.page import page
+from paceline.report.plotly_js import SHA256, TRACES, VERSION, plotly_js
 
 PLOTLY = "var Plotly = {};"
 
@@ -110,6 +111,17 @@ def test_only_the_two_scripts_may_run_and_nothing_is_fetched(study: Study) -> No
     assert "http" not in policy
     addresses = [str(a.get(name)) for _, a in seen.tags for name in ("src", "href") if name in a]
     assert not [each for each in addresses if not each.startswith(("#", "data:"))]
+
+
+def test_the_library_that_draws_is_the_small_bundle_as_published(study: Study) -> None:
+    """The full bundle made every report 5 MB."""
+    text = plotly_js()
+    assert hashlib.sha256(text.encode()).hexdigest() == SHA256
+    assert f"plotly.js (basic - minified) v{VERSION}" in text[:200]
+    assert "Licensed under the MIT license" in text[:300]
+    charts = draw(study)
+    assert {trace["type"] for chart in charts for trace in chart.figure["data"]} <= set(TRACES)
+    assert len(page(study, [], text)) < 1_500_000
 
 
 def test_parts_come_in_their_order_and_the_contents_lead_to_them(study: Study) -> None:
