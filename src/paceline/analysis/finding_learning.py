@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from paceline.analysis.learning import Reached, moments, seen, target, time_to_accuracy
-from paceline.analysis.lines import ENOUGH_RUNS, faster, speed, told
+from paceline.analysis.lines import ENOUGH_RUNS, certain, faster, speed, told
 from paceline.analysis.problems import Problem
 from paceline.analysis.scaling import Group, label
 from paceline.analysis.statistics import Interval
@@ -78,7 +78,11 @@ def best_accuracy(problem: Problem) -> Iterator[str]:
         text = f"the best {of} accuracy is {_score(values)}, of {label(top, groups)}"
     worse = [(one, each) for one, each in found[1:] if apart(values, each)]
     alike = len(found) - 1 - len(worse)
-    if alike:
+    if alike and not worse:
+        low, high = (accuracy(end(median(each) for _, each in found)) for end in (min, max))
+        between = low if low == high else f"{low} to {high}"
+        text = f"the {of} accuracies of the {len(found)} settings cannot be distinguished: {between}"
+    elif alike:
         text += f"; {_of(alike, len(found) - 1)} cannot be told from it"
     if worse:
         text += f"; {label(worse[-1][0], groups)} has the least, {_score(worse[-1][1])}"
@@ -103,7 +107,7 @@ def soonest(problem: Problem) -> Iterator[str]:
     wanted = target(problem.groups)
     if wanted is None:
         return
-    found = time_to_accuracy(problem.groups, wanted)
+    found = time_to_accuracy([one for one in problem.groups if certain(one)], wanted)
     if len(found) < 2:
         return
     reached = sorted(((r, r.seconds) for r in found if r.seconds), key=lambda each: each[1].value)
@@ -113,17 +117,14 @@ def soonest(problem: Problem) -> Iterator[str]:
     first, when = reached[0]
     wanted_text = f"{100 * wanted:g} % {first.of} accuracy"
     ties = [label(r.group, groups) for r, later in reached[1:] if not _sooner(first, when, r, later)]
-    text = f"{wanted_text} is reached first by {label(first.group, groups)}, after {within(when, seconds)} of training"
-    if len(ties) == len(reached) - 1 > 1:
-        who = label(first.group, groups)
-        text = (
-            f"{wanted_text} is reached after {within(when, seconds)} of training at best ({who}); "
-            f"which of the {len(reached)} settings that reach it is the first cannot be told"
-        )
-    elif ties:
-        text += f"; these runs cannot tell it from {some(ties)}"
-    elif len(reached) > 1:
-        text += f"; next is {label(reached[1][0].group, groups)}, after {within(reached[1][1], seconds)}"
+    after = f"after {within(when, seconds)} of training"
+    if ties:
+        names = some([label(first.group, groups), *ties])
+        text = f"{wanted_text} is reached {after} at best; these settings cannot be distinguished: {names}"
+    else:
+        text = f"{wanted_text} is reached first by {label(first.group, groups)}, {after}"
+        if len(reached) > 1:
+            text += f"; next is {label(reached[1][0].group, groups)}, after {within(reached[1][1], seconds)}"
     if missed := len(found) - len(reached):
         text += f"; {count(missed, 'setting')} did not reach it in most runs"
     yield problem.say(f"{text}.{problem.few(*groups)}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from paceline.analysis.division import micro_batches
-from paceline.analysis.lines import speed
+from paceline.analysis.lines import disturbed, speed
 from paceline.analysis.pipeline import Pipeline, pipeline
 from paceline.analysis.problems import Problem
 from paceline.analysis.scaling import Group, label
@@ -22,7 +22,8 @@ ADVICE = {
 
 def bubbles(problem: Problem) -> Iterator[str]:
     """Of the fastest pipeline that a problem has."""
-    known = [(one, found) for one in sorted(problem.groups, key=speed, reverse=True) if (found := of_group(one))]
+    known = [(one, found) for one in sorted(problem.groups, key=speed, reverse=True)
+             if not disturbed(one) and (found := of_group(one))]  # fmt: skip
     for one, found in known[:1]:
         yield problem.say(_said(one, found, problem))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from statistics import fmean
 
 from paceline.analysis.breakdown import Parts, by_rank
-from paceline.analysis.lines import Line, all_lines, certain, faster, name, speed, told
+from paceline.analysis.lines import Line, all_lines, certain, disturbed, faster, name, speed, told
 from paceline.analysis.problems import Problem
 from paceline.analysis.scaling import Curve, Group, Point, label, nodes_of
 from paceline.analysis.statistics import LAWS, Interval
@@ -21,10 +21,6 @@ GOOD_FIT = 0.15
 VAGUE = 3.0  # times its lower end: an interval that goes so far says nothing
 MOST_LINES = 3  # in one sentence
 SHOWN = 0.05  # of a step: smaller parts are not named
-NONE_FASTER = "no setting of more workers is faster"
-NONE_SHOWN = "that more workers are faster is not shown"
-NOT_SHOWN = "that it is faster than one worker is not shown"
-TIMES = "times one worker"
 MUCH = 0.2  # of a step: a larger part is worth an advice
 WHAT = {"compute": "computing", "input": "waiting for input", "slowest": "waiting for the slowest worker",
         "bubble": "waiting for other stages", "communication": "communication",
@@ -41,21 +37,28 @@ ADVICE_AT_HOME = "fewer workers or a larger batch would help most"  # on one mac
 
 
 def best(problem: Problem, curves: Sequence[Curve]) -> Iterator[str]:
-    """The fastest setting, by how much, and which cannot be told from it."""
-    groups = problem.groups
-    top = max(groups, key=speed)
+    """The fastest setting, or those that cannot be distinguished from it."""
+    leaders = fastest(problem.groups)
+    if not leaders:
+        return
+    top, groups = leaders[0], problem.groups
     rate = f"{within(top.images_per_second())} images/s"
     if len(groups) == 1:
         yield problem.say(f"the speed of {label(top, groups)} is {rate}.{problem.few(top)}")
-        return
-    said, speedup = over_one(problem, top, curves)
-    over = f"; {said}" if said else ""
-    if speedup:
-        over = f", {within(speedup)} {said}" if said == TIMES else f"; {said}: {within(speedup)} times"
-    text = f"the fastest is {label(top, groups)}: {rate}{over}.{stale(top, groups)}"
-    if rivals := rivals_of(top, groups):
-        text += f" These runs cannot tell it from {some([label(one, groups) for one in rivals])}."
-    yield problem.say(text + problem.few(top))
+    elif len(leaders) > 1:
+        names = some([label(one, groups) for one in leaders])
+        yield problem.say(
+            f"the fastest settings cannot be distinguished: {names}; about {number(speed(top))} images/s."
+        )
+    else:
+        yield problem.say(f"the fastest is {label(top, groups)}: {rate}.{stale(top, groups)}{problem.few(top)}")
+
+
+def fastest(groups: Sequence[Group]) -> list[Group]:
+    """The fastest of those that can be ranked, and after it what cannot be distinguished from it."""
+    ranked = [one for one in groups if certain(one)]
+    top = max(ranked, key=speed, default=None)
+    return [top, *rivals_of(top, ranked)] if top else []
 
 
 def stale(top: Group, groups: Sequence[Group]) -> str:
@@ -71,28 +74,12 @@ def rivals_of(top: Group, groups: Sequence[Group]) -> list[Group]:
     return [one for one in near if told(faster(top, one), top, one) is None]
 
 
-def over_one(problem: Problem, top: Group, curves: Sequence[Curve]) -> tuple[str, Interval | None]:
-    """What is known of the fastest beside one worker: in words, and by how much; nothing without one worker."""
-    several = [one for one in problem.groups if one.workers > 1]
-    if top.workers == 1:
-        if not several:
-            return "", None
-        rival = max(several, key=speed)
-        behind = told(allow(faster(rival, top), rival, top), rival, top) is False
-        return (NONE_FASTER if behind else NONE_SHOWN), None
-    for curve, point in problem.points(curves):
-        if point.group is top:
-            speedup = allow(point.speedup, top, curve.baseline)
-            return (TIMES if told(point.speedup, top, curve.baseline) else NOT_SHOWN), speedup
-    return "", None
-
-
 def widest(problem: Problem, curves: Sequence[Curve]) -> list[tuple[Curve, Point]]:
-    """The point of most workers of each curve, the most efficient first; not of workers that had to take turns."""
+    """The point of most workers of each curve, the most efficient first; without what cannot be ranked."""
     found: dict[int, tuple[Curve, Point]] = {}
     for curve, point in problem.points(curves):
         known = found.get(id(curve))
-        if point.group.crowded:
+        if point.group.crowded or not certain(point.group) or not certain(curve.baseline):
             continue
         if known is None or (point.workers, point.speedup.value) > (known[1].workers, known[1].speedup.value):
             found[id(curve)] = curve, point
@@ -150,9 +137,8 @@ def cost(problem: Problem, curves: Sequence[Curve]) -> Iterator[str]:
     """Where a step's time goes, with the most workers: in the most efficient setting, and in the least."""
     found = [point.group for _, point in widest(problem, curves)]
     if not found:
-        most = max(one.workers for one in problem.groups)
-        found = [one for one in problem.groups if one.workers == most]
-        found = [max(found, key=speed)] if most > 1 else []
+        several = [one for one in problem.groups if one.workers > 1 and not disturbed(one)]
+        found = [max(several, key=lambda one: (one.workers, speed(one)))] if several else []
     chosen = found[:1] if len(found) < 2 or found[0] is found[-1] else [found[0], found[-1]]
     yield from (problem.say(said) for one in chosen if (said := spent(one, problem.groups)))
 
@@ -198,10 +184,12 @@ class Idle:
 
 @dataclass(frozen=True)
 class Slower:
-    """The fastest of the lines with so many workers, and which part of its speed the others have, beyond doubt."""
+    """The fastest lines with so many workers, which cannot be distinguished, and which part of their speed the others
+    have, beyond doubt.
+    """
 
     most: int
-    who: str
+    leaders: tuple[str, ...]
     beaten: tuple[tuple[str, Interval], ...]
     groups: tuple[Group, ...]
 
@@ -230,10 +218,10 @@ def crowds(found: Sequence[Idle]) -> str:
 
 
 def slower_text(problem: Problem, each: Slower) -> str:
-    said = [f"{who} has {percents(ratio)} of its speed" for who, ratio in each.beaten]
+    said = [f"{who} reaches {percents(ratio)}" for who, ratio in each.beaten]
     shown = said if len(said) <= MOST_LINES else [said[0], said[-1]]
     rest = f"; {len(said) - 2} more are between them" if len(said) > MOST_LINES else ""
-    start = f"with {count(each.most, 'worker')} the fastest is {each.who}"
+    start = f"with {count(each.most, 'worker')}, of the speed of {some(each.leaders)}"
     return f"{start}: {'; '.join(shown)}{rest}.{problem.few(*each.groups)}"
 
 
@@ -303,14 +291,18 @@ def _slower(members: Sequence[Line], who: Callable[[Line], str]) -> Slower | Non
     if not common:
         return None
     most = max(common)
-    rivals = [line for line in members if most in line.groups]
-    top = max(rivals, key=lambda line: speed(line.groups[most]))
-    beaten = []
+    rivals = [line for line in members if most in line.groups and certain(line.groups[most])]
+    top = max(rivals, key=lambda line: speed(line.groups[most]), default=None)
+    if top is None:
+        return None
+    beaten, leaders = [], [who(top)]
     for line in rivals:
         pair = line.groups[most], top.groups[most]
         ratio = faster(*pair)
         if line is not top and told(ratio, *pair) is False:
             beaten.append((who(line), allow(ratio, *pair)))
+        elif line is not top:
+            leaders.append(who(line))
     beaten.sort(key=lambda each: -each[1].value)
     groups = tuple(line.groups[most] for line in rivals)
-    return Slower(most, who(top), tuple(beaten), groups) if beaten else None
+    return Slower(most, tuple(leaders), tuple(beaten), groups) if beaten else None

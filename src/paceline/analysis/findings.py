@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from paceline.analysis.finding_learning import batch_sizes, best_accuracy, scored, soonest
-from paceline.analysis.finding_many import cost_of, fastest, not_worth_of, scaling_of
+from paceline.analysis.finding_many import Rows, best_of, cost_of, idle_of, slower_of
 from paceline.analysis.finding_pipeline import bubbles
 from paceline.analysis.finding_speed import best, cost, not_worth, scaling
-from paceline.analysis.lines import ENOUGH_RUNS, certain, links
+from paceline.analysis.lines import ENOUGH_RUNS, links
 from paceline.analysis.problems import Problem, problems
 from paceline.analysis.runs import DIVIDED, LeftOut
 from paceline.analysis.scaling import Curve, Group, label, nodes_of, stands_for
@@ -20,48 +20,40 @@ from paceline.analysis.wording import count, link, listing, numbers, ranged, som
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence or a few that a reader can act on."""
+    """A sentence or a few that a reader can act on. Of many cases `rows` are a small table; its first row names the
+    columns.
+    """
 
     kind: str  # ran, best, scaling, cost, learned, not-worth, missing
     text: str
+    rows: Rows = ()
 
 
 def findings(
     groups: Sequence[Group], strong: Sequence[Curve], weak: Sequence[Curve], left_out: Sequence[LeftOut] = ()
 ) -> list[Finding]:
     """All that these runs carry, in the order that a reader wants it."""
-    found = _problems(groups)
-    curves = [*strong, *weak]
-    said = [("ran", ran(groups))] if groups else []
-    said += list(_speed(found, curves, "best"))
+    found, curves = problems(groups), [*strong, *weak]
+    said = [Finding("ran", ran(groups))] if groups else []
+    said += _speed(found, curves, "best")
     for problem in found:
-        said += [("learned", t) for part in (soonest, best_accuracy, batch_sizes) for t in part(problem)]
+        said += [Finding("learned", t) for part in (soonest, best_accuracy, batch_sizes) for t in part(problem)]
     for kind in ("scaling", "cost", "not-worth"):
-        said += list(_speed(found, curves, kind))
-        said += [("cost", text) for problem in found for text in bubbles(problem)] if kind == "cost" else []
-    said += [("missing", text) for text in missing(groups, curves, left_out)]
-    return [Finding(kind, text) for kind, text in dict.fromkeys(said)]
+        said += _speed(found, curves, kind)
+        said += [Finding("cost", text) for problem in found for text in bubbles(problem)] if kind == "cost" else []
+    said += [Finding("missing", text) for text in missing(groups, curves, left_out)]
+    return list(dict.fromkeys(said))
 
 
-def _problems(groups: Sequence[Group]) -> list[Problem]:
-    """With labels for people: a device is one that is emulated."""
-    return [replace(each, label=", ".join(map(_device, each.label.split(", ")))) for each in problems(groups)]
-
-
-def _device(word: str) -> str:
-    kind, _, device = word.partition(":")
-    device += " s" if device.replace(".", "", 1).isdigit() else ""
-    return "real compute" if word == "real" else f"emulated compute ({device})" if kind == "emulated" else word
-
-
-def _speed(found: Sequence[Problem], curves: Sequence[Curve], kind: str) -> Iterator[tuple[str, str]]:
-    """Of one problem in detail; of several in one sentence over all, and the details are in the tables."""
-    one = {"best": best, "scaling": scaling, "cost": cost, "not-worth": not_worth}[kind]
-    all_of = {"best": fastest, "scaling": scaling_of, "cost": cost_of, "not-worth": not_worth_of}[kind]
+def _speed(found: Sequence[Problem], curves: Sequence[Curve], kind: str) -> list[Finding]:
+    """Of one problem in sentences; of several in tables, and how each scales is for the charts to show."""
     if len(found) == 1:
-        yield from ((kind, text) for text in one(found[0], curves))
-    elif found:
-        yield from ((kind, text) for text in all_of(found, curves))
+        one = {"best": best, "scaling": scaling, "cost": cost, "not-worth": not_worth}[kind]
+        return [Finding(kind, text) for text in one(found[0], curves)]
+    if kind == "cost":
+        return [Finding(kind, text) for text in cost_of(found, curves)]
+    tables = {"best": [best_of(found)], "not-worth": [idle_of(found, curves), slower_of(found)]}.get(kind, [])
+    return [Finding(kind, text, rows) for text, rows in tables if rows]
 
 
 def ran(groups: Sequence[Group]) -> str:
@@ -129,24 +121,24 @@ def missing(groups: Sequence[Group], curves: Sequence[Curve], left_out: Sequence
     beside = [point.group for curve in curves for point in curve.points]
     alone = [one for one in groups if one.workers > 1 and not any(one is each for each in beside)]
     if alone:
-        names = [problem.label for problem in _problems(groups) if problem.label and any(map(problem.has, alone))]
+        names = [problem.label for problem in problems(groups) if problem.label and any(map(problem.has, alone))]
         which = some(names or [label(one, groups) for one in alone])
         yield (
-            f"No run of one worker fits {count(len(alone), 'setting')} ({which}): by how much more workers are faster "
-            f"is not known. Run it with --strategy sequential --workers 1 and the same batch size."
+            f"There is no run of one worker to compare {count(len(alone), 'setting')} with ({which}). Run it with "
+            f"--strategy sequential --workers 1 and the same batch size."
         )
-    brief = [one for one in groups if not certain(one)]
+    brief = [one for one in groups if one.too_short]
     if brief:
         yield (
             f"The runs of {count(len(brief), 'setting')} are too short (fewer than {ENOUGH_SAMPLES} independent steps "
             f"without warm-up) to rank their speed. Make those runs longer."
         )
-    short = [one for one in groups if len(one.runs) < ENOUGH_RUNS]
-    if short:
-        which = "Every setting has" if len(short) == len(groups) else f"{len(short)} of {len(groups)} settings have"
+    few = [one for one in groups if len(one.runs) < ENOUGH_RUNS]
+    if few:
+        which = "Every setting has" if len(few) == len(groups) else f"{len(few)} of {len(groups)} settings have"
         yield (
-            f"{which} fewer than {ENOUGH_RUNS} runs, so that nobody knows how much runs differ: speeds are taken to "
-            f"be within 10 %, no better. Repeat them."
+            f"{which} fewer than {ENOUGH_RUNS} runs, so it is not known how much runs differ: a difference in speed of "
+            f"less than 10 % does not count. Repeat them."
         )
     trained = [one for one in groups if not one.first.emulated]
     if trained and scored(trained)[0] == "training":

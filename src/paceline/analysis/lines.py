@@ -136,9 +136,14 @@ def faster(one: Group, other: Group) -> Interval:
     return ratio(other.series, one.series)
 
 
+def disturbed(one: Group) -> list[str]:
+    """Of each of its runs that was disturbed: why."""
+    return [run.disturbed for run in one.runs if run.disturbed]
+
+
 def certain(one: Group) -> bool:
-    """Whether its runs are long enough to know their speed."""
-    return not one.too_short
+    """Whether its speed can be ranked: its runs are long enough, and nothing disturbed them."""
+    return not one.too_short and not disturbed(one)
 
 
 def told(ratio: Interval, *groups: Group) -> bool | None:

@@ -55,6 +55,13 @@ def _key(one: Group) -> tuple[str, ...]:
         smaller = f"as with links of {link(stands)}"
     image = f"images of {setting['image_size']} pixels" if setting.get("image_size") else "images as they are"
     hidden = f"hidden layers of {listing([f'{each}' for each in setting.get('hidden') or []]) or 'the usual size'}"
-    return (s.model, s.data, s.compute, network(one) or "outside a lab", smaller, image, hidden,
+    return (s.model, s.data, _compute(s.compute), network(one) or "outside a lab", smaller, image, hidden,
             setting.get("dtype", "float32"), f"augment {setting.get('augment', 'none')}", said["speed"], said["cpu"],
             *machine_of(one))  # fmt: skip
+
+
+def _compute(given: str) -> str:
+    """As people say it: real, or emulated like a device or with so many seconds a batch."""
+    kind, _, device = given.partition(":")
+    device += " s" if device.replace(".", "", 1).isdigit() else ""
+    return f"emulated compute ({device})" if kind == "emulated" else "real compute"

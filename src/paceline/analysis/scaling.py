@@ -295,7 +295,7 @@ def _varied(one: Group, among: Sequence[Group]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _family(one: Group) -> str:
+def family(one: Group) -> str:
     """Settings that differ only in how the work is divided, how long it goes on, and in links; on one machine."""
     kept = {key: value for key, value in one.setting.items() if key not in (*BY_DIVISION, *LENGTH, *NETWORK, "lab")}
     devices = {(node["cpu"], node["speed"]) for node in one.setting["lab"]}
@@ -308,7 +308,7 @@ def curves(groups: Sequence[Group], kind: str) -> list[Curve]:
     alone = [one for one in groups if one.workers == 1 and not one.first.summary.servers]
     for members in along_workers([one for one in groups if _ranks(one) > 1], kind):
         one = next(iter(members.values()))
-        fitting = [each for each in alone if (_family(each), size(each, kind)) == (_family(one), size(one, kind))
+        fitting = [each for each in alone if (family(each), size(each, kind)) == (family(one), size(one, kind))
                    and each.setting.get("faults") in (None, one.setting.get("faults"))]  # fmt: skip
         if not fitting:
             continue

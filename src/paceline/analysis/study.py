@@ -9,6 +9,7 @@ from pathlib import Path
 from paceline.analysis.checks import Doubt, all_doubts
 from paceline.analysis.claims import Claim, claims
 from paceline.analysis.findings import Finding, findings
+from paceline.analysis.headline import Headline, headline
 from paceline.analysis.runs import LeftOut, Run, find_folders, read_run
 from paceline.analysis.scaling import Curve, Group, curves, group
 from paceline.records import Bench, read_bench
@@ -26,6 +27,7 @@ class Study:
     left_out: tuple[LeftOut, ...]
     claims: tuple[Claim, ...]
     findings: tuple[Finding, ...]
+    headline: Headline
 
     @property
     def runs(self) -> list[Run]:
@@ -44,4 +46,4 @@ def read_study(paths: Sequence[Path]) -> Study:
     strong, weak = (tuple(curves(groups, kind)) for kind in ("strong", "weak"))
     doubts = tuple(all_doubts(groups, [*strong, *weak]))
     return Study(bench, groups, strong, weak, doubts, left_out, tuple(claims(groups, [*strong, *weak])),
-                 tuple(findings(groups, strong, weak, left_out)))  # fmt: skip
+                 tuple(findings(groups, strong, weak, left_out)), headline(groups, [*weak, *strong]))  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.analysis.compare import BETWEEN_RUNS
-from paceline.analysis.lines import ENOUGH_RUNS, certain, told
+from paceline.analysis.lines import ENOUGH_RUNS, certain, disturbed, told
 from paceline.analysis.scaling import Group
 from paceline.analysis.statistics import Interval
 from paceline.analysis.wording import count
@@ -27,6 +27,8 @@ def asynchronous(one: Group) -> bool:
 def doubt(*groups: Group) -> str:
     """Why the speeds of these settings decide nothing; empty where they do."""
     for one in groups:
+        if why := disturbed(one):
+            return f"the machine was busy ({why[0]})"
         if one.crowded:
             return f"{count(one.workers, 'worker')} took turns on fewer cores, which is no measure of more machines"
     return "" if all(map(certain, groups)) else "its runs are too short to tell"
