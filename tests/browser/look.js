@@ -19,8 +19,20 @@ function pageProblems() {
     if (box.width && (box.right > width + 1 || box.left < -1))
       found.push(`<${element.tagName.toLowerCase()} class="${element.className}"> goes from ${box.left} to ${box.right}`);
   }
+  found.push(...hiddenResults(width));
   document.querySelectorAll("details").forEach((each) => (each.open = each.closest("nav") !== null));
   return found;
+}
+
+// Of the table of results, what a reader has to scroll for: nothing on a screen, and not all numbers on a phone.
+function hiddenResults(width) {
+  const box = document.querySelector("#results .scroll");
+  if (!box || matchMedia("print").matches) return [];
+  if (width > 1000 && box.scrollWidth > box.clientWidth + 1)
+    return [`the table of results is ${box.scrollWidth} pixels wide, in a box of ${box.clientWidth}`];
+  const numbers = [...box.querySelectorAll("tbody tr:first-child td:not(.word)")];
+  const seen = numbers.filter((cell) => cell.getBoundingClientRect().right <= width);
+  return seen.length < Math.min(2, numbers.length) ? ["the table of results shows fewer than two numbers"] : [];
 }
 
 // As wide as they are on the page, rounded.

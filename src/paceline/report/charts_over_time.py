@@ -35,12 +35,12 @@ def some_sizes(strand: Strand) -> list[Group]:
     return [several[0], several[len(several) // 2], several[-1]]
 
 
-def _looks(names: Sequence[str]) -> dict[str, Look]:
-    """Servers stand out; the others have a colour and a dash each."""
+def _looks(names: Sequence[str], taken: int = 0) -> dict[str, Look]:
+    """Servers stand out; the others have a colour and a dash each, after so many that are taken."""
     servers = [each for each in names if "server" in each]
     found = {each: Look(SERVER, DASHES[rank % len(DASHES)], MARKERS[1], rank) for rank, each in enumerate(servers)}
     for index, each in enumerate(each for each in names if "server" not in each):
-        turn, hue = divmod(index, len(OTHERS))
+        turn, hue = divmod(index + taken, len(OTHERS))
         rank = (100 if each.startswith("rank ") else 500) + index
         found[each] = Look(OTHERS[hue], DASHES[turn % len(DASHES)], MARKERS[0], rank)
     return found
@@ -54,14 +54,21 @@ def names_of_ranks(run: Run) -> dict[int, str]:
     return {row["rank"]: _called(row["host"], row["role"]) if alone else f"rank {row['rank']}" for row in ranks}
 
 
+def _ranks_named(one: Group) -> int:
+    """How many of its ranks have names of their own, which are in one legend with the nodes'."""
+    return sum(name.startswith("rank ") for name in names_of_ranks(middle(one)).values())
+
+
 def _called(node: str, role: str) -> str:
     """Without how many, so that it has one name whatever the number of workers."""
     return f"{node} ({re.sub('[0-9]+ ', '', role)})" if role else node
 
 
-def _by_node(found: Sequence[NodeSeries], values: Callable[[NodeSeries], Series], said: str, panel: Panel) -> None:
-    """A line for each node; `said` is what a point of it means."""
-    styles = _looks([_called(each.name, each.role) for each in found])
+def _by_node(
+    found: Sequence[NodeSeries], values: Callable[[NodeSeries], Series], said: str, panel: Panel, taken: int = 0
+) -> None:
+    """A line for each node; `said` is what a point of it means, `taken` how many looks others in the legend have."""
+    styles = _looks([_called(each.name, each.role) for each in found], taken)
     for each in found:
         label = _called(each.name, each.role)
         x, y = thinned(each.seconds, values(each))
@@ -84,12 +91,13 @@ def utilisation(study: Study) -> Chart | None:
 
     def below(one: Group, panel: Panel) -> None:
         found = node_series(middle(one))
-        _by_node(found, lambda each: each.cores_busy, "%{y:.2f} cores busy", panel)
+        _by_node(found, lambda each: each.cores_busy, "%{y:.2f} cores busy", panel, _ranks_named(one))
         rows.extend(row for each in found for row in _node_rows(one, each))
 
     def lowest(one: Group, panel: Panel) -> None:
         said = "its GPUs are busy %{y:.0f} % of the time"
-        _by_node(node_series(middle(one)), lambda each: 100 * each.gpus_busy, said, panel)
+        found = node_series(middle(one))
+        _by_node(found, lambda each: 100 * each.gpus_busy, said, panel, _ranks_named(one))
 
     nodes = [each for strand in strands for one in some_sizes(strand) for each in node_series(middle(one))]
     gpus = any(np.isfinite(each.gpus_busy).any() for each in nodes)
@@ -173,13 +181,15 @@ def _one_scale(panels: Sequence[Panel]) -> Sequence[Panel]:
 
 def _rank_rows(one: Group, each: RankSeries) -> list[Row]:
     columns = {"seconds": each.seconds, "computing": each.busy, "waiting": each.waiting}
-    return [identity(one) | {"rank": each.rank} | {column: float(values[i]) for column, values in columns.items()}
+    shared = identity(one) | {"rank": each.rank}
+    return [shared | {column: float(values[i]) for column, values in columns.items()}
             for i in range(len(each.seconds))]  # fmt: skip
 
 
 def _node_rows(one: Group, each: NodeSeries) -> list[Row]:
     columns = ("seconds", "cores_busy", "gpus_busy", "packets_in", "packets_out", "bits_in", "bits_out", "memory_bytes")
     values = zip(*(getattr(each, column) for column in columns), strict=True)
-    return [identity(one) | {"node": each.name, "role": each.role}
+    shared = identity(one) | {"node": each.name, "role": each.role}
+    return [shared
             | {column: None if np.isnan(value) else float(value) for column, value in zip(columns, row, strict=True)}
             for row in values]  # fmt: skip

@@ -7,6 +7,8 @@ from html import escape
 from statistics import median
 from typing import Any
 
+from paceline.analysis.headline import over_one_process
+from paceline.analysis.lines import disturbed
 from paceline.analysis.runs import Run
 from paceline.analysis.scaling import BY_DIVISION, NETWORK, Curve, Group, label, nodes_of, stands_for, words
 from paceline.analysis.statistics import Interval
@@ -148,10 +150,12 @@ def results(study: Study) -> list[Row]:
         _put(row, "update_seconds", one.step())
         row["epoch_seconds"] = measured(one, "epoch_seconds")
         _put(row, "images_per_second", one.images_per_second())
+        _put(row, "speedup_one_process", over_one_process(one, study.groups))
         _put(row, "speedup_strong", _speedup(one, study.strong))
         _put(row, "speedup_weak", _speedup(one, study.weak))
         for name in ("test_loss", "test_accuracy", "total_seconds"):
             row[name] = measured(one, name)
+        row["disturbed"] = "; ".join(dict.fromkeys(disturbed(one))) or None
         row["peak_memory_bytes"] = max(max(run.summary.peak_rss_bytes, default=0) for run in one.runs) or None
         rows.append(row)
     return rows
@@ -168,34 +172,34 @@ def _interval(row: Row, name: str) -> Interval | None:
 
 
 def results_html(study: Study) -> str:
-    """What all settings share is said once above the table; a column that is empty in all rows is left out."""
+    """What all settings share is said once above the table; a column that is empty in all rows is left out.
+
+    Settings are in one column, in words, so that the numbers are in sight on a phone, too: --csv has them in columns.
+    """
+    groups = sorted(study.groups, key=_order)
     rows = results(study)
     names = [name for name in _identity(study.groups) if not _follows(study.groups, name)]
-    shared = [n for n in names if n not in ALWAYS and len({repr(row[n]) for row in rows}) == 1]
-    told = [f"{HEADERS.get(n, n)} {rows[0][n]}" for n in shared if rows[0][n] not in (None, 0)]
-    columns: dict[str, list[Cell]] = {}
-    for name in names:
-        if name not in shared:
-            column = HEADERS.get(name, name.replace("_", " "))
-            columns[column] = [_plain(row[name]) for row in rows]
-    columns["repeats"] = [_plain(row["repeats"]) for row in rows]
-    columns["read, s"] = [Cell(number(row["read_seconds"])) for row in rows]
-    columns["update, ms"] = [within(_interval(row, "update_seconds"), 1000) for row in rows]
-    columns["epoch, s"] = [Cell(number(row["epoch_seconds"])) for row in rows]
-    columns["images/s"] = [within(_interval(row, "images_per_second")) for row in rows]
-    columns["speedup, strong"] = [within(_interval(row, "speedup_strong")) for row in rows]
-    columns["speedup, weak"] = [within(_interval(row, "speedup_weak")) for row in rows]
-    columns["test loss"] = [Cell(number(row["test_loss"])) for row in rows]
-    columns["test accuracy"] = [Cell(percent(row["test_accuracy"])) for row in rows]
-    columns["total, s"] = [Cell(number(row["total_seconds"])) for row in rows]
-    columns["peak memory, MB"] = [Cell(number((row["peak_memory_bytes"] or 0) / 1e6 or None)) for row in rows]
+    shared = [n for n in names if len({repr(row[n]) for row in rows}) == 1]
+    told = [f"{HEADERS.get(n, n.replace('_', ' '))} {rows[0][n]}" for n in shared if rows[0][n] not in (None, 0)]
+    columns = {
+        "setting": [Cell(label(one, groups), number=False) for one in groups],
+        "images/s": [within(_interval(row, "images_per_second")) for row in rows],
+        "times one process": [within(_interval(row, "speedup_one_process")) for row in rows],
+        "strong speedup": [within(_interval(row, "speedup_strong")) for row in rows],
+        "weak speedup": [within(_interval(row, "speedup_weak")) for row in rows],
+        "update, ms": [within(_interval(row, "update_seconds"), 1000) for row in rows],
+        "epoch, s": [Cell(number(row["epoch_seconds"])) for row in rows],
+        "total, s": [Cell(number(row["total_seconds"])) for row in rows],
+        "test accuracy": [Cell(percent(row["test_accuracy"])) for row in rows],
+        "test loss": [Cell(number(row["test_loss"])) for row in rows],
+        "peak MB": [Cell(number((row["peak_memory_bytes"] or 0) / 1e6 or None)) for row in rows],
+        "read, s": [Cell(number(row["read_seconds"])) for row in rows],
+        "runs": [cell(row["repeats"]) for row in rows],
+        "disturbed": [Cell(row["disturbed"] or NOTHING, number=False) for row in rows],
+    }
     columns = {name: cells for name, cells in columns.items() if any(each.text != NOTHING for each in cells)}
     above = f"<p>In all of them: {escape(', '.join(told))}.</p>\n" if told and len(rows) > 1 else ""
-    return above + table(list(columns), list(zip(*columns.values(), strict=True)))
-
-
-def _plain(value: Any) -> Cell:
-    return Cell(f"{value:g}") if isinstance(value, float) else cell(value)
+    return above + table(list(columns), list(zip(*columns.values(), strict=True)), kind="results")
 
 
 def matches(one: Group, wanted: dict[str, Any]) -> bool:
