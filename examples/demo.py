@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from paceline.analysis.headline import over_one_process
 from paceline.analysis.scaling import Group, label
 from paceline.analysis.study import read_study
 from paceline.cli import main as paceline
@@ -15,14 +17,14 @@ FOLDER = Path("runs", "demo")
 COLUMNS = ("update ms", "epoch s", "total s", "images/s", "speedup", "test loss", "test acc")
 
 
-def row(one: Group, baseline: Group) -> tuple[str, ...]:
-    s, speed = one.first.summary, one.images_per_second().value
+def row(one: Group, groups: Sequence[Group]) -> tuple[str, ...]:
+    s, speed, speedup = one.first.summary, one.images_per_second().value, over_one_process(one, groups)
     return (
         f"{1000 * one.step().value:.1f}",
         f"{min(s.epoch_seconds):.2f}",
         f"{s.total_seconds:.2f}",
         f"{speed:,.0f}",
-        f"{speed / baseline.images_per_second().value:.2f}",
+        f"{speedup.value:.2f}" if speedup else "–",
         f"{s.test_loss:.4f}",
         f"{s.test_accuracy:.2%}",
     )
@@ -37,12 +39,12 @@ def main() -> int:
         return code
     study = read_study([FOLDER])
     groups = sorted(study.groups, key=lambda one: (one.workers, one.setting["threads"]))
-    table = {label(one, groups): row(one, groups[0]) for one in groups}
+    table = {label(one, groups): row(one, groups) for one in groups}
     width = max(map(len, table))
     print("\n" + " " * width + "".join(f"{column:>11}" for column in COLUMNS))
     for name, cells in table.items():
         print(f"{name:<{width}}" + "".join(f"{cell:>11}" for cell in cells))
-    print("\nspeedup: images/s beside the first row. update: the whole step, median. epoch: the faster of two.\n")
+    print("\nspeedup: over the best single process. update: the whole step, median. epoch: the faster of two.\n")
     return paceline(["report", str(FOLDER), "-o", str(FOLDER / "report.html")])
 
 

@@ -222,7 +222,7 @@ def servers_and_ring(folder: Path) -> Path:
     runs = []
     for model, megabytes in ((SHORT_EVIL, 1920.0), ("resnet50", 320.0)):
         given: dict[str, Any] = {"model": model, "data": "cifar10", "megabytes": megabytes, "speed": 12.5, "batch": 32,
-                                 "compute": "emulated:k80", "steps": 16, "pace": 8.0, "bits": 5e8}  # fmt: skip
+                                 "compute": "emulated:k80", "steps": 32, "pace": 8.0, "bits": 5e8}  # fmt: skip
         for shrink in (32, 256):
             runs.append(MadeUp(shrink=shrink, **given))
             runs += [MadeUp(strategy="ring", workers=n, nodes=n, shrink=shrink, overlap="on", **given)
@@ -263,7 +263,7 @@ def workers_on_nodes(folder: Path) -> Path:
     sizes = ((2, 128), (4, 128), (8, 128), (2, 256))
     runs += [MadeUp(strategy=strategy, workers=workers, batch=batch, **given)
              for strategy in ("reduce-bcast", "allreduce") for workers, batch in sizes]  # fmt: skip
-    emulated: dict[str, Any] = given | {"compute": "emulated:0.175", "speed": 731, "steps": 12}
+    emulated: dict[str, Any] = given | {"compute": "emulated:0.175", "speed": 731, "steps": 32}
     runs.append(MadeUp(**emulated))
     runs += [MadeUp(strategy="reduce-bcast", workers=workers, nodes=nodes, bits=1e10, **emulated)
              for workers, nodes in ((2, 1), (4, 1), (8, 1), (4, 2), (8, 2), (4, 4), (8, 4))]  # fmt: skip

@@ -27,6 +27,9 @@ def test_it_writes_one_page_and_says_where_and_of_what(
     output = tmp_path / "new" / "folder" / "out.html"
     assert main(["report", str(runs), "-o", str(output)]) == 0
     said = capsys.readouterr().out
+    assert said.startswith("Whether distributing is worth it is not known: ring with 4 workers is 4"), (
+        "the verdict first"
+    )
     assert f"The report is {output}" in said
     assert "3 runs in 3 settings, 1 left out" in said
     assert f"left out: {runs / 'half'}: no summary that can be read" in said

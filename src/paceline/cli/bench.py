@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from paceline.analysis.study import read_study
 from paceline.bench.experiment import read_experiment
 from paceline.bench.run import bench
 from paceline.bench.store import Store
@@ -52,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
     outcome = bench(experiment, Store(folder), _say, fresh=args.fresh)
     minutes, seconds = divmod(round(time.monotonic() - begun), 60)
     made = "1 run was made" if outcome.made == 1 else f"{outcome.made} runs were made"
+    if not outcome.stopped and (study := read_study([folder])).runs:
+        print(f"\n{study.headline.text}\n")
     print(f"{made} in {minutes} min {seconds} s" + _lost(outcome.failed))
     if outcome.disturbed:
         print(_disturbed(outcome.disturbed, len(tasks), folder))

@@ -47,13 +47,15 @@ def run(args: argparse.Namespace) -> int:
         if folder:
             write_images(charts, folder, form)
     _write(args.output, page(study, charts, plotly_js()))
+    print(study.headline.sentence)
     gone = missing(study)
     for name, why in gone[:10]:
         print(visible(f"left out: {name}: {why}"))
     if len(gone) > 10:
         print(f"left out: {len(gone) - 10} more; the page lists all")
+    kinds = {each.kind for each in study.doubts}
     print(f"{count(len(study.runs), 'run')} in {count(len(study.groups), 'setting')}, {len(gone)} left out, "
-          f"{count(len(charts), 'chart')}, {count(len(study.doubts), 'warning')}")  # fmt: skip
+          f"{count(len(charts), 'chart')}, {count(len(kinds), 'kind')} of warnings")  # fmt: skip
     for folder in (args.csv, args.svg, args.png):
         if folder:
             print(visible(f"also in {folder}"))

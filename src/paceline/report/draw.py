@@ -1,4 +1,4 @@
-"""Every chart that a study has data for, in the order that its experiment asks for."""
+"""Every chart that a study has data for: the verdict's first, then in the order that its experiment asks for."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from paceline.report import (
     charts_resources,
     charts_scaling,
     charts_time,
+    charts_worth,
 )
 from paceline.report.figure import Chart
 from paceline.report.table import CHARTS
 
 DRAWN_BY: dict[str, Callable[[Study], Chart | None]] = {
+    "worth": charts_worth.worth,
     "strong": charts_scaling.strong,
     "weak": charts_scaling.weak,
     "speedup-by-model": charts_scaling.speedup_by_model,
@@ -44,7 +46,8 @@ DRAWN_BY: dict[str, Callable[[Study], Chart | None]] = {
 
 def draw(study: Study) -> list[Chart]:
     """What there is no data for is left out; a name that is no chart is refused."""
-    names = (study.bench.draw if study.bench else ()) or tuple(CHARTS)
+    asked = (study.bench.draw if study.bench else ()) or tuple(CHARTS)
+    names = dict.fromkeys(("worth", *asked))
     for name in names:
         if name not in CHARTS:
             raise unknown("chart", name, CHARTS)

@@ -62,15 +62,16 @@ def cell(value: Any) -> Cell:
     return Cell(str(value), number=False)
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """In a box of its own, which scrolls where the page is narrower than the table."""
+def table(headers: Sequence[str], rows: Sequence[Sequence[Any]], kind: str = "") -> str:
+    """In a box of its own, which scrolls where the page is narrower than the table. `kind` is its class."""
     cells = [[cell(value) for value in row] for row in rows]
     words = [any(not row[at].number for row in cells) for at in range(len(headers))]
     head = "".join(f"<th{_side(word)}>{escape(name)}</th>" for name, word in zip(headers, words, strict=True))
     body = "".join(
         "<tr>" + "".join(_cell(each, word) for each, word in zip(row, words, strict=True)) + "</tr>\n" for row in cells
     )
-    return scrolling(f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>")
+    name = f' class="{kind}"' if kind else ""
+    return scrolling(f"<table{name}><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>")
 
 
 def scrolling(inner: str) -> str:

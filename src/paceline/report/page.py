@@ -44,8 +44,8 @@ def page(study: Study, charts: Sequence[Chart], plotly_js: str) -> str:
 <header>
 <h1>{title}</h1>
 <p class="badges">{sections.badges(study)}</p>
-{sections.about(study)}</header>
-{_contents(parts, charts)}
+</header>
+{_contents(study, parts, charts)}
 <main>
 {body}</main>
 <script>{plotly_js}</script>
@@ -59,8 +59,11 @@ def _parts(study: Study, charts: Sequence[Chart]) -> list[Part]:
     bench = study.bench
     gone = sections.missing(tables.missing(study))
     gone += bullets(bench.left_out) if bench and bench.left_out else ""
+    first = _first(study, charts)
+    charts = [chart for chart in charts if chart is not first]
     return [
-        ("summary", "In short", sections.summary(study)),
+        ("verdict", "Is it worth it?", sections.verdict(study, _chart(first) if first else "")),
+        ("summary", "In short", sections.about(study) + sections.summary(study)),
         ("claims", "What was claimed, and what holds", sections.claims(study)),
         ("doubts", "Warnings", sections.doubts(study.doubts)),
         ("limits", "What this cannot show", bullets(bench.limits) if bench and bench.limits else ""),
@@ -72,12 +75,18 @@ def _parts(study: Study, charts: Sequence[Chart]) -> list[Part]:
     ]
 
 
-def _contents(parts: Sequence[Part], charts: Sequence[Chart]) -> str:
+def _first(study: Study, charts: Sequence[Chart]) -> Chart | None:
+    """The picture that belongs to the verdict."""
+    return next((chart for chart in charts if chart.name == study.headline.chart), None)
+
+
+def _contents(study: Study, parts: Sequence[Part], charts: Sequence[Chart]) -> str:
     inner = ""
     for name, heading, _ in parts:
         below = ""
         if name == "charts":
-            links = "".join(f'<li><a href="#chart-{escape(c.name)}">{escape(c.title)}</a></li>' for c in charts)
+            links = "".join(f'<li><a href="#chart-{escape(c.name)}">{escape(c.title)}</a></li>' for c in charts
+                            if c is not _first(study, charts))  # fmt: skip
             below = f"<ul>{links}</ul>"
         inner += f'<li><a href="#{name}">{heading}</a>{below}</li>\n'
     return f'<nav aria-label="Contents"><details open><summary>Contents</summary><ul>\n{inner}</ul></details></nav>'

@@ -8,11 +8,13 @@ from html import escape
 
 from paceline.analysis.checks import Doubt
 from paceline.analysis.claims import Claim
+from paceline.analysis.finding_many import Rows
+from paceline.analysis.headline import Case
 from paceline.analysis.lines import network
 from paceline.analysis.runs import MACHINE
 from paceline.analysis.study import Study
-from paceline.analysis.wording import count
-from paceline.report.markup import Cell, bullets, details, paragraphs, prose, table
+from paceline.analysis.wording import count, percents
+from paceline.report.markup import NOTHING, Cell, bullets, details, paragraphs, prose, table, within
 from paceline.report.traces import scaled_by
 
 # The summary, by the kinds of its findings.
@@ -48,6 +50,7 @@ DOUBTS = {
 VERDICTS = {"holds": "✓", "fails": "✗", "holds in part": "◐", "cannot be told": "?"}
 SHOWN_AT_ONCE = 3
 SAID_AT_ONCE = 6
+MOST_ROWS = 8  # of a table in the summary that is open at once
 
 
 def title(study: Study) -> str:
@@ -76,17 +79,42 @@ def about(study: Study) -> str:
     return paragraphs(bench.about) + source
 
 
+def verdict(study: Study, chart: str) -> str:
+    """The answer, what qualifies it, the picture, and many cases as a table."""
+    found = study.headline
+    notes = "".join(f'<p class="note">{escape(note)}</p>\n' for note in found.notes)
+    rows = [[each.name, within(each.speedup), Cell(each.verdict, number=False), each.best, _percents(each)]
+            for each in found.cases]  # fmt: skip
+    heads = ["case", "times one process", "verdict", "best setting", "of the ideal"]
+    cases = table(heads, rows, kind="cases") if len(rows) > 1 else ""
+    return f'<p class="answer">{escape(found.sentence)}</p>\n{notes}{chart}{cases}'
+
+
+def _percents(case: Case) -> Cell:
+    return Cell(percents(case.efficiency)) if case.efficiency else Cell(NOTHING)
+
+
 def summary(study: Study) -> str:
     known = {kind for kinds in SUMMARY.values() for kind in kinds}
     text = ""
     for heading, kinds in SUMMARY.items():
-        found = [each.text for each in study.findings if each.kind in kinds]
+        chosen = [each for each in study.findings if each.kind in kinds]
+        found = [each.text for each in chosen if not each.rows]
+        text += f"<h3>{heading}</h3>\n" if chosen else ""
+        for each in chosen:
+            text += f"<p>{escape(each.text)}</p>\n{_rows(each.rows)}" if each.rows else ""
         if found:
-            text += f"<h3>{heading}</h3>\n{bullets(found[:SAID_AT_ONCE])}"
+            text += bullets(found[:SAID_AT_ONCE])
         if more := found[SAID_AT_ONCE:]:
             text += details(f"{len(more)} more", bullets(more))
     others = [each.text for each in study.findings if each.kind not in known]
     return text + (bullets(others) if others else "")
+
+
+def _rows(rows: Rows) -> str:
+    heads, *below = rows
+    made = table(heads, below)
+    return made if len(below) <= MOST_ROWS else details(count(len(below), "case"), made)
 
 
 def claims(study: Study) -> str:
@@ -116,15 +144,17 @@ def doubts(found: Sequence[Doubt]) -> str:
 
 
 def _kind(kind: str, found: Sequence[Doubt]) -> str:
+    """One line; of several runs the rest is behind it."""
     heading, advice = DOUBTS.get(kind, (kind.replace("-", " ").capitalize(), ""))
-    items = "".join(f"<li><b>{escape(each.about)}</b>: {escape(each.text)}</li>\n" for each in found)
     texts = {each.text for each in found}
-    if len(texts) == 1 and len(found) > 1:
+    if len(found) == 1:
+        line = f"<b>{escape(heading)}</b> ({escape(found[0].about)}: {escape(found[0].text)}). {escape(advice)}"
+        return f'<p class="doubt">{line}</p>\n'
+    items = "".join(f"<li><b>{escape(each.about)}</b>: {escape(each.text)}</li>\n" for each in found)
+    if len(texts) == 1:
         items = f"<li>{escape(texts.pop())}: {escape('; '.join(each.about for each in found))}</li>\n"
-    inner = f"<ul>{items}</ul>\n"
-    where = inner if len(found) <= SHOWN_AT_ONCE else details(f"all {len(found)}", inner)
-    times = f'<span class="count">{len(found)} ×</span> ' if len(found) > 1 else ""
-    return f'<div class="doubt"><p><b>{times}{escape(heading)}.</b> {escape(advice)}</p>\n{where}</div>\n'
+    line = f'<span class="count">{len(found)} ×</span> <b>{escape(heading)}.</b> {escape(advice)}'
+    return f'<details class="doubt"><summary>{line}</summary>\n<ul>{items}</ul></details>\n'
 
 
 def missing(found: Sequence[tuple[str, str]]) -> str:

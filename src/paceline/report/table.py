@@ -1,6 +1,7 @@
 """The charts that a report can have, by name."""
 
 CHARTS: dict[str, str] = {
+    "worth": "how many times as fast as the best single process each setting is; part of every report",
     "strong": "speedup of a fixed problem against workers, the ideal, Amdahl's law",
     "weak": "efficiency and time of a step with fixed work per worker, the ideal, Gustafson's law",
     "speedup-by-model": "speedup against workers, a panel per strategy, a line per model",

@@ -23,7 +23,7 @@ from paceline.report.table import CHARTS
 
 # What a title of an axis must have: a unit, or a word that is one.
 UNITS = (", s", ", ms", ", %", ", MB", "% of ideal", "times one worker", "per second", "workers", "servers", "rank",
-         "samples", "loss", "cores", "MB in and out", "stage")  # fmt: skip
+         "times as fast", "samples", "loss", "cores", "MB in and out", "stage")  # fmt: skip
 # Of the charts that draw one value a row: the row's column, and the chart's unit in it.
 DRAWN_COLUMNS = {
     "strong": ("speedup", 1.0),
@@ -219,6 +219,13 @@ def test_emulated_runs_are_said_to_be(served: Study, trained: Study) -> None:
     assert not any("mulated" in chart.caption for chart in draw(trained))
 
 
+def test_no_rank_has_the_colour_of_its_node(trained: Study) -> None:
+    [chart] = [each for each in draw(trained) if each.name == "utilisation"]
+    lines = [trace for trace in chart.figure["data"] if trace["name"] in ("rank 0", "rank 1", "n1 (workers)")]
+    colours = {trace["name"]: trace["line"]["color"] for trace in lines}
+    assert len(set(colours.values())) == len(colours) == 3
+
+
 def test_no_name_becomes_a_tag(charts: list[Chart]) -> None:
     """One of the models is called like one."""
     for chart in charts:
@@ -230,7 +237,7 @@ def test_no_name_becomes_a_tag(charts: list[Chart]) -> None:
 def test_the_experiment_says_which_charts_and_in_which_order(trained: Study) -> None:
     assert trained.bench
     asked = replace(trained, bench=replace(trained.bench, draw=("nodes", "servers", "strong")))
-    assert [chart.name for chart in draw(asked)] == ["nodes", "strong"], "there are no servers in it"
+    assert [chart.name for chart in draw(asked)] == ["worth", "nodes", "strong"], "there are no servers in it"
     with pytest.raises(UsageError, match="unknown chart 'pie'"):
         draw(replace(trained, bench=replace(trained.bench, draw=("pie",))))
 

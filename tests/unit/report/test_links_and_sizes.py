@@ -125,7 +125,7 @@ def test_times_of_sizes_are_one_line_however_long_they_ran(sized: Study) -> None
 
 
 def test_charts_of_times_have_all_sizes_and_charts_of_learning_what_learned(sized: Study) -> None:
-    charts = {chart.name: {row["model"] for row in chart.rows} for chart in draw(sized)}
+    charts = {chart.name: {row.get("model") for row in chart.rows} for chart in draw(sized)}
     assert charts["breakdown"] == charts["memory"] == {"shallow-cnn", "resnet18"}
     assert charts["accuracy-by-batch"] == charts["learning-time"] == {"shallow-cnn"}
 
