@@ -100,7 +100,8 @@ class GradientBuckets:
                 self.refuse(problem)
                 weight = 0.0
             if loss is not None and loss.requires_grad:
-                loss.backward(torch.full_like(loss, weight), retain_graph=retain_graph)
+                # Multiplied here, not by the gradient that backward begins with: that would import a second of torch.
+                (loss * weight).sum().backward(retain_graph=retain_graph)
         finally:
             self._armed = False
         for slot in self.slots:
