@@ -71,6 +71,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "liveness",
         "strict_json",
         "disturbance",
+        "spec",
         "pipeline.plan",
         "pipeline.schedule",
     ),

@@ -260,9 +260,20 @@ BENCH = "bench.json"
 def read_bench(folder: Path) -> Bench | None:
     """The experiment of a folder, or None where there is none that can be read."""
     try:
-        return build(Bench, _of_this_schema(parse(read_text(folder / BENCH))))
+        bench = build(Bench, _of_this_schema(parse(read_text(folder / BENCH))))
+        for row in bench.paper:
+            _check_paper(row)
+        return bench
     except (OSError, ValueError):
         return None
+
+
+def _check_paper(row: dict[str, Any]) -> None:
+    """Tables of settings, a note, and numbers."""
+    kinds: dict[str, tuple[type, ...]] = {"match": (dict,), "of": (dict,), "note": (str,)}
+    for name, value in row.items():
+        if not isinstance(value, kinds.get(name, (int, float))):
+            raise ValueError(f"a paper's {name} cannot be a {type(value).__name__}")
 
 
 def write_bench(folder: Path, bench: Bench) -> None:

@@ -16,12 +16,15 @@ from paceline.analysis.statistics import Series, effective_samples, warm_up
 from paceline.disturbance import disturbance
 from paceline.liveness import current_summary
 from paceline.pipeline.plan import Plan
+from paceline.pipeline.schedule import SCHEDULES
 from paceline.records import COMPLETED, Node, Summary, check_environment, read_lines, read_nodes
+from paceline.spec import RunSpec
 from paceline.strict_json import LARGEST, Bounds, Count, Positive, Seconds, build, naming, parse, plain, read_text
 
 # Lists of the summary that have a value for each rank.
 BY_RANK = ("gradients", "wait_seconds", "cpu_seconds", "bytes_sent", "bytes_received", "messages_sent",
            "messages_received", "comm_seconds", "input_seconds", "peak_rss_bytes")  # fmt: skip
+MOST_MICROBATCHES = 10_000
 # Workers of these do not wait for each other.
 APART = ("ps-async", "ps-bounded")
 # Workers of these have a part of the model each; so many of them are a replica.
@@ -209,6 +212,7 @@ def _spec(path: Path) -> dict[str, Any]:
     with naming(path):
         try:
             values: dict[str, Any] = plain(tomllib.loads(read_text(path)), "it")
+            build(RunSpec, values, extra=True)
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
     return values
@@ -227,6 +231,8 @@ def _faults(run: Run) -> Iterator[str]:
     for name in BY_RANK:
         if len(getattr(s, name)) not in (0, s.servers + s.workers):
             yield f"{name} is not of {s.servers + s.workers} ranks"
+    if s.strategy == "pipeline" and (s.schedule not in SCHEDULES or s.microbatches > MOST_MICROBATCHES):
+        yield f"a schedule {s.schedule!r} of {s.microbatches} micro-batches cannot be"
     if run.plan and len(run.plan.stages) != s.stages:
         yield f"plan.json has {len(run.plan.stages)} stages, and the summary says {s.stages}"
     for rank in range(s.servers, s.servers + s.workers if _is_together(s) else 0):
