@@ -228,6 +228,10 @@ def _faults(run: Run) -> Iterator[str]:
         yield f"{len(steps)} steps are written down, and the summary says {s.steps}"
     if s.workers % (s.stages * s.tensor):
         yield f"{s.workers} workers cannot be replicas of {s.stages} stages and {s.tensor} shards"
+    named = {row["rank"] for row in run.environment["ranks"]}
+    for rank, written in run.steps.items():
+        if written and rank not in named:
+            yield f"env.json does not say where rank {rank} was"
     for name in BY_RANK:
         if len(getattr(s, name)) not in (0, s.servers + s.workers):
             yield f"{name} is not of {s.servers + s.workers} ranks"

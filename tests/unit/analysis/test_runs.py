@@ -75,6 +75,7 @@ DAMAGED: list[tuple[Callable[[Path], object], str]] = [
     (lambda f: (f / "env.json").write_text("[]"), "damaged: env.json: a table is expected"),
     (change("env.json", ranks="gone"), "damaged: env.json: ranks is missing"),
     (change("env.json", ranks=[]), "damaged: env.json: it names no ranks"),
+    (change("env.json", ranks=[{"rank": 7, "host": "here"}]), "damaged: env.json does not say where rank 0 was"),
     (change("env.json", ranks=[{"rank": 0}]), "damaged: env.json: host is missing"),
     (change("env.json", lab={"nodes": [{}]}), "damaged: env.json: up is missing"),
     (change("env.json", lab=[]), "damaged: env.json: a table is expected for Lab"),
