@@ -12,7 +12,7 @@ import pytest
 from live_run import LAUNCHERS, MPIEXEC, PACELINE
 from PIL import Image
 
-from paceline.records import COMPLETED, FAILED, read_summary
+from paceline.records import COMPLETED, read_summary
 
 MODULE = """
 import os
@@ -126,7 +126,7 @@ def test_what_is_wrong_is_said_by_every_rank_with_exit_code_2(
     (pictures(tmp_path) / "kind-1" / "broken.png").write_bytes(b"not an image")
     done = run(tmp_path, launcher, *arguments)
     lines = [line for line in done.stderr.splitlines() if not line.startswith("paceline: warning: ")]
-    told = [line for line in lines if line.startswith("paceline: ")]
+    told = [line for line in lines if line.startswith("paceline: ") and "images to train on" not in line]
     # torchrun has one exit code for all failures; each of its ranks ends with 2.
     assert done.returncode == (1 if launcher == "torchrun" else 2), done.stderr
     assert told
@@ -135,12 +135,7 @@ def test_what_is_wrong_is_said_by_every_rank_with_exit_code_2(
         assert "exitcode  : 2" in done.stderr
     else:
         assert "Traceback" not in done.stderr
-    summary = read_summary(tmp_path / "runs" / "run")
-    if launcher in ("gloo", "mpi") and "images" in arguments[-1]:
-        assert summary is None, "nothing was started"
-    else:
-        assert summary is not None
-        assert (summary.status, summary.failed_rank) == (FAILED, None)
+    assert not (tmp_path / "runs" / "run").exists(), "nothing was trained"
 
 
 def test_where_rank_0_scatters_nobody_else_needs_the_data(tmp_path: Path) -> None:
