@@ -90,7 +90,7 @@ def test_figure_4_of_the_first_seed_is_one_command(capsys: pytest.CaptureFixture
 
 
 def test_every_word_comes_through_bash_as_it_was_given(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    words = [*RING, "--name", 'it\'s `date` $HOME \\ "#1"\nexit 3', "--output-dir", "läufe * ~"]
+    words = [*RING, "--name", 'it\'s `date` $HOME \\ "#1"', "--output-dir", "läufe * ~\nexit 3"]
     found = run_by_bash(check_script(capsys, *FOUR, "--cpus-per-task", "3", "--", *words))
     assert found.words == [
         *("--kill-on-bad-exit=0", "--wait=60", "--cpus-per-task=3", sys.executable, "-m", "paceline"),
@@ -107,7 +107,7 @@ def test_what_was_not_given_is_left_to_slurm_and_to_the_ranks(capsys: pytest.Cap
 
 
 def test_a_line_end_in_a_word_is_no_line_of_a_comment(capsys: pytest.CaptureFixture[str]) -> None:
-    text = check_script(capsys, *FOUR, "--", *RING, "--name", "a\n#SBATCH --nodes=99\nb")
+    text = check_script(capsys, *FOUR, "--", *RING, "--output-dir", "a\n#SBATCH --nodes=99\nb")
     head = text.split("set -euo")[0]
     assert "\n#SBATCH --nodes=99" not in head
     assert head.count("#SBATCH --nodes=") == 2  # the comment has the other one, in its line

@@ -152,11 +152,15 @@ def bytes_of_a_step(comm: Comm, inputs: int, outputs: int, batch: int) -> dict[s
 
 
 class Small(nn.Module):
-    """A narrow and a wide convolution, batch-norm, three wide dense layers, two of them a pair, and a narrow one."""
+    """A narrow and a wide convolution, batch-norm, three wide dense layers, two of them a pair, and a narrow one.
+
+    No bias before batch-norm: where ReLU passes every value its true gradient is zero, and Adam would blow up what
+    rounding makes of that.
+    """
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 16, 3, stride=2)
+        self.conv1 = nn.Conv2d(3, 16, 3, stride=2, bias=False)
         self.conv2 = nn.Conv2d(16, 130, 3, bias=False)
         self.norm = nn.BatchNorm2d(130)
         self.dense1, self.dense2 = nn.Linear(130, 127), nn.Linear(127, 130)

@@ -75,8 +75,8 @@ def test_a_steps_bytes_are_counted_and_an_evaluations_are_not() -> None:
     for rank, (once, twice, (values,)) in enumerate(ThreadWorld(4).run(case)):
         samples, own = 7, len(share(130, 2, rank % 2))
         gathered = samples * (own * 2 * 2 + own)  # conv2 has 2 x 2 pixels; dense3
-        # A ring of two sends each half of the gradients, and of a flag for each parameter, once.
-        assert once[0] == 8 * (gathered + values)
+        # A ring of two sends each half of the gradients and of the tail once: a flag for each parameter and two more.
+        assert once[0] == 8 * (gathered + values + 2)
         # Backward of conv2 (16 channels of 4 x 4), dense1 and dense3, forward of dense2.
         assert once[1] == 8 * samples * (16 * 4 * 4 + 130 + 130 + 130)
         assert twice == [2 * count for count in once]
