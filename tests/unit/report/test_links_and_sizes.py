@@ -130,7 +130,7 @@ def test_charts_of_times_have_all_sizes_and_charts_of_learning_what_learned(size
     assert charts["accuracy-by-batch"] == charts["learning-time"] == {"shallow-cnn"}
 
 
-@pytest.mark.parametrize("spec", [{"image_size": 64}, {"hidden": "32"}, {"dtype": "float64"}])
+@pytest.mark.parametrize("spec", [{"image_size": 64}, {"hidden": [32]}, {"dtype": "float64"}])
 def test_what_is_another_problem_is_in_another_panel(tmp_path: Path, spec: dict[str, Any]) -> None:
     """Also where a batch size would tell them apart."""
     given: list[tuple[dict[str, Any], int]] = [({}, 32), (spec, 64)]
