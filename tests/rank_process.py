@@ -3,15 +3,22 @@
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from worlds import COMM_TIMEOUT, serve
 
 from paceline.launch.connect import connect
 
-if __name__ == "__main__":
-    path, transport = sys.argv[1:]
-    sys.path.extend(str(folder) for folder in Path(__file__).parent.iterdir() if folder.is_dir())
+sys.path.extend(str(folder) for folder in Path(__file__).parent.iterdir() if folder.is_dir())
+
+
+def run(path: str, transport: str) -> NoReturn:
     serve(connect(transport, COMM_TIMEOUT), path)
     sys.stdout.flush()
-    if transport != "mpi":
-        os._exit(0)
+    if transport == "mpi":
+        sys.exit()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    run(*sys.argv[1:])

@@ -30,12 +30,16 @@ import torch
 from paceline.comm.single import SingleComm
 from paceline.comm.threads import thread_world
 from paceline.launch import env as names
-from paceline.launch.spawn import _mpi_variables, _mpiexec_command
+from paceline.launch.spawn import Process, _mpi_variables, _mpiexec_command
+from paceline.launch.zygote import Zygote
 
 HERE = Path(__file__).parent
 TRANSPORTS = ("threads", "gloo", "mpi")
 PATIENCE = 60.0
 COMM_TIMEOUT = 20.0
+
+VARIABLES = dict(os.environ) | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+ZYGOTE = "import sys; from paceline.launch import zygote; zygote.main('rank_process', 'run', int(sys.argv[1]))"
 
 Case = Callable[..., Any]
 
@@ -86,8 +90,8 @@ class ThreadWorld:
 class ProcessWorld:
     """Ranks that connect to a Unix socket of ours and wait there for cases."""
 
-    def __init__(self, transport: str, size: int) -> None:
-        self.transport, self.size = transport, size
+    def __init__(self, transport: str, size: int, zygote: Zygote | None = None) -> None:
+        self.transport, self.size, self.zygote = transport, size, zygote
         self.folder = Path(tempfile.mkdtemp(prefix="paceline-test-", dir="/dev/shm"))
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(self.folder / "s"))
@@ -101,21 +105,17 @@ class ProcessWorld:
             self.lines[int(stream.readline())] = (connection, stream)
         listener.close()
 
-    def _start(self) -> list[subprocess.Popen[bytes]]:
-        command = [sys.executable, str(HERE / "rank_process.py"), str(self.folder / "s"), self.transport]
-        base = dict(os.environ) | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
-        if self.transport == "mpi":
-            return [subprocess.Popen(_mpiexec_command(self.size) + command, env=_mpi_variables(self.folder, base),
-                                     stdin=subprocess.DEVNULL, start_new_session=True)]  # fmt: skip
-        return [
-            subprocess.Popen(
-                command,
-                env=base
-                | {names.RANK: str(r), names.SIZE: str(self.size), names.STORE: str(self.folder / "store" / "f")},
-                start_new_session=True,
-            )
+    def _start(self) -> list[Process]:
+        arguments = [str(self.folder / "s"), self.transport]
+        if self.zygote is None:
+            command = [*_mpiexec_command(self.size), sys.executable, str(HERE / "rank_process.py"), *arguments]
+            variables = _mpi_variables(self.folder, VARIABLES)
+            return [subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, start_new_session=True)]
+        seats: list[dict[str, str]] = [
+            {names.RANK: str(r), names.SIZE: str(self.size), names.STORE: str(self.folder / "store" / "f")}
             for r in range(self.size)
         ]
+        return [self.zygote.fork(f"rank-{r}", arguments, seat) for r, seat in enumerate(seats)]
 
     def run(self, case: Case, **arguments: Any) -> list[Any]:
         order = json.dumps({"case": f"{case.__module__}:{case.__name__}", "arguments": arguments})
@@ -148,6 +148,7 @@ class ProcessWorld:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(5)
             with contextlib.suppress(ProcessLookupError):
+                assert process.pid is not None
                 os.killpg(process.pid, signal.SIGTERM if self.transport == "mpi" else signal.SIGKILL)
             process.wait(10)
         self.processes = []
@@ -164,17 +165,27 @@ class Worlds:
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, int], World] = {}
+        self._zygote: Zygote | None = None  # of all worlds on gloo
 
     def get(self, transport: str, size: int) -> World:
         world = self._open.get((transport, size))
         if world is None or (isinstance(world, ProcessWorld) and not world.processes):
-            world = ThreadWorld(size) if transport == "threads" or size == 1 else ProcessWorld(transport, size)
-            self._open[transport, size] = world
+            world = self._open[transport, size] = self._start(transport, size)
         return world
+
+    def _start(self, transport: str, size: int) -> World:
+        if transport == "threads" or size == 1:
+            return ThreadWorld(size)
+        if transport == "mpi":
+            return ProcessWorld(transport, size)
+        self._zygote = self._zygote or Zygote([sys.executable, "-c", ZYGOTE], VARIABLES, None)
+        return ProcessWorld(transport, size, self._zygote)
 
     def close(self) -> None:
         for world in self._open.values():
             world.close()
+        if self._zygote:
+            self._zygote.kill()
 
 
 def serve(comm: Any, path: str) -> None:

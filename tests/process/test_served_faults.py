@@ -13,7 +13,6 @@ from live_run import LAUNCHERS, PACELINE, LiveRun, until
 from parity_cases import distance
 from safetensors.torch import load_file
 
-from paceline.launch import env as names
 from paceline.records import COMPLETED, FAILED, INTERRUPTED, read_lines
 
 STEPS = 600
@@ -60,9 +59,11 @@ def test_a_synchronous_run_that_loses_workers_trains_the_same_model(alone: Any, 
 
 
 def starting(run: LiveRun, rank: int) -> int | None:
-    """The process that our launcher has started as this rank."""
-    mark = f"{names.RANK}={rank}".encode()
-    return next((pid for pid in run.living() if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")), None)
+    """The process of a rank, as soon as there is one."""
+    names = {pid: Path(f"/proc/{pid}/comm") for pid in run.living()}
+    return next(
+        (pid for pid, name in names.items() if name.exists() and name.read_text() == f"paceline-{rank}\n"), None
+    )
 
 
 @pytest.mark.parametrize("strategy", ["ps-async", "ps-sync"])

@@ -41,9 +41,12 @@ class Ending:
     message: str = ""
 
 
-def settle(folder: Path, exits: Mapping[int, int] | None = None, *, interrupted: bool = False) -> Ending:
+def settle(
+    folder: Path, exits: Mapping[int, int] | None = None, *, interrupted: bool = False, lost: str | None = None
+) -> Ending:
     """Find out who failed, and make the summary say so. `exits` are the ranks' exit codes where they are known.
 
+    `lost` is what ended all ranks at once, if something other than a rank did.
     How a run ended is decided once: where several ranks settle it, as under mpiexec, the first one does.
     """
     with _alone(folder):
@@ -58,7 +61,7 @@ def settle(folder: Path, exits: Mapping[int, int] | None = None, *, interrupted:
         errors = {rank: error for rank in range(ranks) if (error := _error(folder, rank))}
         not_written = ""
         if summary.status == RUNNING:
-            _decide(folder, summary, errors, exits, interrupted=interrupted)
+            _decide(folder, summary, errors, exits, interrupted=interrupted, lost=lost)
             not_written = _write(folder, summary)
         if summary.status == INTERRUPTED:
             return Ending(summary, EXIT_INTERRUPTED, f"interrupted{not_written}")
@@ -66,10 +69,13 @@ def settle(folder: Path, exits: Mapping[int, int] | None = None, *, interrupted:
 
 
 def _decide(folder: Path, summary: Summary, errors: Mapping[int, dict[str, Any]], exits: Mapping[int, int] | None, *,
-            interrupted: bool) -> None:  # fmt: skip
+            interrupted: bool, lost: str | None) -> None:  # fmt: skip
     """Whether the run was interrupted or has failed, and who is to blame."""
     _fill(folder, summary)
     ranks = summary.servers + summary.workers
+    if lost and not errors:
+        summary.status, summary.error = FAILED, lost
+        return
     found = _first_to_fail(folder, errors, exits, ranks)
     if found is None and interrupted:
         summary.status = INTERRUPTED

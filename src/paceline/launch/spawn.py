@@ -16,12 +16,14 @@ from pathlib import Path
 
 from paceline.comm.table import mpiexec
 from paceline.launch import env as names
-from paceline.launch import janitor
+from paceline.launch import janitor, zygote
 from paceline.launch import start as rank_program
 from paceline.launch.placing import Places
+from paceline.launch.zygote import ForkedRank, Zygote
 from paceline.layout import threads_per_rank
 from paceline.spec import RunSpec
 
+Process = subprocess.Popen[bytes] | ForkedRank
 # How long mpiexec gets to end its ranks.
 MPIEXEC_SECONDS = 5.0
 # Open MPI's waits for daemons of other nodes, on a wildcard address, and no setting changes that.
@@ -35,13 +37,22 @@ MPIEXEC_LISTENS = (
 class Crew:
     """The processes of a run, by the rank they are (one that is all ranks at once counts as rank 0)."""
 
-    processes: dict[int, subprocess.Popen[bytes]]
+    processes: dict[int, Process]
     janitor: subprocess.Popen[bytes]
     private: Path
     are_ranks: bool  # or else they are an mpiexec, whose children the ranks are
     exits: dict[int, int] = field(default_factory=dict)
     lives: Counter[int] = field(default_factory=Counter)  # how often each rank was started again
-    start_rank: Callable[[int, int], subprocess.Popen[bytes]] | None = None
+    start_rank: Callable[[int, int], Process] | None = None
+    zygote: Zygote | None = None
+
+    def lost_zygote(self) -> str | None:
+        """What became of the process that forks the ranks, if it has ended before them."""
+        if self.zygote is None or not self.zygote.dead:
+            return None
+        code = self.zygote.process.returncode
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return f"the process that starts the ranks (their zygote) {how}"
 
     def tell(self, line: str) -> None:
         """Tell the janitor."""
@@ -50,9 +61,14 @@ class Crew:
             self.janitor.stdin.write(f"{line}\n".encode())
             self.janitor.stdin.flush()
 
-    def add(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+    def add(self, rank: int, process: Process) -> None:
         self.processes[rank] = process
-        self.tell(f"process {process.pid}")
+        if process.pid is not None:
+            self.watch(process.pid)
+
+    def watch(self, pid: int) -> None:
+        """Have a process group ended when the launcher is gone."""
+        self.tell(f"process {pid}")
 
     def start_again(self, rank: int) -> None:
         """A rank whose process has ended gets another."""
@@ -61,7 +77,7 @@ class Crew:
         del self.exits[rank]
         self.add(rank, self.start_rank(rank, self.lives[rank]))
 
-    def running(self) -> dict[int, subprocess.Popen[bytes]]:
+    def running(self) -> dict[int, Process]:
         for rank, process in self.processes.items():
             if (code := process.poll()) is not None:
                 self.exits.setdefault(rank, code)
@@ -69,8 +85,9 @@ class Crew:
 
     def signal(self, number: int) -> None:
         for process in self.running().values():
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
+            if process.pid is not None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, number)
 
     def end(self, ranks: set[int]) -> dict[int, int]:
         """Kill what still runs; the exit codes of the processes that had ended by themselves."""
@@ -85,6 +102,8 @@ class Crew:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         self.signal(signal.SIGKILL)
+        if self.zygote:
+            self.zygote.kill()
         for process in self.processes.values():
             process.wait()
         self.running()
@@ -108,7 +127,8 @@ def start(spec: RunSpec, folder: Path, out: int, places: Places | None = None) -
     crew = Crew({}, watcher, private, are_ranks=spec.transport != "mpi" or spec.workers == 1)
     crew.tell(f"folder {private}")
     crew.tell(f"run {folder}")
-    command = [sys.executable, "-P", rank_program.__file__, str(folder), *_module_folders()]
+    program, modules = [sys.executable, "-P", rank_program.__file__], _module_folders()
+    command = [*program, "rank", str(folder), *modules]
     size = spec.ranks
     try:
         if not crew.are_ranks:
@@ -121,10 +141,15 @@ def start(spec: RunSpec, folder: Path, out: int, places: Places | None = None) -
             return crew
         count = 1 if spec.transport == "threads" else size
         variables = _environment(spec, spec.workers or 1)
+        if places is None and zygote.available():
+            crew.zygote = Zygote([*program, "zygote", *modules], variables, out, crew.watch)
+            crew.watch(crew.zygote.process.pid)
 
-        def start_rank(rank: int, life: int) -> subprocess.Popen[bytes]:
+        def start_rank(rank: int, life: int) -> Process:
             seat = {names.RANK: str(rank), names.SIZE: str(count), names.STORE: str(private / "store")}
             seat |= {names.LIVES: str(life)} | (places.variables(rank) if places else {})
+            if crew.zygote:
+                return crew.zygote.fork(f"paceline-{rank}", [str(folder)], seat)
             words = places.command(rank, command) if places else command
             return _popen(words, variables | seat, out)
 

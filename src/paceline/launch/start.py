@@ -1,4 +1,7 @@
-"""The program of a rank that our own launcher starts: python -P .../start.py RUN_FOLDER MODULE_FOLDER...
+"""The programs that our own launcher starts: one rank, as mpiexec and the lab's agents do, or a zygote for all ranks.
+
+    python -P .../start.py rank RUN_FOLDER MODULE_FOLDER...
+    python -P .../start.py zygote MODULE_FOLDER... SOCKET
 
 Modules come from where they are installed. The folders in which only the launcher finds modules (its working folder, a
 script's folder) come last on the import path: a random.py there does not replace the library's.
@@ -8,12 +11,19 @@ import sys
 
 
 def main() -> None:
-    sys.path += [folder for folder in sys.argv[2:] if folder not in sys.path]
+    kind, *rest = sys.argv[1:]
+    argument = rest.pop() if kind == "zygote" else rest.pop(0)
+    sys.path += [folder for folder in rest if folder not in sys.path]
+    if kind == "zygote":
+        from paceline.launch import zygote
+
+        zygote.main("paceline.launch.worker", "run_rank", int(argument))
+        return
     from paceline.launch.signals import quiet_interrupt
 
     with quiet_interrupt():
         from paceline.launch.worker import run_rank
-    run_rank(sys.argv[1])
+    run_rank(argument)
 
 
 if __name__ == "__main__":

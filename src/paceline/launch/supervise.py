@@ -35,6 +35,7 @@ def supervise(crew: Crew, folder: Path, signals: list[int], spec: RunSpec) -> En
     asked = 0
     ended_at: float | None = None
     exits: dict[int, int] = {}
+    lost: str | None = None
     try:
         while crew.running():
             if len(signals) > asked:
@@ -50,17 +51,18 @@ def supervise(crew: Crew, folder: Path, signals: list[int], spec: RunSpec) -> En
                 break
             time.sleep(LOOK_SECONDS)
     finally:
+        lost = crew.lost_zygote()
         exits = crew.end(_rank_pids(folder, here=True))
         crew.dismiss()
     if not crew.are_ranks:
         return settle(folder, {} if asked else None, interrupted=asked > 0)
-    return settle(folder, exits, interrupted=asked > 0)
+    return settle(folder, exits, interrupted=asked > 0, lost=lost)
 
 
 def _has_failed(crew: Crew, folder: Path, spec: RunSpec, stopping: bool) -> bool:
     """Whether the run is lost; ranks that it can do without, or that get another life, do not lose it."""
     bad = {rank: code for rank, code in crew.exits.items() if code not in GOOD_EXITS}
-    if not bad or not spec.served:
+    if not bad or not spec.served or crew.lost_zygote():
         return bool(bad)
     assert spec.servers is not None
     begun = bool(_rank_pids(folder))

@@ -1,0 +1,123 @@
+"""Ranks are forked from one process that has imported torch; it and they end together, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from live_run import ENDLESS, LAUNCHERS, LiveRun, until
+
+from paceline.launch import zygote
+from paceline.launch.zygote import Zygote
+from paceline.records import FAILED
+
+TEST_PROGRAM = "import sys; from paceline.launch import zygote; zygote.main({module!r}, 'run', int(sys.argv[1]))"
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+@pytest.fixture
+def forks(tmp_path: Path) -> Iterator[Zygote]:
+    """A zygote whose ranks do what a small module says."""
+    (tmp_path / "small.py").write_text(
+        "import os, sys, time\n"
+        "def run(what, *rest):\n"
+        "    if what == 'exit': os._exit(int(rest[0]))\n"
+        "    if what == 'raise': raise ValueError('a mistake')\n"
+        "    if what == 'tell': open(rest[0], 'w').write(os.environ['WHO'])\n"
+        "    if what == 'wait': time.sleep(1000)\n"
+        "    os._exit(0)\n"
+    )
+    program = [sys.executable, "-c", TEST_PROGRAM.format(module="small")]
+    made = Zygote(program, dict(os.environ) | {"PYTHONPATH": str(tmp_path)}, subprocess.DEVNULL)
+    yield made
+    made.kill()
+
+
+def test_ranks_get_their_own_variables_and_report_how_they_ended(forks: Zygote, tmp_path: Path) -> None:
+    ranks = [forks.fork(f"r{i}", ["tell", str(tmp_path / str(i))], {"WHO": str(i)}) for i in range(3)]
+    assert [rank.wait(30) for rank in ranks] == [0, 0, 0]
+    assert [(tmp_path / str(i)).read_text() for i in range(3)] == ["0", "1", "2"]
+    assert forks.fork("r", ["exit", "7"], {}).wait(30) == 7
+    assert forks.fork("r", ["raise"], {}).wait(30) == 1
+    waiting = forks.fork("waits", ["wait"], {})
+    pid = until("it is forked", lambda: waiting.poll() or waiting.pid)
+    assert Path(f"/proc/{pid}/comm").read_text() == "waits\n"
+    assert os.getsid(pid) == pid
+    os.kill(pid, signal.SIGTERM)
+    assert waiting.wait(30) == -signal.SIGTERM
+
+
+def test_the_pid_of_a_rank_that_has_ended_stays_its_own(forks: Zygote) -> None:
+    rank = forks.fork("r", ["exit", "0"], {})
+    rank.wait(30)
+    assert rank.pid is not None
+    assert parent(rank.pid) == forks.process.pid  # a zombie: nobody else can get its number
+
+
+def test_when_it_dies_its_ranks_do_and_those_it_was_asked_for_are_not_waited_for(forks: Zygote) -> None:
+    rank = forks.fork("r", ["wait"], {})
+    pid = until("it is forked", lambda: rank.poll() or rank.pid)
+    forks.process.kill()
+    late = forks.fork("r", ["wait"], {})
+    assert (rank.wait(30), late.wait(30)) == (-signal.SIGKILL, -signal.SIGKILL)
+    until("the rank has gone", lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_a_rank_that_ends_while_the_zygote_is_stopped_is_noticed(
+    forks: Zygote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zygote, "REPORT_SECONDS", 0.2)
+    rank = forks.fork("r", ["wait"], {})
+    pid = until("it is forked", lambda: rank.poll() or rank.pid)
+    os.kill(forks.process.pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGTERM)
+    assert rank.wait(30) == -signal.SIGKILL  # how it ended is not known
+
+
+def test_a_process_with_threads_is_not_forked(tmp_path: Path) -> None:
+    (tmp_path / "threaded.py").write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(100,), daemon=True).start()\n"
+        "def run(): ...\n"
+    )
+    program = [sys.executable, "-c", TEST_PROGRAM.format(module="threaded")]
+    made = Zygote(program, dict(os.environ) | {"PYTHONPATH": str(tmp_path)}, None)
+    assert made.fork("r", [], {}).wait(30) == 1
+    assert made.dead
+
+
+def test_importing_what_ranks_need_runs_no_torch_operation() -> None:
+    """Locks and threads of torch's kernels do not survive a fork."""
+    code = (
+        "import json, torch\n"
+        "with torch.autograd.profiler.profile() as ran:\n"
+        "    import paceline.launch.worker, paceline.launch.served_rank\n"
+        "    {more}\n"
+        "print(json.dumps([each.name for each in ran.function_events]))\n"
+    )
+    for more, expected in {"pass": set(), "torch.ones(2)": {"aten::ones"}}.items():
+        command = [sys.executable, "-c", code.format(more=more)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert {"aten::ones"} & set(json.loads(done.stdout.splitlines()[-1])) == expected
+        assert expected or "aten::" not in done.stdout
+
+
+def test_all_ranks_have_one_parent_and_die_with_it(tmp_path: Path) -> None:
+    with LiveRun(LAUNCHERS["gloo"] + ENDLESS, tmp_path) as run:
+        run.wait_until_training()
+        (shared,) = {parent(run.pid(rank)) for rank in range(3)}
+        assert parent(shared) == run.process.pid
+        os.kill(shared, signal.SIGKILL)
+        assert run.end() == 1
+        assert "the process that starts the ranks (their zygote) was killed by signal 9" in run.stderr()
+        assert (run.summary().status, run.summary().failed_rank) == (FAILED, None)
+        run.check_nothing_is_left()
