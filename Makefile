@@ -17,7 +17,7 @@ demo: $(READY)  ## train a network sequentially and by two workers in four ways,
 
 test: $(READY)  ## every test, on real threads, processes and MPI ranks, and in a real browser
 	tests/browser/install.sh
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadgroup
 
 test-slurm: $(READY)  ## paceline slurm's scripts on a real two-node Slurm, as root; installs Debian's where it is missing
 	tests/slurm/run.sh $(BIN)/python -m pytest tests/slurm/check_slurm.py

@@ -1,7 +1,13 @@
-"""One world of ranks per (transport, size) and one training by the plain loop per setting, for the whole session."""
+"""One world of ranks per (transport, size) and one training by the plain loop per setting, for the whole session.
+
+Two tests run at a time where each can have shared memory and temporary files of its own (as root).
+"""
 
 import hashlib
 import json
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +21,8 @@ from plain_loop import Trained
 from safetensors.torch import save_file
 from worlds import TRANSPORTS, World, Worlds
 
+from paceline.lab import kernel
+
 # Nothing here asserts a wall-clock time, an example's included: machines are shared and noisy.
 settings.register_profile("paceline", deadline=None)
 settings.load_profile("paceline")
@@ -23,6 +31,43 @@ torch.set_num_threads(1)
 
 
 NO_BROWSER = "there is no chromium with chromedriver"
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    return 2 if os.getuid() == 0 else 0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A process that runs tests beside another sees none of the other's files that runs might leave behind."""
+    if hasattr(config, "workerinput"):
+        kernel.unshare(kernel.NEW_MOUNT)
+        kernel.mount("none", "/", flags=kernel.MS_RECURSIVE | kernel.MS_PRIVATE)
+        kernel.mount("tmpfs", "/dev/shm", "tmpfs")
+        tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="paceline-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What must not run at the same time is in one group: tests of a file, all that use worlds, and all labs.
+
+    Long groups come first, so that no process of the two ends long before the other.
+    """
+
+    def group(item: pytest.Item) -> str:
+        names, file = getattr(item, "fixturenames", ()), item.path.relative_to(item.config.rootpath).as_posix()
+        return "worlds" if {"world", "worlds"} & set(names) else "labs" if "lab" in file else file
+
+    groups = {item: group(item) for item in items}
+    first = ("worlds", "labs", "tests/process/")
+    items.sort(
+        key=lambda item: next((n for n, start in enumerate(first) if groups[item].startswith(start)), len(first))
+    )
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(groups[item]))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,8 +47,7 @@ class LiveRun:
 
     def __init__(self, command: list[str], output: Path, fault: str | None = None) -> None:
         self.folder, self.command = output / "run", command
-        self.temporary = output / "tmp"
-        self.temporary.mkdir()
+        self.temporary = Path(tempfile.mkdtemp())  # not in `output`: the paths of sockets are short
         variables = dict(os.environ) | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary)}
         if fault:
             variables |= {"PACELINE_TEST_FAULT": fault, "PYTHONPATH": str(Path(__file__).parent / "faulty")}
@@ -71,6 +71,7 @@ class LiveRun:
                 os.kill(pid, signal.SIGKILL)
         self.process.communicate()
         self.errors.close()
+        shutil.rmtree(self.temporary)
 
     def steps(self, rank: int) -> int:
         return sum(record["kind"] == "step" for record in read_lines(self.folder / f"rank_{rank}.jsonl"))
