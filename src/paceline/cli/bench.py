@@ -14,7 +14,6 @@ from paceline.bench.store import Store
 from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, visible
 
 SHOWN = 3  # disturbed runs that are named
-HELP = "make the runs of an experiment; stop it with Ctrl-C, and it goes on where it was"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,8 +10,6 @@ from paceline.analysis.runs import LeftOut, find_folders, read_run
 from paceline.analysis.scaling import Group, group
 from paceline.errors import UsageError, visible
 
-HELP = "what differs between two runs, and whether the difference in speed is real"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     for which in ("first", "second"):

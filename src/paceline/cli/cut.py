@@ -12,7 +12,6 @@ from paceline.pipeline.sizes import parse_bandwidth
 from paceline.spec import RunSpec, resolve
 from paceline.strict_json import dump
 
-HELP = "say where to cut a model into the stages of a pipeline, and what each would cost"
 FIELDS = ("model", "hidden", "dropout", "data", "data_dir", "image_size", "batch_size", "microbatches", "schedule",
           "recompute", "cut", "memory", "speed", "optimizer", "momentum", "dtype", "threads")  # fmt: skip
 NOT_SPEC = ("verb", "json", "bandwidth")

@@ -10,8 +10,6 @@ from paceline.data.prepare import place_of, prepare
 from paceline.data.table import TABLE, DataInfo, describe
 from paceline.errors import UsageError
 
-HELP = "list the data sets, get one, or say where it is"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="action", required=True, metavar="list | get | path")

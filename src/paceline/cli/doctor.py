@@ -9,8 +9,6 @@ from paceline.comm.table import mpiexec
 from paceline.launch.env import find_seat
 from paceline.layout import cores
 
-HELP = "show what this machine has for training"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     pass

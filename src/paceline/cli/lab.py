@@ -15,7 +15,6 @@ from paceline.lab.measure import show
 from paceline.lab.plan import ABOUT, FAULTS, LAB, Fault, Plan, Table, check_name, in_words, read_plan
 
 MOST_SECONDS = 3600.0
-HELP = "a cluster on this machine: nodes with links of a given speed, counters, and faults"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

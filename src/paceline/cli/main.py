@@ -12,9 +12,19 @@ from typing import Any
 from paceline import __version__
 from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, PacelineError, meant, nearest, visible
 from paceline.launch.signals import quiet_interrupt
-from paceline.spec import ELSEWHERE
 
-VERBS = ("train", "cut", "data", "models", "lab", "slurm", "bench", "compare", "report", "doctor")
+VERBS = {
+    "train": "train a model, alone or on many processes",
+    "cut": "say where to cut a model into the stages of a pipeline, and what each would cost",
+    "data": "list the data sets, get one, or say where it is",
+    "models": "list the models, with their sizes and costs",
+    "lab": "a cluster on this machine: nodes with links of a given speed, counters, and faults",
+    "slurm": "write the script that sbatch takes: paceline slurm --nodes 2 --ntasks-per-node 4 -- train ...",
+    "bench": "make the runs of an experiment; stop it with Ctrl-C, and it goes on where it was",
+    "compare": "what differs between two runs, and whether the difference in speed is real",
+    "report": "one page with charts, tables and findings from run folders",
+    "doctor": "show what this machine has for training",
+}
 # These take another command behind --
 WITH_COMMAND = ("lab", "slurm")
 
@@ -26,6 +36,8 @@ class Parser(argparse.ArgumentParser):
         flags = [flag for action in self._actions for flag in action.option_strings]
         hint = ""
         if "unrecognized arguments" in message:
+            from paceline.spec import ELSEWHERE
+
             word = next((w for w in message.split()[2:] if w.startswith("-")), "")
             here = {other: f"--{name}" for other, name in ELSEWHERE.items() if f"--{name}" in flags}
             hint = meant(word.split("=")[0], flags, here) if word else ""
@@ -42,13 +54,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     if chosen is not None and chosen not in VERBS:
         parser.error(f"unknown verb {chosen!r}{nearest(chosen, VERBS)} (one of: {', '.join(VERBS)})")
+    parsers = {
+        verb: verbs.add_parser(verb, help=about, description=about, allow_abbrev=False) for verb, about in VERBS.items()
+    }
+    if chosen is None:
+        parser.parse_args(arguments)  # shows the help, or what is wrong
+        return EXIT_USAGE
     # Only what is needed: training is not to wait for what draws charts.
     with quiet_interrupt():
-        modules = {verb: importlib.import_module(f"paceline.cli.{verb}") for verb in ([chosen] if chosen else VERBS)}
-    parsers = {}
-    for verb, module in modules.items():
-        parsers[verb] = verbs.add_parser(verb, help=module.HELP, description=module.HELP, allow_abbrev=False)
-        module.add_arguments(parsers[verb])
+        module = importlib.import_module(f"paceline.cli.{chosen}")
+    module.add_arguments(parsers[chosen])
     given = None
     if chosen in WITH_COMMAND and "--" in arguments:
         at = arguments.index("--")
@@ -61,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if extra:
         parsers[args.verb].error(f"unrecognized arguments: {' '.join(extra)}")
     try:
-        return int(modules[args.verb].run(args))
+        return int(module.run(args))
     except PacelineError as error:
         print(visible(f"paceline: {error}"), file=sys.stderr)
         return error.exit_code

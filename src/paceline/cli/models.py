@@ -6,7 +6,6 @@ import textwrap
 from paceline.emulation.table import TABLE as DEVICES
 from paceline.models.table import TABLE, ModelInfo
 
-HELP = "list the models, with their sizes and costs"
 COLUMNS = ("parameters", "with stats", "MB", "GFLOPs", "image", "classes", "smallest")
 NOTES = """
 Counts are for the image and classes shown. Parameters are trainable; stats are batch-norm's running means and

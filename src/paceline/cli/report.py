@@ -20,8 +20,6 @@ from paceline.report.page import page
 from paceline.report.plotly_js import plotly_js
 from paceline.report.tables import beside_paper, missing, results
 
-HELP = "one page with charts, tables and findings from run folders"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(

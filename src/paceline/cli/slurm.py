@@ -15,7 +15,6 @@ from paceline.errors import EXIT_OK, UsageError
 from paceline.records import write_whole
 from paceline.spec import Resolved, World, printable, resolve
 
-HELP = "write the script that sbatch takes: paceline slurm --nodes 2 --ntasks-per-node 4 -- train ..."
 # Slurm's forms of a time: minutes, [hours:]minutes:seconds, days-hours[:minutes[:seconds]].
 TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}")
 # Seconds. Under a shorter time limit a minute is much: Slurm asks at the limit itself, and waits, usually 30 s.

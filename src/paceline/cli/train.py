@@ -21,7 +21,6 @@ from paceline.spec import FIELDS, RunSpec, World, read_config, resolve
 from paceline.strategies import table as strategies
 from paceline.strict_json import dump
 
-HELP = "train a model, alone or on many processes"
 LISTS = ("memory", "speed")  # given once with commas, or several times
 NOT_SPEC = ("verb", "config", "json", "verbose", "cluster", "role", "index")
 
