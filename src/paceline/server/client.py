@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.comm.metered import Meter
-from paceline.errors import CommTimeout, UsageError
+from paceline.errors import CommTimeout, PacelineError, UsageError
 from paceline.server.core import as_values
 from paceline.server.ledger import TRAIN, Part
 from paceline.server.shard import Layout
@@ -265,13 +265,20 @@ class Pulse:
         self.heard = [time.monotonic()] * len(client.endpoints)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="paceline-pulse", daemon=True)
+        self._started, self._error = False, ""
 
     def start(self) -> None:
-        if not self._thread.is_alive():
-            self.heard = [time.monotonic()] * len(self.heard)
+        if not self._started:
+            self._started, self.heard = True, [time.monotonic()] * len(self.heard)
             self._thread.start()
 
     def _run(self) -> None:
+        try:
+            self._beat()
+        except Exception as error:  # noqa: BLE001  raised by the next check, in the worker's own thread
+            self._error = f"{type(error).__name__}: {error}"
+
+    def _beat(self) -> None:
         client = self._client
         links = Diallers(client.endpoints, f"{client.rank}.{client.life:x}.beat", client.secret)
         while not self._stop.is_set():
@@ -286,9 +293,13 @@ class Pulse:
         links.close()
 
     def check(self) -> None:
+        if not self._started:
+            return
         now, client = time.monotonic(), self._client
+        if self._error:
+            raise PacelineError(f"rank {client.rank} can no longer show its servers that it lives ({self._error})")
         for server, heard in enumerate(self.heard):
-            if self._thread.is_alive() and now - heard > client.timeout:
+            if now - heard > client.timeout:
                 raise CommTimeout(
                     f"rank {client.rank} has heard nothing for {client.timeout:g} s from rank {server}, a server",
                     server,
@@ -296,5 +307,5 @@ class Pulse:
 
     def stop(self) -> None:
         self._stop.set()
-        if self._thread.is_alive():
+        if self._started:
             self._thread.join()

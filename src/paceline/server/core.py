@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -63,6 +63,8 @@ class Core:
         self._out: list[Reply] = []
         self.finished = self.stopping = False
         self.refusal: str | None = None
+        # Told what the leader tells everybody who comes; says why this server cannot be one of its, if it cannot.
+        self.on_attach: Callable[[dict[str, Any]], str | None] = lambda words: None
         shard.after = self._after
         if shard.staleness is None:  # each server goes its own way, also after a restart
             self.generation = run
@@ -124,7 +126,7 @@ class Core:
         if header.rank != 0 or self.rank == 0:
             raise WireError(f"{Kind(header.kind).name}, and not from the server that leads")
         if header.kind == Kind.ATTACH:
-            self.refusal = self.refusal or self.attached(message.words())
+            self.refusal = self.refusal or self.on_attach(message.words())
         elif header.kind == Kind.RESTORE:
             if header.update not in self.snapshots():
                 raise WireError(f"no snapshot {header.update} here")
@@ -159,10 +161,6 @@ class Core:
             if chunk.version >= waiting.want:
                 del self._waiting[header.chunk][key]
                 self._answer(key[0], waiting)
-
-    def attached(self, words: dict[str, Any]) -> str | None:
-        """The leader has said what it tells everybody who comes; why this server cannot be one of its."""
-        return None
 
     def gradient(self, header: Header, missed: int) -> None:
         """A gradient is taken in; the leader counts it."""

@@ -134,7 +134,7 @@ class Server:
                     core.restore(max(core.snapshots()))
             return mismatch(job.rank, _creed(spec, self.flat, self.info), creed)
 
-        core.attached = attached  # type: ignore[method-assign]
+        core.on_attach = attached
         with closing(self.listener):
             return serve(core, self.listener, spec.timeout, job.stop)
 

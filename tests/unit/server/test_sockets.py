@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import zmq
 from parity_cases import check_trained, values_for
 from served import SECRET, free_ports, meeting, train_served
 
-from paceline.errors import UsageError
+from paceline.errors import PacelineError, UsageError
+from paceline.server.client import Client
 from paceline.server.roles import Meeting
+from paceline.server.shard import Layout
 from paceline.server.sockets import MOST_BYTES, Diallers, Listener, key_pair
 from paceline.server.wire import SIZE, Header, Kind, Message, say
 
@@ -81,6 +84,17 @@ def test_a_frame_that_is_too_large_ends_its_connection_and_nothing_else() -> Non
         with closing(Diallers(where.endpoints, "small")) as links:
             links.all[0].send(say(Kind.HELLO, {"still": "there"}))
             assert come(listener) == [b'{"still": "there"}']
+
+
+def test_a_worker_whose_heartbeat_fails_says_so_instead_of_going_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with meeting("plain", 1) as where, closing(Listener(where.endpoints[0])):
+        client = Client(3, where.run, 1, Layout(4, 4, 1, 8), torch.zeros(4), where.endpoints)
+        with closing(client):
+            monkeypatch.setattr("paceline.server.client.Diallers", lambda *_: 1 / 0)
+            client._pulse.start()
+            client._pulse._thread.join()
+            with pytest.raises(PacelineError, match=r"rank 3 can no longer show .* that it lives \(ZeroDivisionError"):
+                client.poll(0)
 
 
 def garbage(seed: int, run: int) -> Iterator[list[bytes]]:
