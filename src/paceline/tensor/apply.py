@@ -8,6 +8,7 @@ itself and the second is split by its inputs: one sum instead of a gather and a 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from torch import nn
 
@@ -21,11 +22,14 @@ WIDE = 2**14
 SHOWN = 3
 
 
-def split_wide(model: nn.Module, comm: Comm, name: str | None = None) -> dict[str, int]:
+def split_wide(
+    model: nn.Module, comm: Comm, name: str | None = None, tell: Callable[[str], None] = lambda line: None
+) -> dict[str, int]:
     """Replace the model's wide layers, in place, by this shard's parts of them; all shards call it.
 
     The model is on torch's meta device, or has values, which are then cut. Returns, by the parameter's name, the
-    dimension that it is split along, by `layout.share`. `name` is what errors call the model.
+    dimension that it is split along, by `layout.share`. `name` is what errors call the model; `tell` is told what costs
+    speed.
     """
     wide = {
         path: layer
@@ -33,6 +37,8 @@ def split_wide(model: nn.Module, comm: Comm, name: str | None = None) -> dict[st
         if isinstance(layer, nn.Linear | nn.Conv2d) and layer.weight.numel() >= WIDE
     }
     uses, shared = find_uses(model), _shared_weights(model)
+    if uses.untraced:
+        tell(f"The model cannot be traced ({uses.untraced}): each layer is split by itself, which costs more messages")
     reasons = {path: _why_not(path, layer, comm.size, shared, uses) for path, layer in wide.items()}
     chosen = [path for path, reason in reasons.items() if reason is None]
     if not chosen:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
+from paceline.own_code import reason
 from paceline.pipeline.tracing import TRACING, traced
 from paceline.tensor.elementwise import is_elementwise
 
@@ -16,10 +17,11 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 @dataclass(frozen=True)
 class Uses:
-    """A model's traces, of training and of evaluation: none where it cannot be traced, and then nothing is known."""
+    """A model's traces, of training and of evaluation: none where it cannot be traced, and `untraced` says why."""
 
     model: nn.Module
     traces: tuple[fx.Graph, ...]
+    untraced: str | None = None
 
     def why_not(self, path: str) -> str | None:
         """Why a layer cannot be replaced by one that gives the same output, if it cannot."""
@@ -77,8 +79,8 @@ def find_uses(model: nn.Module) -> Uses:
         try:
             for training in (True, False):
                 graph = _trace(model.train(training))
-                if graph is None:
-                    return Uses(model, ())
+                if isinstance(graph, str):
+                    return Uses(model, (), graph)
                 traces.append(graph)
         finally:
             for module, mode in modes.items():
@@ -86,13 +88,15 @@ def find_uses(model: nn.Module) -> Uses:
     return Uses(model, tuple(traces))
 
 
-def _trace(model: nn.Module) -> fx.Graph | None:
-    """None where the model's code needs values, keeps some in the model, or draws lots."""
+def _trace(model: nn.Module) -> fx.Graph | str:
+    """The graph, or why there is none: the model's code needs values, keeps some in the model, or draws lots."""
     try:
         trace = traced(model)
-    except Exception:  # noqa: BLE001  whatever a model's code does with values that are not there
-        return None
-    return None if trace.sets or trace.draws else trace.graph
+    except Exception as error:  # noqa: BLE001  whatever a model's code does with values that are not there
+        return reason(error)
+    if trace.sets:
+        return "its forward sets attributes of the model"
+    return "its forward draws random numbers" if trace.draws else trace.graph
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -213,7 +213,7 @@ def _prepare_tensor(job: Job, data: DataInfo) -> Prepared:
     replicas = comm.group(grid.replicas_of(comm.rank))
     model = parts.deferred.model.to(job.place.dtype)
     try:
-        split = split_wide(model, shards, spec.model)
+        split = split_wide(model, shards, spec.model, job.console.line)
     except UsageError as error:  # the same on every rank
         raise AgreedError(str(error)) from error
 

@@ -44,9 +44,9 @@ class Wide(nn.Module):
         return self.do(self, x)
 
 
-def how(model: nn.Module) -> dict[str, str]:
+def how(model: nn.Module, tell: Callable[[str], None] = lambda line: None) -> dict[str, str]:
     """By name, how each layer of the model is split."""
-    split_wide(model, Four())
+    split_wide(model, Four(), tell=tell)
     kinds: dict[type[nn.Module], str] = {ChannelConv2d: "channels", RowLinear: "row"}
     return {
         name: ("gathered" if layer.gather else "kept") if isinstance(layer, ColumnLinear) else kinds[type(layer)]
@@ -228,9 +228,24 @@ def test_a_model_that_keeps_a_value_has_no_pairs_and_is_as_it_was() -> None:
     model = Wide(keeps)
     model.b.eval()
     before = set(vars(model))
-    assert how(model) == APART
+    told: list[str] = []
+    assert how(model, told.append) == APART
+    assert told == [
+        "The model cannot be traced (its forward sets attributes of the model): each layer is split by itself, which "
+        "costs more messages"
+    ]
     assert set(vars(model)) == before
     assert [module.training for module in (model, model.a, model.b)] == [True, True, False]
+
+
+def test_why_a_model_cannot_be_traced_is_told() -> None:
+    def looks(model: Any, x: Tensor) -> Tensor:
+        out: Tensor = model.b(model.a(x)) if x.sum() > 0 else x
+        return out
+
+    told: list[str] = []
+    assert how(Wide(looks), told.append) == APART
+    assert "TraceError" in told[0]
 
 
 @pytest.mark.parametrize(
