@@ -143,13 +143,19 @@ def test_an_error_in_the_background_reaches_the_trainer() -> None:
         next(source.epoch(Sampler(70, 1), 70))
 
 
-def test_a_disk_that_does_not_answer_is_an_error_that_names_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.training.input.PATIENCE", 0.2)
+def test_a_disk_that_does_not_answer_is_an_error_that_names_the_rank() -> None:
     source = Counting()
+    source.patience = 0.2
     source.hold.clear()
-    with pytest.raises(PacelineError, match=r"rank 0 waited 0\.2 s for its next batch of synthetic"):
+    with pytest.raises(PacelineError, match=r"rank 0 waited 0\.2 s for its next batch"):
         next(source.epoch(Sampler(70, 1), 70))
     source.hold.set()
+
+
+def test_a_rank_whose_disk_does_not_answer_says_so_before_the_others_give_it_up() -> None:
+    data = load(DATA)
+    assert all(own(data, comm).patience < comm.timeout for comm in thread_world(2, 3.0))
+    assert own(data, SingleComm(3.0)).patience > 60  # nobody waits for it
 
 
 def test_only_the_steps_that_are_asked_for_are_read() -> None:

@@ -6,7 +6,8 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,8 +21,10 @@ from paceline.strategies.base import Batch
 from paceline.training.images import Prepare
 from paceline.training.sampler import Sampler, hold_out
 
+T = TypeVar("T")
 AHEAD = 2  # batches that wait, ready, for the trainer
-PATIENCE = 600.0  # seconds for one batch, before a disk is given up
+# Seconds for one batch, before a disk is given up.
+PATIENCE = 600.0
 _EVALUATION_BATCH, _EVALUATION_VALUES = 512, 2**22
 
 # The numbers of the samples in each batch of a rank.
@@ -35,6 +38,7 @@ class Input(ABC):
     def __init__(self, info: DataInfo, validation: int, seed: int, comm: Comm, prepare: Prepare) -> None:
         self.info, self.comm, self.prepare = info, comm, prepare
         self.reader, self.readers = comm.rank, comm.size  # which of how many readers that share the samples
+        self.patience = PATIENCE if comm.size == 1 else patience(comm.timeout)
         train, held_out = hold_out(info.train, validation, seed)
         self.numbers = {"train": train, "validation": held_out, "test": torch.arange(info.test)}
 
@@ -83,17 +87,26 @@ class Input(ABC):
             coming = deque(pool.submit(next, batches, None) for _ in range(AHEAD))
             while True:
                 soonest = coming.popleft()
-                if not wait([soonest], PATIENCE).done:
-                    raise PacelineError(
-                        f"rank {self.comm.rank} waited {PATIENCE:g} s for its next batch of {self.info.name}: is the "
-                        f"disk that has it still there?"
-                    )
-                if (batch := soonest.result()) is None:
+                if (batch := wait_for_batch(soonest, self.comm.rank, self.patience)) is None:
                     return
                 coming.append(pool.submit(next, batches, None))
                 yield batch
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def wait_for_batch(coming: Future[T], rank: int, seconds: float) -> T:
+    if not wait([coming], seconds).done:
+        raise PacelineError(
+            f"rank {rank} waited {seconds:g} s for its next batch: is the disk that has it still there? A longer "
+            f"--timeout gives it more time"
+        )
+    return coming.result()
+
+
+def patience(timeout: float) -> float:
+    """A rank whose disk is slow says so itself, before others who wait for it `timeout` seconds give it up."""
+    return min(PATIENCE, 0.8 * timeout)
 
 
 def evaluation_batch(shape: tuple[int, ...]) -> int:

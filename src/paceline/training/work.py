@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from paceline import own_code
 from paceline.emulation.device import EmulatedDevice
-from paceline.errors import CommError, PacelineError
+from paceline.errors import CommError
 from paceline.layout import peak_rss_bytes
 from paceline.server.client import Client
 from paceline.server.ledger import TRAIN, Part
 from paceline.strategies.base import Batch, Laps
 from paceline.strategies.flat import FlatModel
-from paceline.training.input import AHEAD, PATIENCE
+from paceline.training.input import AHEAD, patience, wait_for_batch
 from paceline.training.trace import Trace
 
 # So long a worker that was asked to stop goes on, to see whether the whole run was.
@@ -186,7 +187,8 @@ class Work:
     def _compute(self, part: Part, batch: Batch, laps: Laps) -> tuple[float, int]:
         """The gradient of the part into the flat model; its loss and hits."""
         # Whoever computes it, the same part drops the same activations.
-        torch.manual_seed(hash((self.seed, part.update, part.slot)) & (2**63 - 1))
+        seeds = np.random.SeedSequence([self.seed, part.update, part.slot])
+        torch.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
         loss, hits = self.flat.forward(batch.images, batch.labels)
         laps.mark("forward")
         self.flat.backward(loss, len(batch.labels), part.total, last=part.slot == part.slots - 1)
@@ -204,7 +206,4 @@ class Work:
         return 0.0, 0
 
     def _batch(self, lease: int) -> Batch:
-        coming = self.coming.pop(lease)
-        if not wait([coming], PATIENCE).done:
-            raise PacelineError(f"rank {self.client.rank} waited {PATIENCE:g} s for its next batch")
-        return coming.result()
+        return wait_for_batch(self.coming.pop(lease), self.client.rank, patience(self.client.timeout))
