@@ -195,6 +195,13 @@ def test_under_torchrun_the_agent_hosts_the_store_and_else_rank_0() -> None:
     assert seat_of(TORCHRUN | {"GLOO_SOCKET_IFNAME": "ib0"}).interface == "ib0"
 
 
+def test_without_a_local_rank_each_rank_sees_to_its_own_machine_unless_all_are_on_this_one() -> None:
+    bare = {"RANK": "3", "WORLD_SIZE": "4"}
+    elsewhere, here = (seat_of(SHELL | bare | {"MASTER_ADDR": address}) for address in ("n003", "127.0.0.1"))
+    assert (elsewhere.local_rank, elsewhere.local_size) == (0, 1)
+    assert (here.local_rank, here.local_size) == (3, 4)
+
+
 def test_ranks_that_torchrun_starts_again_do_not_meet_where_the_failed_ones_did() -> None:
     # The agent's store outlives them, and still has the addresses of processes that are gone.
     assert seat_of(TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "1"}) != seat_of(TORCHRUN)

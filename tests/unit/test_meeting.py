@@ -6,8 +6,10 @@ import gc
 import weakref
 
 import pytest
+import torch.distributed as dist
 
 from paceline.launch import meeting
+from paceline.launch.connect import store_of
 from paceline.launch.env import Seat
 from paceline.spec import resolve
 
@@ -23,6 +25,14 @@ class Store:
 
     def get(self, key: str) -> bytes:
         return self.values[key].encode()
+
+
+def test_a_process_that_has_a_store_at_the_address_already_shares_it() -> None:
+    """As torch's own init_process_group leaves one at MASTER_ADDR:MASTER_PORT."""
+    theirs = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, multi_tenant=True)
+    ours = store_of(Seat(0, 1, 0, 1, "torchrun", address=("127.0.0.1", theirs.port), hosts_store=True), 5.0)
+    ours.set("word", "here")
+    assert theirs.get("word") == b"here"
 
 
 def test_where_the_ranks_meet_stays_open_for_those_who_are_slower(monkeypatch: pytest.MonkeyPatch) -> None:

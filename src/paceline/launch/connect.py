@@ -55,7 +55,8 @@ def store_of(seat: Seat, timeout: float) -> Any:
             f"set MASTER_ADDR to the first node's name, or use --transport mpi"
         )
     try:
-        return dist.TCPStore(*seat.address, seat.size, is_master=seat.hosts_store, timeout=timedelta(seconds=timeout))
+        return dist.TCPStore(*seat.address, seat.size, is_master=seat.hosts_store, timeout=timedelta(seconds=timeout),
+                             multi_tenant=True)  # fmt: skip
     except dist.DistError as error:
         host, port = seat.address
         raise CommTimeout(

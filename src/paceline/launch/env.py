@@ -96,11 +96,11 @@ def _torchrun(env: Mapping[str, str]) -> Seat | None:
     if "RANK" not in env or "WORLD_SIZE" not in env:
         return None
     rank, size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
-    local_rank = _number(env, "LOCAL_RANK", rank)
     if "MASTER_ADDR" not in env:
         raise UsageError("RANK and WORLD_SIZE are set but MASTER_ADDR is not: start with torchrun, or unset them")
     here = env["MASTER_ADDR"] in ("localhost", "127.0.0.1", "::1")
     local_size = _number(env, "LOCAL_WORLD_SIZE", size if here else 1)
+    local_rank = _number(env, "LOCAL_RANK", rank if here else 0)
     agent = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     address = env["MASTER_ADDR"], _number(env, "MASTER_PORT", 29500)
     attempt = _number(env, "TORCHELASTIC_RESTART_COUNT", 0)
