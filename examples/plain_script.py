@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
@@ -19,8 +20,8 @@ model = build("mlp", (1, 28, 28), 10)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
 for epoch in range(2):
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(epoch)).split(BATCH)
-    for batch in order:
+    order = torch.from_numpy(np.random.default_rng([0, 0, epoch]).permutation(len(labels)))
+    for batch in order.split(BATCH):
         loss = F.cross_entropy(model(images[batch]), labels[batch])
         optimizer.zero_grad()
         loss.backward()
