@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from paceline.launch.settle import find_stopped, settle, wait_for_blame
+from paceline.launch.settle import failed_before, find_stopped, settle, wait_for_blame
 from paceline.records import COMPLETED, FAILED, INTERRUPTED, RUNNING, LineWriter, Summary, read_summary, write_summary
 
 LOST = "rank {} of 3 lost another rank while it wanted to sum with it over gloo: Connection closed by peer"
@@ -94,6 +94,14 @@ def test_of_two_errors_the_earlier_counts(run: Run) -> None:
     run.write(2, own("early", 11.0))
     settle(run.folder, {0: 1, 1: -9, 2: 1})
     assert (run.saved().failed_rank, run.saved().error) == (2, "early")
+
+
+def test_a_rank_that_saw_anothers_error_failed_after_it_whatever_its_clock_says(run: Run) -> None:
+    run.write(2, own("ValueError: the first", 5000.0, after=[]))
+    run.write(0, own("KeyError: the second, on a machine whose clock is slow", 1000.0, after=[2]))
+    assert failed_before(run.folder, 1, 3) == [0, 2]
+    ending = settle(run.folder)
+    assert (run.saved().failed_rank, run.saved().error) == (2, "ValueError: the first"), ending.message
 
 
 def test_what_had_been_measured_is_kept(run: Run) -> None:

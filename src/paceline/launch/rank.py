@@ -29,7 +29,7 @@ from paceline.launch.agree import agree_on_folder, agree_on_spec, describe_ranks
 from paceline.launch.connect import connect, leave
 from paceline.launch.env import Seat
 from paceline.launch.folder import begin_summary, make_folder, open_run, remove_failed_start
-from paceline.launch.settle import find_stopped, settle, wait_for_blame
+from paceline.launch.settle import failed_before, find_stopped, settle, wait_for_blame
 from paceline.launch.signals import StopSignals
 from paceline.launch.usage import NodeUsage
 from paceline.records import INTERRUPTED, LineWriter, Summary, give_space, write_whole
@@ -169,7 +169,8 @@ class Rank:
             peer, text = stopped, f"{text}; the process of rank {stopped} is stopped"
         # All ranks find out together, and know which of them it was.
         blames = {"blames": error.rank} if isinstance(error, DivergedError) and error.rank is not None else {}
-        self._record("error", error=text, time=time.time(), own=_own(error, rank), exit_code=code,
+        after = failed_before(self.folder, rank, self.seat.size)
+        self._record("error", error=text, time=time.time(), after=after, own=_own(error, rank), exit_code=code,
                     everyone=isinstance(error, DivergedError | AgreedError) and not blames, peer=peer,
                     stopped=stopped is not None, timeout=isinstance(error, CommTimeout), **blames)  # fmt: skip
         return code

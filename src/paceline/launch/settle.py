@@ -133,7 +133,7 @@ def _first_to_fail(
     # (Unless others waited for it until the deadline: then it was ended for that.)
     own = {rank: e for rank, e in errors.items() if e.get("own")}
     if own:
-        first = min(own, key=lambda rank: own[rank]["time"])
+        first = _as_observed(own)[0]
         return first, own[first]
     if any(e.get("timeout") for e in errors.values()):
         return None
@@ -143,11 +143,26 @@ def _first_to_fail(
     return None
 
 
+def failed_before(folder: Path, rank: int, ranks: int) -> list[int]:
+    """The ranks whose errors can be seen now, when this one fails: the others' clocks may be wrong."""
+    return [other for other in range(ranks) if other != rank and _error(folder, other)]
+
+
+def _as_observed(errors: Mapping[int, dict[str, Any]]) -> list[int]:
+    """The ranks, first failures first: a rank that saw another's error failed after it.
+
+    Clocks only order errors that did not see each other.
+    """
+    return sorted(
+        errors, key=lambda rank: (len(errors.keys() & set(errors[rank].get("after", ()))), errors[rank]["time"])
+    )
+
+
 def _lost(errors: Mapping[int, dict[str, Any]], ranks: int) -> tuple[int | None, dict[str, Any]]:
     """The rank that others waited for in vain: the one they name, else one that has said nothing."""
     if not errors:
         return None, {"error": "the ranks ended without a word"}
-    early = sorted(errors, key=lambda rank: errors[rank]["time"])
+    early = _as_observed(errors)
     silent = [rank for rank in range(ranks) if rank not in errors]
     # In a ring, a rank names its neighbour, which was waiting itself: the one to blame is named and has said nothing.
     for rank in early:
