@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.comm import table as transports
+
 SOURCE = Path(__file__).parent.parent / "src" / "paceline"
 FILES = {".".join(("paceline", *p.relative_to(SOURCE).with_suffix("").parts)): p for p in SOURCE.rglob("*.py")}
 # Who may import what, of ours: a file matches the longest name; a room may always import itself.
@@ -34,17 +36,18 @@ DOORS: dict[str, tuple[str, ...]] = {
         "emulation.measured",
     ),
     "paceline.spec_checks": ("errors", "comm.table", "data.table", "models.table", "pipeline.devices"),
-    "paceline.spec_fill": ("data.table", "strategies.table", "emulation.table", "emulation.measured"),
+    "paceline.spec_fill": ("comm.table", "data.table", "strategies.table", "emulation.table", "emulation.measured"),
     "paceline.emulation": ("errors", "records", "liveness", "data.table", "models.table"),
     "paceline.own_code": ("errors",),
     "paceline.data": ("errors", "layout", "own_code"),
     "paceline.models": ("errors", "own_code"),
-    "paceline.comm": ("errors", "layout"),
+    "paceline.plugins": ("errors",),
+    "paceline.comm": ("errors", "layout", "plugins"),
     "paceline.collectives": ("comm", "layout"),
     "paceline.server": ("errors", "layout", "comm.metered", "collectives.plan"),
     "paceline.pipeline": ("errors", "layout", "comm"),
     "paceline.pipeline.schedule": ("errors",),
-    "paceline.tensor": ("errors", "layout", "comm", "pipeline.tracing"),
+    "paceline.tensor": ("errors", "layout", "own_code", "comm", "pipeline.tracing"),
     "paceline.strategies": ("errors", "layout", "comm", "collectives", "emulation", "pipeline", "tensor"),
     "paceline.training": (
         "__version__",
@@ -89,11 +92,11 @@ DOORS: dict[str, tuple[str, ...]] = {
         "comm.table",
         "report.table",
     ),
-    "paceline.launch": ("errors", "records", "liveness", "spec", "layout", "comm.table", "lab.plan"),
+    "paceline.launch": ("errors", "records", "liveness", "spec", "layout", "comm.table", "comm.seat", "lab.plan"),
     "paceline.launch.run": ("errors", "records", "spec", "layout", "launch", "own_code", "data.prepare"),
     "paceline.launch.connect": ("errors", "launch", "comm"),
     "paceline.launch.agree": ("errors", "spec", "comm", "launch.env"),
-    "paceline.launch.meeting": ("errors", "spec", "launch", "server"),
+    "paceline.launch.meeting": ("errors", "spec", "comm", "launch", "server"),
     "paceline.launch.rank": ("errors", "own_code", "records", "strict_json", "spec", "comm", "launch", "training"),
     "paceline.launch.served_rank": (
         "errors",
@@ -102,6 +105,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "strict_json",
         "spec",
         "comm.base",
+        "comm.seat",
         "launch",
         "training",
         "server",
@@ -124,6 +128,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "data",
         "models.table",
         "comm.table",
+        "comm.seat",
         "strategies.table",
         "emulation.table",
         "pipeline.showing",
@@ -204,6 +209,19 @@ def test_nothing_but_the_entry_points_imports_the_command_line() -> None:
 )
 def test_a_heavy_library_is_imported_in_one_file(library: str, home: str) -> None:
     assert {name for name, path in FILES.items() if any(m.split(".")[0] == library for m in imports(path))} == {home}
+
+
+def test_only_transports_know_their_names() -> None:
+    """Others ask what a transport can do, so that a new one needs no change of theirs."""
+    asks = set()
+    for name, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare) and not name.startswith("paceline.comm"):
+                sides = [node.left, *node.comparators]
+                words = {each.value for side in sides for each in ast.walk(side) if isinstance(each, ast.Constant)}
+                if any(ast.unparse(side).endswith("transport") for side in sides) and words & transports.TABLE.keys():
+                    asks.add(f"{name}:{node.lineno}")
+    assert not asks
 
 
 def test_tables_and_the_spec_do_not_import_torch() -> None:

@@ -152,6 +152,11 @@ class RunSpec:
         return self.strategy in strategies.DIVIDED
 
     @property
+    def carrier(self) -> transports.Transport:
+        """The transport, with what it can do."""
+        return transports.TABLE[self.transport]
+
+    @property
     def served(self) -> bool:
         """Whether parameter servers hold the weights."""
         return self.strategy is not None and strategies.TABLE[self.strategy].served
@@ -345,8 +350,10 @@ def _check_together(spec: RunSpec, world: World | None, here: bool) -> None:
         raise UsageError(f"--hidden is for the mlp; model {spec.model} has fixed layers")
     if spec.read == "mpi-io":
         check_mpi_io(spec)
-    if spec.read == "scatter" and spec.transport == "nccl":
-        raise UsageError("--read scatter with --transport nccl: samples are scattered between CPUs; use --read own")
+    if spec.read == "scatter" and spec.carrier.moves_gpu_tensors:
+        raise UsageError(
+            f"--read scatter with --transport {spec.transport}: samples are scattered between CPUs; use --read own"
+        )
     check_served(spec)
     check_divided(spec)
     if world and spec.ranks != world.size:
@@ -374,10 +381,10 @@ def _check_together(spec: RunSpec, world: World | None, here: bool) -> None:
         raise UsageError(f"--output-dir {spec.output_dir!r}: the path of a folder is expected")
     check_device(spec, here=here)
     check_emulated(spec)
-    transports.check_installed(spec.transport, started=world is not None, here=here)
-    if spec.transport == "mpi" and world and world.launcher not in ("mpiexec", "srun"):
+    spec.carrier.check_installed(started=world is not None, here=here)
+    if spec.carrier.by_mpiexec and world and world.launcher not in ("mpiexec", "srun"):
         raise UsageError(
-            f"--transport mpi under {world.launcher}: its ranks are not MPI's and would each train alone; "
+            f"--transport {spec.transport} under {world.launcher}: its ranks are not MPI's and would each train alone; "
             f"start with mpiexec, or leave --transport out"
         )
 

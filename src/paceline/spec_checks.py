@@ -27,10 +27,12 @@ def check_served(spec: RunSpec) -> None:
                 f"--{flag} is for parameter servers; strategy {spec.strategy} has none: leave it out, or use "
                 f"--strategy {use.get(given[0], 'ps-sync')}"
             )
-        if spec.transport == "zmq":
-            raise UsageError(f"--transport zmq with strategy {spec.strategy}: only parameter servers use it; use gloo")
+        if spec.carrier.for_servers:
+            raise UsageError(
+                f"--transport {spec.transport} with strategy {spec.strategy}: only parameter servers use it; use gloo"
+            )
         return
-    if spec.transport != "zmq":
+    if not spec.carrier.for_servers:
         raise UsageError(f"--transport {spec.transport} with {spec.strategy}: it speaks ZeroMQ; leave --transport out")
     if spec.strategy == "ps-async" and spec.staleness is not None:
         raise UsageError("--staleness with ps-async, which has no bound: leave it out, or use ps-bounded")
@@ -65,10 +67,10 @@ def check_divided(spec: RunSpec) -> None:
         ),
         "--recompute with --transport threads and dropout: ranks that are threads share one random state, and would "
         "not drop the same values again; use gloo or mpi": (
-            spec.recompute and spec.transport == "threads" and _dropout(spec) > 0
+            spec.recompute and spec.carrier.in_one_process and _dropout(spec) > 0
         ),
         f"strategy {spec.strategy} computes on CPUs alone so far: use --device cpu, and gloo or mpi": (
-            spec.device == "cuda" or spec.transport == "nccl"
+            spec.device == "cuda" or spec.carrier.moves_gpu_tensors
         ),
         f"--compute {spec.compute} with {spec.strategy}: a model in parts computes; leave it out": spec.emulated,
     }
@@ -107,7 +109,7 @@ def _check_flags_of_parts(spec: RunSpec) -> None:
 
 
 def check_mpi_io(spec: RunSpec) -> None:
-    if spec.transport != "mpi":
+    if not spec.carrier.reads_files_together:
         raise UsageError(f"--read mpi-io with --transport {spec.transport}: only MPI's ranks can; use --transport mpi")
     if spec.workers == 1:
         raise UsageError("--read mpi-io with one worker: it is for several that read together; use --read own")
@@ -120,10 +122,10 @@ def check_device(spec: RunSpec, *, here: bool) -> None:
         raise UsageError(f"--device cuda with {spec.strategy}: gradients for a server are on the CPU; use --device cpu")
     if spec.device == "cuda" and here and not transports.has_gpu():
         raise UsageError("--device cuda: there is no NVIDIA GPU here; use --device cpu or auto")
-    if spec.device == "cuda" and spec.transport != "nccl" and spec.workers != 1:
+    if spec.device == "cuda" and not spec.carrier.moves_gpu_tensors and spec.workers != 1:
         raise UsageError(f"--device cuda with --transport {spec.transport}: tensors on GPUs need --transport nccl")
-    if spec.device == "cpu" and spec.transport == "nccl":
-        raise UsageError("--device cpu with --transport nccl: nccl moves tensors of GPUs; use gloo or mpi")
+    if spec.device == "cpu" and spec.carrier.moves_gpu_tensors:
+        raise UsageError(f"--device cpu with --transport {spec.transport}: it moves tensors of GPUs; use gloo or mpi")
 
 
 def check_emulated(spec: RunSpec) -> None:
@@ -145,6 +147,6 @@ def check_emulated(spec: RunSpec) -> None:
         raise UsageError(f"--weights {spec.weights} with {mark}: nothing is trained; leave it out")
     if spec.read != "own":
         raise UsageError(f"--read {spec.read} with {mark}: no samples are read; leave it out")
-    if spec.device == "cuda" or spec.transport == "nccl":
-        given = "--device cuda" if spec.device == "cuda" else "--transport nccl"
+    if spec.device == "cuda" or spec.carrier.moves_gpu_tensors:
+        given = "--device cuda" if spec.device == "cuda" else f"--transport {spec.transport}"
         raise UsageError(f"{given} with {mark}: its gradients are on the CPU; use --device cpu, and gloo or mpi")

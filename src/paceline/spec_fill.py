@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.comm import table as transports
 from paceline.data import table as datasets
 from paceline.emulation import table as emulation
 from paceline.emulation.measured import seconds_per_image
@@ -52,15 +53,13 @@ def choose(values: dict[str, Any], sources: dict[str, str], world: World | None)
         if asked.folder:
             fill("compute", _measured(asked.folder, values, data), f"measured in {asked.folder}")
     if values["transport"] == "auto":
-        reasons = {
-            f"auto: {strategy}": ("zmq", served),
-            "auto: started by mpiexec": ("mpi", world is not None and world.launcher == "mpiexec"),
-            "auto: --read mpi-io": ("mpi", values["read"] == "mpi-io"),
-            "auto: --device cuda": ("nccl", values["device"] == "cuda" and values["workers"] > 1),
-            "auto": ("gloo", True),
-        }
-        why = next(why for why, (_, holds) in reasons.items() if holds)
-        fill("transport", reasons[why][0], why)
+        found, why = transports.choose(
+            world.launcher if world else None,
+            servers=served,
+            files=values["read"] == "mpi-io",
+            gpu=values["device"] == "cuda" and values["workers"] > 1,
+        )
+        fill("transport", found, why)
 
 
 def _of_parts(values: Mapping[str, Any]) -> dict[str, Any]:

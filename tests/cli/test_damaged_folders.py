@@ -25,8 +25,8 @@ from paceline.analysis.scaling import group
 from paceline.analysis.study import read_study
 from paceline.cli.main import main
 from paceline.cli.nodes import table
+from paceline.comm.seat import Seat
 from paceline.comm.single import SingleComm
-from paceline.launch.env import Seat
 from paceline.launch.folder import make_folder, open_run
 from paceline.launch.rank import Rank
 from paceline.records import Bench, write_bench

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from paceline.bench.run import busy_now
+from paceline.comm.seat import Seat
 from paceline.comm.single import SingleComm
 from paceline.errors import EXIT_INTERRUPTED
-from paceline.launch.env import Seat
 from paceline.launch.folder import make_folder, open_run
 from paceline.launch.rank import Rank
 from paceline.launch.signals import StopSignals

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.comm.seat import Seat
 from paceline.errors import UsageError
-from paceline.launch.env import Seat, find_seat
+from paceline.launch.env import find_seat
 
 Env = Mapping[str, str]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from paceline.comm.seat import Seat
 from paceline.comm.single import SingleComm
 from paceline.errors import UsageError, refuse_pipe, visible
-from paceline.launch.env import Seat
 from paceline.launch.folder import make_folder, open_run
 from paceline.launch.rank import Rank
 from paceline.records import FAILED, HELD, read_lines, read_summary

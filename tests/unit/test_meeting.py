@@ -8,9 +8,9 @@ import weakref
 import pytest
 import torch.distributed as dist
 
+from paceline.comm.process_group import store_of
+from paceline.comm.seat import Seat
 from paceline.launch import meeting
-from paceline.launch.connect import store_of
-from paceline.launch.env import Seat
 from paceline.spec import resolve
 
 

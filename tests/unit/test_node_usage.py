@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from paceline.comm.seat import Seat
 from paceline.comm.single import SingleComm
 from paceline.errors import EXIT_FAILED, EXIT_OK
 from paceline.launch import rank as ranks
 from paceline.launch.counters import Reading
-from paceline.launch.env import Seat
 from paceline.launch.folder import make_folder, open_run
 from paceline.launch.gpus import Gpus
 from paceline.launch.usage import NodeUsage, RanksHere, Samples, beats, file_name

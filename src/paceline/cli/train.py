@@ -12,9 +12,10 @@ from typing import Any
 
 from paceline.cli import nodes
 from paceline.comm import table as transports
+from paceline.comm.seat import Seat
 from paceline.errors import UsageError, visible
 from paceline.launch.cluster import Cluster, read_cluster, split_address
-from paceline.launch.env import Seat, find_seat, in_lab
+from paceline.launch.env import find_seat, in_lab
 from paceline.launch.run import launch
 from paceline.launch.signals import quiet_interrupt
 from paceline.spec import FIELDS, RunSpec, World, read_config, resolve
@@ -114,8 +115,10 @@ def layers_of(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
 
 def check_processes(spec: RunSpec, world: World | None) -> None:
     """Refuse ranks that are threads where a launcher starts processes."""
-    if spec.transport == "threads" and world and world.size > 1:
-        raise UsageError(f"--transport threads under {world.launcher}: its ranks are processes; use gloo or mpi")
+    if spec.carrier.in_one_process and world and world.size > 1:
+        raise UsageError(
+            f"--transport {spec.transport} under {world.launcher}: its ranks are processes; use gloo or mpi"
+        )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from paceline.comm.base import Comm, Work, lost, took_too_long, whoami
-from paceline.errors import CommError, CommTimeout, DataError
+from paceline.comm.seat import Seat
+from paceline.errors import CommError, CommTimeout, DataError, UsageError
 
 # How long a wait looks again at once before it sleeps between looks: a message of a few MB takes about this long.
 SPIN_SECONDS = 0.002
@@ -195,12 +196,18 @@ class _Transfer:
             raise
 
 
-def mpi_world(timeout: float) -> MpiComm:
+def mpi_world(seat: Seat, timeout: float) -> MpiComm:
     """All ranks that mpiexec has started."""
     from mpi4py import MPI
 
     atexit.register(_finalize)
-    return MpiComm(MPI.COMM_WORLD.Dup(), timeout)
+    comm = MpiComm(MPI.COMM_WORLD.Dup(), timeout)
+    if comm.size != seat.size:
+        raise UsageError(
+            f"{seat.launcher} has started {seat.size} ranks, but MPI knows of {comm.size}: "
+            f"start them with mpiexec, or use --transport gloo"
+        )
+    return comm
 
 
 def _finalize() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import weakref
 from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,7 +17,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from paceline.comm.base import Comm, Work, lost, took_too_long, whoami
-from paceline.errors import CommError, CommTimeout
+from paceline.comm.seat import Seat
+from paceline.errors import CommError, CommTimeout, UsageError
 
 
 @dataclass(frozen=True)
@@ -150,3 +154,45 @@ def process_group_world(
     """All ranks that share the store, in this attempt at meeting there."""
     store.set_timeout(timedelta(seconds=timeout))
     return ProcessGroupComm(transport, store, rank, size, timeout, listen, f"world-{attempt}")
+
+
+def gloo_world(seat: Seat, timeout: float) -> Comm:
+    return _world("gloo", seat, timeout)
+
+
+def nccl_world(seat: Seat, timeout: float) -> Comm:
+    return _world("nccl", seat, timeout)
+
+
+def _world(transport: str, seat: Seat, timeout: float) -> Comm:
+    listen = LOOPBACK if seat.one_node else Listen(interface=seat.interface)
+    return process_group_world(transport, store_of(seat, timeout), seat.rank, seat.size, timeout, listen, seat.attempt)
+
+
+def store_of(seat: Seat, timeout: float) -> Any:
+    """Where the ranks find each other's addresses."""
+    if seat.store_file:
+        private_folder(Path(seat.store_file).parent)
+        return dist.FileStore(seat.store_file, seat.size)
+    if seat.address is None:
+        raise UsageError(
+            f"{seat.launcher} has started ranks on several nodes, and nothing says where they can meet: "
+            f"set MASTER_ADDR to the first node's name, or use --transport mpi"
+        )
+    try:
+        return dist.TCPStore(*seat.address, seat.size, is_master=seat.hosts_store, timeout=timedelta(seconds=timeout),
+                             multi_tenant=True)  # fmt: skip
+    except dist.DistError as error:
+        host, port = seat.address
+        raise CommTimeout(
+            f"rank {seat.rank} of {seat.size} waited {timeout:g} s for the ranks' meeting point at {host}:{port}: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
+
+
+def private_folder(folder: Path) -> None:
+    """A folder that only this user can enter; another user's of that name is not trusted."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise UsageError(f"{folder} is not a private folder of this user; remove it and start again")

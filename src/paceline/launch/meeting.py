@@ -8,10 +8,10 @@ import secrets
 import socket
 from pathlib import Path
 
+from paceline.comm.process_group import private_folder, store_of
+from paceline.comm.seat import Seat
 from paceline.errors import UsageError
 from paceline.launch.cluster import Cluster, read_key, split_address
-from paceline.launch.connect import private_folder, store_of
-from paceline.launch.env import Seat
 from paceline.server.roles import Meeting
 from paceline.server.sockets import Listener
 from paceline.spec import RunSpec

@@ -62,7 +62,7 @@ class Places:
 def find_places(spec: RunSpec, env: Mapping[str, str] | None = None) -> Places | None:
     """Places on the nodes of the lab that this process is in; none outside of one, and where ranks stay together."""
     lab = names.find_lab() if env is None else names.find_lab(env)
-    if lab is None or spec.ranks == 1 or spec.transport == "threads":
+    if lab is None or spec.ranks == 1 or spec.carrier.in_one_process:
         return None
     plan, here = lab
     # Each lab has its own network: a port is taken only where several runs are in one.

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 from paceline import own_code
 from paceline.comm.base import Comm
 from paceline.comm.metered import MeteredComm
+from paceline.comm.seat import Seat
 from paceline.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -27,7 +28,6 @@ from paceline.errors import (
 )
 from paceline.launch.agree import agree_on_folder, agree_on_spec, describe_ranks
 from paceline.launch.connect import connect, leave
-from paceline.launch.env import Seat
 from paceline.launch.folder import begin_summary, make_folder, open_run, remove_failed_start
 from paceline.launch.settle import failed_before, find_stopped, settle, wait_for_blame
 from paceline.launch.signals import StopSignals

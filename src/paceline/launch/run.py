@@ -37,7 +37,7 @@ def launch(resolved: Resolved, show: TextIO | None = None) -> tuple[Path, Ending
             print("\n".join(resolved.introduction()), file=show, flush=True)
             if (warning := crowded(spec.workers or 1, spec.threads)) and not spec.emulated:
                 print(f"paceline: {warning}", file=sys.stderr, flush=True)
-            if not places and spec.transport == "mpi" and spec.ranks > 1:
+            if not places and spec.carrier.by_mpiexec and spec.ranks > 1:
                 print(f"paceline: {MPIEXEC_LISTENS}", file=sys.stderr, flush=True)
             if places:
                 print(f"Starting {spec.ranks} ranks in the lab: {places.about()}", file=show, flush=True)

@@ -12,11 +12,11 @@ from typing import Any, TextIO
 
 from paceline import own_code
 from paceline.comm.base import Comm
+from paceline.comm.seat import Seat
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, CommTimeout, PacelineError, UsageError
 from paceline.launch.agree import describe
 from paceline.launch.cluster import Cluster, forget_key
 from paceline.launch.connect import leave
-from paceline.launch.env import Seat
 from paceline.launch.folder import begin_summary, gone_mark, make_folder, open_run
 from paceline.launch.meeting import meet, somebody_listens
 from paceline.launch.rank import Rank

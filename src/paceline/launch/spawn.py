@@ -124,7 +124,7 @@ def start(spec: RunSpec, folder: Path, out: int, places: Places | None = None) -
     watcher = subprocess.Popen(
         [sys.executable, "-I", "-S", janitor.__file__], stdin=subprocess.PIPE, start_new_session=True
     )
-    crew = Crew({}, watcher, private, are_ranks=spec.transport != "mpi" or spec.workers == 1)
+    crew = Crew({}, watcher, private, are_ranks=not spec.carrier.by_mpiexec or spec.workers == 1)
     crew.tell(f"folder {private}")
     crew.tell(f"run {folder}")
     program, modules = [sys.executable, "-P", rank_program.__file__], _module_folders()
@@ -139,7 +139,7 @@ def start(spec: RunSpec, folder: Path, out: int, places: Places | None = None) -
                 # What mpiexec has to say about a failed rank would bury what we have.
                 crew.add(0, _popen([*_mpiexec_command(size, places), *command], variables, out, log.fileno()))
             return crew
-        count = 1 if spec.transport == "threads" else size
+        count = 1 if spec.carrier.in_one_process else size
         variables = _environment(spec, spec.workers or 1)
         if places is None and zygote.available():
             crew.zygote = Zygote([*program, "zygote", *modules], variables, out, crew.watch)

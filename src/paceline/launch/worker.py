@@ -11,10 +11,11 @@ from typing import NoReturn, TextIO
 
 import torch
 
+from paceline.comm.seat import Seat
 from paceline.comm.threads import thread_world
 from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from paceline.launch.cluster import Cluster
-from paceline.launch.env import Seat, find_seat, in_lab
+from paceline.launch.env import find_seat, in_lab
 from paceline.launch.memory import keep_freed_memory
 from paceline.launch.rank import Rank
 from paceline.launch.signals import StopSignals
@@ -39,7 +40,7 @@ def run_seat(
     local_workers = max(1, seat.local_size - (spec.servers or 0)) if seat.one_node else seat.local_size
     torch.set_num_threads(spec.threads or threads_per_rank(local_workers))
     stream = sys.stderr if as_json else sys.stdout
-    if spec.transport == "threads" and spec.workers and spec.workers > 1:
+    if spec.carrier.in_one_process and spec.workers and spec.workers > 1:
         return _run_threads(resolved, folder, stream)
     rank = make_rank(resolved, seat, folder, stream, cluster)
     rank.stop = StopSignals(rank.on_signal)

@@ -52,7 +52,7 @@ def choose_place(spec: RunSpec, local_rank: int, *, first: bool = True, speed: f
     if spec.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: this PyTorch sees no GPU here; use --device cpu or auto")
     # Without being asked, several workers go to GPUs only where their transport can follow.
-    fits = spec.ranks == 1 or spec.transport == "nccl"
+    fits = spec.ranks == 1 or spec.carrier.moves_gpu_tensors
     wanted = spec.device == "auto" and fits and not spec.emulated and not spec.divided
     cuda = spec.device == "cuda" or (wanted and torch.cuda.is_available())
     if cuda:
