@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slurm check bench bench-ps bench-data bench-lab bench-pipeline clean
+.PHONY: demo test test-slurm check bench bench-startup bench-ps bench-data bench-lab bench-pipeline clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -29,6 +29,9 @@ check: $(READY)  ## style and types
 
 bench: $(READY)  ## this project beside plain PyTorch and PyTorch DDP; leave the machine alone meanwhile
 	$(BIN)/python benchmarks/data_parallel.py
+
+bench-startup: $(READY)  ## a training of one step with 8 workers, from command to end, beside torchrun
+	$(BIN)/python benchmarks/startup.py
 
 bench-ps: $(READY)  ## parameter servers beside PyTorch's RPC tutorial and our ring
 	$(BIN)/python benchmarks/parameter_server.py
