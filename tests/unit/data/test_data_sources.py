@@ -151,6 +151,7 @@ def test_a_wrong_file_from_the_web_is_rejected_with_both_digests(tmp_path: Path,
         (gzip.compress(bytes(10_000_000)), "found more than 28 bytes"),
         (b"", "found 0 bytes"),
     ],
+    ids=["missing", "cut", "page", "large", "empty"],
 )
 def test_any_other_answer_from_the_web_is_rejected_by_name(
     tmp_path: Path, web: Web, body: bytes | None, reason: str
