@@ -67,10 +67,10 @@ def overlap(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def train(model: nn.Sequential, x: Tensor, backward: Backward, steps: int = 2) -> None:
+def train(model: nn.Sequential, x: Tensor, backward: Backward, steps: int = 2, *, set_to_none: bool = True) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(steps):
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none)
         backward(loss_of(model, x))
         optimizer.step()
 
@@ -102,18 +102,29 @@ def test_parameters_change_their_dtype_during_training(overlap: str) -> None:
     compare(script, overlap)
 
 
-def test_users_hooks_see_and_change_gradients_before_they_are_averaged(overlap: str) -> None:
-    """Whenever the hook was registered, and however late it is: the averaging does not begin without it."""
+def double_in_place(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(2)
 
-    def double(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        parameter.grad.mul_(2)
+
+def assign_double(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad = parameter.grad * 2
+
+
+@pytest.mark.parametrize("hook", [double_in_place, assign_double])
+def test_users_hooks_see_and_change_gradients_before_they_are_averaged(
+    hook: Callable[[Tensor], None], overlap: str
+) -> None:
+    """Whenever the hook was registered, and however late it is: the averaging does not begin without it."""
 
     def script(model: nn.Sequential, x: Tensor, backward: Backward) -> list[list[float]]:
         for p in model.parameters():
-            p.register_post_accumulate_grad_hook(double)
+            p.register_post_accumulate_grad_hook(hook)
         train(model, x, backward, 5)
-        return weights(model)
+        train(model, x, backward, 3, set_to_none=False)
+        backward(loss_of(model, x))  # added to the gradient of the last step
+        return weights(model) + [p.grad.flatten().tolist() for p in model.parameters() if p.grad is not None]
 
     compare(script, overlap)
 

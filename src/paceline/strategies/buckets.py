@@ -234,14 +234,14 @@ class GradientBuckets:
                 slot.parameter.grad = slot.view.detach()
 
     def _give(self, slot: Slot, *, anybody: bool) -> None:
-        """Leave the sum in the parameter's .grad, in the tensor that was there before where there was one."""
-        parameter, own = slot.parameter, slot.own
+        """Leave the sum in the parameter's .grad: in the tensor that is there, which a hook may have assigned."""
+        parameter = slot.parameter
         slot.own = None
         if not anybody:
             parameter.grad = None
         elif parameter.grad is None:
             parameter.grad = slot.view.detach()
-        elif own is not None and not slot.holds(own):
+        elif not slot.holds(parameter.grad):
             parameter.grad.copy_(slot.view)
 
     def _send_next(self) -> None:
