@@ -156,6 +156,20 @@ def test_shares_weight_parts_of_unequal_size_and_a_rank_may_have_none(overlap: s
     check_on_all(script, wanted, overlap)
 
 
+def test_a_rank_without_a_loss_has_no_share(overlap: str) -> None:
+    def script(parallel: DataParallel, model: nn.Module, rank: int) -> None:
+        with pytest.raises(UsageError, match=r"shares add up to 0.666667, not to 1"):
+            parallel.backward(None if rank == 2 else loss_of(model, INPUTS[rank]))
+        model.zero_grad()
+        if rank == 2:
+            parallel.backward(None)
+        else:
+            parallel.backward(loss_of(model, INPUTS[rank]), 0.5)
+
+    wanted = expect(lambda model: loss_of(model, INPUTS[:2].flatten(0, 1)).backward())
+    check_on_all(script, wanted, overlap)
+
+
 def test_a_plain_backward_between_averaged_ones_is_right_for_any_shares(overlap: str) -> None:
     shares = [0.5, 0.5, 0.0]
 

@@ -65,10 +65,11 @@ class DataParallel:
         """Leave in every .grad the gradient of the sum of all ranks' share × loss.
 
         `loss` is the mean over this rank's samples, and `share` this rank's part of the global batch (`Sampler.share`);
-        by default each of N ranks has 1/N. A rank without samples passes None, or a share of 0. `retain_graph` is
-        autograd's; `create_graph` is refused, since averaged gradients have no graph.
+        by default each of N ranks has 1/N. A rank without samples passes a share of 0, or None as its loss, which makes
+        0 the default. `retain_graph` is autograd's; `create_graph` is refused, since averaged gradients have no graph.
         """
-        share = 1 / self.comm.size if share is None else share
+        if share is None:
+            share = 0.0 if loss is None else 1 / self.comm.size
         self._compute(loss, share, share, retain_graph)
         if create_graph:
             self.buckets.refuse(
