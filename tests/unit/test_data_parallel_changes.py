@@ -15,7 +15,7 @@ from worlds import ThreadWorld
 
 from paceline.comm.base import Comm
 from paceline.comm.single import SingleComm
-from paceline.errors import UsageError
+from paceline.errors import ReplicaError, UsageError
 from paceline.strategies.data_parallel import DataParallel
 from paceline.training.sampler import Sampler
 
@@ -272,6 +272,22 @@ def test_a_mistake_of_one_rank_is_raised_by_all(
         return str(caught.value)
 
     assert len(set(ThreadWorld(SIZE).run(case))) == 1
+
+
+def test_a_hook_that_steps_through_data_is_found_by_comparing_replicas() -> None:
+    def step_through_data(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.data.add_(parameter.grad, alpha=-0.1)
+
+    def case(comm: Comm) -> None:
+        parallel = DataParallel(make_model(), comm)
+        parallel.model.get_parameter("2.weight").register_post_accumulate_grad_hook(step_through_data)
+        step(parallel, comm.rank)
+        with pytest.raises(ReplicaError, match="replicas differ after step 1: rank 1 has other weights"):
+            parallel.check_replicas(1)
+        parallel.close()
+
+    ThreadWorld(SIZE).run(case)
 
 
 @pytest.mark.parametrize(
