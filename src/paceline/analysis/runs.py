@@ -226,6 +226,11 @@ def _faults(run: Run) -> Iterator[str]:
             yield f"{name} has a value that is not finite: the training diverged"
     if len(steps) != s.steps or not steps:
         yield f"{len(steps)} steps are written down, and the summary says {s.steps}"
+    yield from (
+        f"step {step.step} cannot be of epoch {step.epoch}: the run has {len(steps)} steps"
+        for step in steps
+        if step.epoch >= len(steps)
+    )
     if s.workers % (s.stages * s.tensor):
         yield f"{s.workers} workers cannot be replicas of {s.stages} stages and {s.tensor} shards"
     named = {row["rank"] for row in run.environment["ranks"]}

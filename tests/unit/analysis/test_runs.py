@@ -84,6 +84,7 @@ DAMAGED: list[tuple[Callable[[Path], object], str]] = [
     (change("summary.json", workers="2"), "workers is '2', and a whole number of 1 to 100000 is expected"),
     (spoil_step(samples=0), "damaged: rank_0.jsonl: samples is 0, and a whole number of 1 or more is expected"),
     (spoil_step(seconds=0.0), "damaged: rank_0.jsonl: seconds is 0.0"),
+    (spoil_step(epoch=2**40), "damaged: step 0 cannot be of epoch 1099511627776: the run has 120 steps"),
     (lambda f: (f / "spec.toml").unlink(), "damaged"),
     (lambda f: (f / "rank_0.jsonl").write_text('{"kind": "step"}\n'), "damaged: rank_0.jsonl: step is missing"),
     (lambda f: (f / "rank_0.jsonl").write_text(""), "0 steps are written down"),
