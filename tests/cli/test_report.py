@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from made_up import steady, write_run
 from made_up_experiments import training
 
 from paceline.cli.main import main
+from paceline.records import check_summary, write_summary
 
 
 @pytest.fixture
@@ -111,7 +113,7 @@ def test_numbers_that_cannot_be_written_are_refused(
     assert not (tmp_path / "a.html").exists()
 
 
-def test_names_of_folders_and_errors_in_them_cannot_control_the_terminal(
+def test_what_folders_are_called_and_say_cannot_control_the_terminal(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     odd = runs / "odd\x1b[2J\udcff"
@@ -121,6 +123,10 @@ def test_names_of_folders_and_errors_in_them_cannot_control_the_terminal(
     said = "".join(capsys.readouterr())
     assert said.count(r"odd\x1b[2J\udcff: failed: \x1b]0;title\x07") == 2
     assert all(letter.isprintable() or letter == "\n" for letter in said)
+    fastest = check_summary(write_run(runs / "r8", steady(0.05), workers=8))
+    write_summary(runs / "r8", replace(fastest, strategy="ri\x1b[2Jng\ud800"))
+    assert main(["report", str(runs), "-o", str(tmp_path / "a.html")]) == 0
+    assert r"ri\x1b[2Jng\ud800 with 8 workers is" in capsys.readouterr().out
     (runs / "r1").rename(runs / "a\x1b[2J")
     assert main(["compare", str(runs / "a\x1b[2J"), str(runs / "r2")]) == 0
     assert r"a\x1b[2J: " in capsys.readouterr().out

@@ -41,26 +41,26 @@ def run(args: argparse.Namespace) -> int:
     tasks = experiment.tasks()
     for line in (experiment.title, *(f"Left out: {why}" for why in experiment.left_out)):
         if line:
-            print(line)
+            _say(line)
     if args.list:
         for task in tasks:
-            print(f"  {task}")
+            _say(f"  {task}")
         return EXIT_OK
     each = "once each" if experiment.repeats == 1 else f"{experiment.repeats} times each"
-    print(f"{len(tasks)} runs: {len(experiment.points)} settings, {each}; in {folder}", flush=True)
+    _say(f"{len(tasks)} runs: {len(experiment.points)} settings, {each}; in {folder}")
     begun = time.monotonic()
     outcome = bench(experiment, Store(folder), _say, fresh=args.fresh)
     minutes, seconds = divmod(round(time.monotonic() - begun), 60)
     made = "1 run was made" if outcome.made == 1 else f"{outcome.made} runs were made"
     if not outcome.stopped and (study := read_study([folder])).runs:
-        print(f"\n{study.headline.text}\n")
-    print(f"{made} in {minutes} min {seconds} s" + _lost(outcome.failed))
+        _say(f"\n{study.headline.text}\n")
+    _say(f"{made} in {minutes} min {seconds} s" + _lost(outcome.failed))
     if outcome.disturbed:
-        print(_disturbed(outcome.disturbed, len(tasks), folder))
+        _say(_disturbed(outcome.disturbed, len(tasks), folder))
     if outcome.stopped:
         print("Stopped; the same command goes on where it was", file=sys.stderr)
         return EXIT_INTERRUPTED
-    print(f"Now: paceline report {folder} -o {folder / 'report.html'}")
+    _say(f"Now: paceline report {folder} -o {folder / 'report.html'}")
     return EXIT_FAILED if outcome.failed else EXIT_OK
 
 
@@ -76,5 +76,5 @@ def _disturbed(names: list[str], runs: int, folder: Path) -> str:
     )
 
 
-def _say(text: str, end: str) -> None:
+def _say(text: str, end: str = "\n") -> None:
     print(visible(text), end=end, flush=True)

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         if folder:
             write_images(charts, folder, form)
     _write(args.output, page(study, charts, plotly_js()))
-    print(study.headline.sentence)
+    print(visible(study.headline.sentence))
     gone = missing(study)
     for name, why in gone[:10]:
         print(visible(f"left out: {name}: {why}"))
