@@ -76,7 +76,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if skipped:
         terminalreporter.section("NOT RUN", red=True, bold=True)
         terminalreporter.line(
-            f"{len(skipped)} tests that look at reports in a browser did not run: {NO_BROWSER} "
+            f"{len(skipped)} tests that need a browser, for reports and pictures, did not run: {NO_BROWSER} "
             f"(apt-get install chromium chromium-driver fonts-dejavu-core)"
         )
 

@@ -6,7 +6,9 @@ import csv
 from dataclasses import replace
 from pathlib import Path
 
+import look
 import pytest
+from conftest import NO_BROWSER
 from made_up import steady, write_run
 from made_up_experiments import training
 
@@ -52,6 +54,7 @@ def test_numbers_are_written_for_each_chart(tmp_path: Path) -> None:
     assert all(float(row["images_per_second_low"]) <= float(row["images_per_second"]) for row in rows)
 
 
+@pytest.mark.skipif(look.programs() is None, reason=NO_BROWSER)
 def test_charts_become_pictures(runs: Path, tmp_path: Path) -> None:
     vector, points = tmp_path / "svg", tmp_path / "png"
     assert main(["report", str(runs), "-o", str(tmp_path / "a.html"), "--svg", str(vector), "--png", str(points)]) == 0
