@@ -17,6 +17,10 @@ ENOUGH_SAMPLES = 20
 # How many low frequencies the variance of a median is estimated from: per effective sample, and at least and at most.
 # More of them bias it where steps are autocorrelated; fewer make intervals wider than they need to be.
 FREQUENCIES, FEWEST_FREQUENCIES, MOST_FREQUENCIES = 0.15, 4, 40
+# How much larger than estimated the variance of a median is taken to be, at ENOUGH_SAMPLES effective samples; the
+# allowance falls with their square. Cutting off the warm-up, and refusing runs that seem too short, both favour series
+# that look less variable than they are.
+ALLOWANCE = 0.5
 # Of the steps, at most this part can be warm-up: what never settles is not a long warm-up, it is a drift.
 MOST_WARM_UP = 0.5
 
@@ -108,7 +112,8 @@ class Medians:
         logs = np.log(series)
         count = logs.shape[-1]
         signs = np.sign(logs - np.median(logs, axis=-1, keepdims=True)) / 2
-        freedom = np.clip(effective_samples(logs) * FREQUENCIES, FEWEST_FREQUENCIES, MOST_FREQUENCIES).astype(int)
+        effective = effective_samples(logs)
+        freedom = np.clip(effective * FREQUENCIES, FEWEST_FREQUENCIES, MOST_FREQUENCIES).astype(int)
         freedom = np.minimum(freedom, max(1, count - 1))
         powers = dct(signs, norm="ortho", axis=-1)[..., 1 : int(freedom.max()) + 1] ** 2
         if count == 1:
@@ -116,6 +121,7 @@ class Medians:
         means = np.take_along_axis(np.cumsum(powers, axis=-1), freedom[..., None] - 1, axis=-1)[..., 0] / freedom
         # Negative autocorrelation narrows an interval to half of what independent steps would give, and no further.
         variance = np.maximum(means, (signs**2).mean(-1) / 4)
+        variance *= 1 + ALLOWANCE * (ENOUGH_SAMPLES / np.maximum(effective, ENOUGH_SAMPLES)) ** 2
         return Medians(np.sort(logs, axis=-1), np.sqrt(variance / count), freedom)
 
     @property
