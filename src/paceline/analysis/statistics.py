@@ -189,34 +189,52 @@ def welch(first: Any, freedom_first: Any, second: Any, freedom_second: Any) -> A
 
 
 @dataclass(frozen=True)
-class _Runs:
-    """Logarithms of the medians of runs: their mean, and how far one run is from another.
+class Repeats:
+    """Logarithms of the medians of repeated runs, one setting per row: their mean, and how much runs differ.
 
-    `variance` is of one run's; it is None of a single run, which does not tell how much runs differ.
+    `variance` is that of one run; it is None for single runs, which do not tell how much runs differ.
     """
 
     runs: int
-    mean: float
-    within: float
-    variance: float | None
+    mean: Series
+    within: Series
+    variance: Series | None
 
     @staticmethod
-    def of(series: Sequence[Series]) -> _Runs:
-        logs = np.log([np.median(x) for x in series])
-        within = float(np.mean([Medians.of(x).variances for x in series]))
+    def of(logs: Series, within: Series) -> Repeats:
+        """From the logarithm of each run's median (runs are the last axis), and its variance within the run."""
+        runs, within = logs.shape[-1], within.mean(-1)
         # Runs are never more alike than the steps in each of them permit: if they seem so, that is luck.
-        variance = max(float(logs.var(ddof=1)), within) if len(logs) > 1 else None
-        return _Runs(len(logs), float(logs.mean()), within, variance)
+        variance = np.maximum(logs.var(-1, ddof=1), within) if runs > 1 else None
+        return Repeats(runs, logs.mean(-1), within, variance)
 
-    def error(self, other: float | None = None) -> float:
+    def error(self, other: Series | None = None) -> Series:
         """The variance of the mean; a single run differs from others as much as those of the other setting do."""
-        variance = self.variance if self.variance is not None else max(self.within, other or 0.0)
+        variance = self.variance
+        if variance is None:
+            variance = self.within if other is None else np.maximum(self.within, other)
         return variance / self.runs
 
+    def bounds(self) -> tuple[Series, Series]:
+        """The 95 % interval of each median (Student's t)."""
+        return _around(self.mean, self.error(), self.runs - 1)
 
-def _around(value: float, mean: float, error: float, freedom: float) -> Interval:
-    reach = float(t_quantile(freedom) * np.sqrt(error))
-    return _between(value, (_exp(mean - reach), _exp(mean + reach)))
+    def bounds_over(self, other: Repeats) -> tuple[Series, Series]:
+        """The 95 % interval of each ratio to another median: Welch's t; Student's, where one has a single run."""
+        first, second = self.error(other.variance), other.error(self.variance)
+        freedom: Any = max(self.runs, other.runs) - 1
+        if min(self.runs, other.runs) > 1:
+            freedom = welch(first, self.runs - 1, second, other.runs - 1)
+        return _around(self.mean - other.mean, first + second, freedom)
+
+
+def _around(mean: Series, error: Series, freedom: Any) -> tuple[Series, Series]:
+    reach = t_quantile(freedom) * np.sqrt(error)
+    return _exp(mean - reach), _exp(mean + reach)
+
+
+def _repeats(series: Sequence[Series]) -> Repeats:
+    return Repeats.of(np.log([np.median(x) for x in series]), np.array([Medians.of(x).variances for x in series]))
 
 
 def _between(value: float, ends: tuple[Series, Series]) -> Interval:
@@ -235,10 +253,8 @@ def median(series: Sequence[Series]) -> Interval:
     """The median step of the middle run, with its interval. With several runs the interval comes from how much they
     differ (Student's t, on logarithms); with one it comes from its steps, and cannot tell how another run would differ.
     """
-    if len(series) == 1:
-        return _between(middle(series), Medians.of(series[0]).bounds())
-    found = _Runs.of(series)
-    return _around(middle(series), found.mean, found.error(), found.runs - 1)
+    found = Medians.of(series[0]) if len(series) == 1 else _repeats(series)
+    return _between(middle(series), found.bounds())
 
 
 def ratio(top: Sequence[Series], bottom: Sequence[Series]) -> Interval:
@@ -246,12 +262,7 @@ def ratio(top: Sequence[Series], bottom: Sequence[Series]) -> Interval:
     value = middle(top) / middle(bottom)
     if len(top) == len(bottom) == 1:
         return _between(value, Medians.of(top[0]).bounds_over(Medians.of(bottom[0])))
-    one, two = _Runs.of(top), _Runs.of(bottom)
-    first, second = one.error(two.variance), two.error(one.variance)
-    mean = one.mean - two.mean
-    if min(one.runs, two.runs) == 1:
-        return _around(value, mean, first + second, max(one.runs, two.runs) - 1)
-    return _around(value, mean, first + second, float(welch(first, one.runs - 1, second, two.runs - 1)))
+    return _between(value, _repeats(top).bounds_over(_repeats(bottom)))
 
 
 def drift(x: Series) -> float:

@@ -15,6 +15,7 @@ from scipy import signal
 from paceline.analysis.statistics import (
     ENOUGH_SAMPLES,
     Medians,
+    Repeats,
     Series,
     effective_samples,
     median,
@@ -97,6 +98,25 @@ def test_intervals_of_shorter_runs_are_wide_enough(effective: int, rho: float) -
     assert min(coverage(effective, rho)) >= 0.93
 
 
+@pytest.mark.parametrize("rho", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("runs", [2, 3, 5])
+def test_repeats_may_be_short_if_they_are_several(runs: int, rho: float) -> None:
+    """Their interval comes from how much runs differ: 8 to 10 steps each are enough for it to hold the truth."""
+    rng, shape = np.random.default_rng(runs), (SERIES, runs)
+    logs, within, effective = np.empty(shape), np.empty(shape), np.empty(shape)
+    for run in range(runs):
+        x = 0.05 * autoregressive(SERIES, int(rng.integers(8, 11)), rho, rng)
+        for rows, steps in without_warm_up(np.exp(x + 0.03 * rng.standard_normal((len(x), 1)))):
+            logs[rows, run], within[rows, run] = np.log(np.median(steps, axis=-1)), Medians.of(steps).variances
+            effective[rows, run] = effective_samples(np.log(steps))
+    enough = effective.sum(-1) >= ENOUGH_SAMPLES  # two such runs are always too short
+    for chosen in (np.full(SERIES, True), *([enough] if enough.any() else [])):
+        found = Repeats.of(logs[chosen], within[chosen])
+        of_one, of_two = holds(found.bounds()), holds(found.bounds_over(rolled(found)))
+        assert len(of_one) > SERIES / 3
+        assert min(of_one.mean(), of_two.mean()) >= 0.93
+
+
 @pytest.mark.parametrize("noise", [noise for noise in NOISE if noise != "normal"])
 def test_no_distribution_of_steps_is_assumed(noise: str) -> None:
     assert all(0.93 <= held <= 0.97 for held in coverage(100, 0.5, noise))
@@ -109,6 +129,13 @@ def test_a_series_has_the_interval_that_it_has_among_others() -> None:
         one, two = median([series]), ratio([series], [x[(i + 1) % 3]])
         assert (one.low, one.high) == pytest.approx([end[i] for end in rows.bounds()])
         assert (two.low, two.high) == pytest.approx([end[i] for end in rows.bounds_over(others)])
+    logs = np.log(np.median(x, axis=-1))
+    both = Repeats.of(np.stack([logs, logs[[1, 2, 0]]], -1), np.stack([rows.variances, others.variances], -1))
+    for i in range(3):
+        settings = [[x[(i + k) % 3], x[(i + k + 1) % 3]] for k in (0, 2)]
+        one, two = median(settings[0]), ratio(*settings)
+        assert (one.low, one.high) == pytest.approx([end[i] for end in both.bounds()])
+        assert (two.low, two.high) == pytest.approx([end[i] for end in both.bounds_over(rolled(both))])
 
 
 @pytest.mark.parametrize("rho", AUTOCORRELATIONS)
