@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.analysis.statistics import ENOUGH_SAMPLES
 from paceline.bench import experiment as module
 from paceline.bench.experiment import Experiment, read_experiment
+from paceline.data.table import describe
 from paceline.errors import UsageError
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
@@ -170,3 +172,18 @@ def test_the_experiments_that_come_with_the_project_can_be_run(path: Path, quick
     assert found.source
     assert found.limits
     assert found.draw
+
+
+@pytest.mark.parametrize("quick", [True, False], ids=["quick", "full"])
+@pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda path: path.stem)
+def test_they_make_enough_steps_to_be_ranked(path: Path, quick: bool) -> None:
+    """Over the repeats of a setting, as reports count them; a third of them may be warm-up or like their neighbours."""
+    found = read_experiment(path, quick=quick)
+    for point in found.points:
+        spec, data = point.resolved.spec, describe(point.resolved.spec.data)
+        assert data
+        an_epoch = -(-(data.train - spec.validation_samples(data)) // spec.global_batch)
+        steps = spec.steps or spec.epochs * an_epoch
+        if spec.strategy == "ps-async":
+            steps //= spec.workers or 1
+        assert steps * found.repeats >= 1.5 * ENOUGH_SAMPLES, point
