@@ -83,6 +83,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "paceline.bench": (
         "__version__",
         "errors",
+        "layout",
         "records",
         "disturbance",
         "spec",

@@ -17,6 +17,7 @@ from paceline.bench.papers import read_paper
 from paceline.comm.table import count_gpus
 from paceline.errors import UsageError, nearest, refuse_pipe, unknown
 from paceline.lab.plan import PRESETS, Plan, make_plan
+from paceline.layout import cores
 from paceline.report.table import CHARTS
 from paceline.spec import FIELDS, Resolved, resolve
 
@@ -26,6 +27,7 @@ TOP = ("title", "about", "source", "limits", "repeats", "fixed", "grid", "quick"
 QUICK = ("about", "limits", "repeats", "fixed", "grid")
 OWN = ("name", "output_dir")  # of a run, given by us
 GIVEN = "experiment"  # the source of values that are from the file
+ALL_CORES = "all"  # as a number of threads: the cores of this machine
 MOST_RUNS = 5000
 
 
@@ -227,6 +229,8 @@ def _point(values: Mapping[str, Any], folder: Path) -> Point:
         if type(together) is not int or type(workers) is not int or together < 1 or workers < 1 or together % workers:
             raise UsageError(f"global_batch {together!r} cannot be divided over {workers!r} workers")
         spec["batch_size"] = together // workers
+    if spec.get("threads") == ALL_CORES:
+        spec["threads"] = cores()
     resolved = resolve((GIVEN, spec))
     ranks = resolved.spec.ranks
     nodes = values.get("nodes", ranks)

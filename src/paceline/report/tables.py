@@ -248,7 +248,7 @@ def _our(study: Study, one: Group | None, name: str) -> float | None:
 def _named(name: str, value: Any) -> str:
     if isinstance(value, list):
         return " or ".join(_named(name, each) for each in value)
-    if name in ("workers", "nodes", "servers"):
+    if name in ("workers", "threads", "nodes", "servers"):
         return f"{value} {name if value != 1 else name[:-1]}"
     if name == "epochs":
         return "not whole epochs" if value is None else count(value, "epoch")

@@ -14,6 +14,7 @@ from paceline.data.table import describe
 from paceline.errors import UsageError
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
+DEMO = EXPERIMENTS.parent / "examples" / "demo.toml"
 GRID = """
 repeats = 3
 [fixed]
@@ -116,6 +117,13 @@ def test_grids_that_need_a_gpu_are_left_out_where_there_is_none(
     assert len(read(tmp_path, fixed).points) == 1
 
 
+def test_all_threads_are_the_cores_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "cores", lambda: 6)
+    found = read(tmp_path, '[[grid]]\nmodel = "mlp"\nthreads = [1, "all", 6]\n')
+    assert [point.resolved.spec.threads for point in found.points] == [1, 6]
+    assert "threads" in refusal(tmp_path, '[[grid]]\nmodel = "mlp"\nthreads = "some"\n')
+
+
 WRONG = {
     "ttle = 'x'": "try.toml: unknown key 'ttle'; did you mean 'title'?",
     "[fixed]\nbatchsize = 3": "try.toml: fixed: unknown key 'batchsize'; did you mean 'batch_size'?",
@@ -187,3 +195,16 @@ def test_they_make_enough_steps_to_be_ranked(path: Path, quick: bool) -> None:
         if spec.strategy == "ps-async":
             steps //= spec.workers or 1
         assert steps * found.repeats >= 1.5 * ENOUGH_SAMPLES, point
+
+
+@pytest.mark.parametrize("quick", [True, False], ids=["quick", "full"])
+@pytest.mark.parametrize("path", [*EXPERIMENTS.glob("*.toml"), DEMO], ids=lambda path: path.stem)
+def test_they_have_one_process_with_all_cores_to_compare_with(
+    path: Path, quick: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "cores", lambda: 16)
+    specs = [point.resolved.spec for point in read_experiment(path, quick=quick and path != DEMO).points]
+    real = [spec for spec in specs if not spec.emulated]
+    rivals = [(spec.model, spec.batch_size) for spec in real if spec.workers == 1 and spec.threads in (None, 16)]
+    for spec in real:
+        assert {(spec.model, spec.batch_size), (spec.model, spec.global_batch)} & {*rivals}, spec
