@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from paceline.analysis.learning import Reached, moments, seen, target, time_to_accuracy
-from paceline.analysis.lines import ENOUGH_RUNS, certain, faster, speed, told
+from paceline.analysis.lines import ENOUGH_RUNS, faster, speed, told
 from paceline.analysis.problems import Problem
-from paceline.analysis.scaling import Group, label
+from paceline.analysis.scaling import Group, certain, label
 from paceline.analysis.statistics import Interval
 from paceline.analysis.wording import accuracy, count, percent, seconds, some, spread, within
 

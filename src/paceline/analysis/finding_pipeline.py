@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from statistics import median
 
 from paceline.analysis.division import micro_batches
-from paceline.analysis.lines import disturbed, speed
+from paceline.analysis.lines import speed
 from paceline.analysis.pipeline import Pipeline, pipeline
 from paceline.analysis.problems import Problem
-from paceline.analysis.scaling import Group, label
+from paceline.analysis.scaling import Group, disturbed, label
 from paceline.analysis.wording import percent
 
 MUCH = 0.1  # of the time: a larger part is worth an advice

@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from statistics import fmean
 
 from paceline.analysis.breakdown import Parts, by_rank
-from paceline.analysis.lines import Line, all_lines, certain, disturbed, faster, name, speed, told
+from paceline.analysis.lines import Line, all_lines, faster, name, speed, told
 from paceline.analysis.problems import Problem
-from paceline.analysis.scaling import Curve, Group, Point, label, nodes_of
+from paceline.analysis.scaling import Curve, Group, Point, certain, disturbed, label, nodes_of
 from paceline.analysis.statistics import LAWS, Interval
 from paceline.analysis.trust import allow, asynchronous
 from paceline.analysis.wording import count, number, percent, percents, seconds, some, within
@@ -79,7 +79,7 @@ def widest(problem: Problem, curves: Sequence[Curve]) -> list[tuple[Curve, Point
     found: dict[int, tuple[Curve, Point]] = {}
     for curve, point in problem.points(curves):
         known = found.get(id(curve))
-        if point.group.crowded or not certain(point.group) or not certain(curve.baseline):
+        if point.group.crowded or not point.certain:
             continue
         if known is None or (point.workers, point.speedup.value) > (known[1].workers, known[1].speedup.value):
             found[id(curve)] = curve, point
@@ -119,18 +119,21 @@ def scaling(problem: Problem, curves: Sequence[Curve]) -> Iterator[str]:
 
 
 def _law(curve: Curve, among: int) -> str:
-    """The serial part, if two points or more follow the law."""
+    """The serial part, if the points that it was fitted to follow the law."""
     s = curve.serial
-    if s is None or len({p.workers for p in curve.points if p.workers > 1}) < 2:
-        return ""
-    ideal = [LAWS[curve.kind](s, p.workers) for p in curve.points]
-    if any(abs(p.speedup.value / expected - 1) > GOOD_FIT for p, expected in zip(curve.points, ideal, strict=True)):
+    if s is None or not fits(curve.kind, s, curve.points):
         return ""
     what = f" {'Its serial part' if among == 1 else 'The serial part of the first'} is {100 * s:.1f} %"
     if curve.kind == "weak":
         return f"{what} by Gustafson's law: each further worker adds {percent(1 - s)} of one's speed."
     limit = f": no number of workers would be more than {number(1 / s)} times as fast" if s > 0.005 else ""
     return f"{what} by Amdahl's law{limit}."
+
+
+def fits(kind: str, serial: float, points: Sequence[Point]) -> bool:
+    """Whether a law is near to what was measured; its serial part alone does not say so."""
+    known = [point for point in points if point.certain]
+    return all(abs(LAWS[kind](serial, point.workers) / point.speedup.value - 1) <= GOOD_FIT for point in known)
 
 
 def cost(problem: Problem, curves: Sequence[Curve]) -> Iterator[str]:

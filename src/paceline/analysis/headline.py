@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.analysis.lines import ENOUGH_RUNS, MATTERS, certain, disturbed, faster, speed, told
+from paceline.analysis.lines import ENOUGH_RUNS, MATTERS, faster, speed, told
 from paceline.analysis.problems import Problem, problems
-from paceline.analysis.scaling import Curve, Group, family, label, size
+from paceline.analysis.scaling import Curve, Group, certain, disturbed, family, label, size
 from paceline.analysis.statistics import Interval
 from paceline.analysis.trust import allow, asynchronous
 from paceline.analysis.wording import count, listing, number, percent, some, spread, within
@@ -202,7 +202,7 @@ def _per_worker(best: Group, curves: Sequence[Curve]) -> tuple[Interval, Interva
     """Efficiency and speedup beside one of its own workers, and that worker."""
     for curve in curves:
         for point in curve.points:
-            if point.group is best and point.workers > 1 and certain(curve.baseline):
+            if point.group is best and point.workers > 1 and point.certain:
                 pair = best, curve.baseline
                 return allow(point.efficiency, *pair), allow(point.speedup, *pair), curve.baseline
     return None

@@ -16,6 +16,7 @@ from paceline.analysis.scaling import (
     OF_STRATEGY,
     Group,
     along_workers,
+    certain,
     nodes_of,
     size,
     stands_for,
@@ -134,16 +135,6 @@ def speed(one: Group) -> float:
 def faster(one: Group, other: Group) -> Interval:
     """How many times as fast as the other it is, in images/s."""
     return ratio(other.series, one.series)
-
-
-def disturbed(one: Group) -> list[str]:
-    """Of each of its runs that was disturbed: why."""
-    return [run.disturbed for run in one.runs if run.disturbed]
-
-
-def certain(one: Group) -> bool:
-    """Whether its speed can be ranked: its runs are long enough, and nothing disturbed them."""
-    return not one.too_short and not disturbed(one)
 
 
 def told(ratio: Interval, *groups: Group) -> bool | None:

@@ -93,6 +93,16 @@ class Group:
         return Interval(1 / found.value, 1 / found.high, 1 / found.low)
 
 
+def disturbed(one: Group) -> list[str]:
+    """Why each of its disturbed runs was."""
+    return [run.disturbed for run in one.runs if run.disturbed]
+
+
+def certain(one: Group) -> bool:
+    """Whether its speed can be ranked: its runs are long enough, and nothing disturbed them."""
+    return not one.too_short and not disturbed(one)
+
+
 def nodes_of(run: Run) -> int:
     """How many machines, of the lab or real."""
     return max(1, len({row["host"] for row in run.environment.get("ranks", [])}))
@@ -219,17 +229,23 @@ def group(runs: Iterable[Run]) -> list[Group]:
 
 @dataclass(frozen=True)
 class Point:
-    """One number of workers: how much faster than one, what part of the ideal that is, and what it stands on."""
+    """One number of workers: how much faster than one, what part of the ideal that is, and what it stands on.
+
+    `certain`: both can be ranked, its own speed and that of the one worker.
+    """
 
     group: Group
     workers: int
     speedup: Interval
     efficiency: Interval
+    certain: bool
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A strategy over its numbers of workers, beside one worker. `serial` is the part that the fitted law leaves."""
+    """A strategy over its numbers of workers, beside one worker. `serial` is the part that the law leaves which was
+    fitted to the points that are certain.
+    """
 
     kind: str  # strong or weak
     label: dict[str, Any]
@@ -325,11 +341,13 @@ def curves(groups: Sequence[Group], kind: str) -> list[Curve]:
 
 def _point(baseline: Group, one: Group) -> Point:
     speedup, n = ratio(baseline.series, one.series), one.workers
-    return Point(one, n, speedup, Interval(speedup.value / n, speedup.low / n, speedup.high / n))
+    efficiency = Interval(speedup.value / n, speedup.low / n, speedup.high / n)
+    return Point(one, n, speedup, efficiency, certain(one) and certain(baseline))
 
 
 def serial_part(kind: str, points: Sequence[Point]) -> float | None:
-    workers, speedups = [point.workers for point in points], [point.speedup.value for point in points]
+    known = [point for point in points if point.certain]
+    workers, speedups = [point.workers for point in known], [point.speedup.value for point in known]
     if kind == "weak":
         return gustafson(workers, speedups)
     return amdahl([1, *workers], [1.0, *(1 / speedup for speedup in speedups)])

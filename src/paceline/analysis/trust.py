@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from paceline.analysis.compare import BETWEEN_RUNS
-from paceline.analysis.lines import ENOUGH_RUNS, certain, disturbed, told
-from paceline.analysis.scaling import Group
+from paceline.analysis.lines import ENOUGH_RUNS, told
+from paceline.analysis.scaling import Group, certain, disturbed
 from paceline.analysis.statistics import Interval
 from paceline.analysis.wording import count
 

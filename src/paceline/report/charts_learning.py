@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.analysis.learning import Moment, losses, measured_on, moments, target, time_to_accuracy
 from paceline.analysis.runs import Run
-from paceline.analysis.scaling import Group
+from paceline.analysis.scaling import Group, certain
 from paceline.analysis.statistics import Interval, Series
 from paceline.analysis.study import Study
 from paceline.analysis.wording import count, number, percent
@@ -118,7 +118,7 @@ def accuracy_by_workers(study: Study) -> Chart | None:
     rows = [one | {key: value for key, value in two.items() if "loss" in key} for one, two in
             zip(_result_rows(groups, of, "accuracy"), _result_rows(groups, of, "loss"), strict=True)]  # fmt: skip
     text = caption(f"What the trained model knows at the end ({of}), by the number of workers that trained it.",
-                   SPREAD, NOT_FROM_ZERO, groups=groups)  # fmt: skip
+                   SPREAD, NOT_FROM_ZERO, groups=groups, timed=False)  # fmt: skip
     return chart("accuracy-by-workers", "Accuracy and loss by workers", text, pages, rows)
 
 
@@ -161,7 +161,7 @@ def _by_batch(study: Study, what: str, called: str, title: str) -> Chart | None:
             panels.append(Panel(heading, x, y, traces))
         pages.append(Page(sheet.name, panels))
     text = caption(f"What the trained model knows at the end ({of}), by the batch size of all workers together.",
-                   SPREAD, NOT_FROM_ZERO if what == "accuracy" else "", groups=groups)  # fmt: skip
+                   SPREAD, NOT_FROM_ZERO if what == "accuracy" else "", groups=groups, timed=False)  # fmt: skip
     return chart(called, title, text, pages, _result_rows(groups, of, what))
 
 
@@ -189,7 +189,7 @@ def _learning(study: Study, called: str, title: str, x: str, column: int) -> Cha
             pages.append(Page(_both(sheet, heading), [accuracy, loss]))
     text = caption(f"Accuracy ({of}) at the end of each epoch, and the training loss of the middle repeat, each point "
                    "the mean of a stretch of steps.", "Time is of training alone." if column == 0 else "", SPREAD,
-                   groups=groups)  # fmt: skip
+                   groups=groups, timed=column == 0)  # fmt: skip
     return chart(called, title, text, pages, rows)
 
 
@@ -239,7 +239,9 @@ def _moment_rows(one: Group) -> list[Row]:
 
 
 def time_to(study: Study) -> Chart | None:
-    """A bar for each setting, the fastest above; a panel for each model, which has its own accuracy to reach."""
+    """A bar for each setting, the fastest above and what is not ranked below; a panel for each model, which has its own
+    accuracy to reach.
+    """
     groups = [one for one in study.groups if moments(one.first)]
     panels, rows, most = list[Panel](), list[Row](), 1
     for sheet in arrange(study, groups, facets, PROBLEM, most=len(groups)):
@@ -270,7 +272,7 @@ def _bars_to(
 ) -> tuple[Panel, list[Row]]:
     style = {id(each.thing): each for each in part}
     reached = time_to_accuracy([each.thing for each in part], accuracy)
-    reached.sort(key=lambda each: each.seconds.value if each.seconds else np.inf, reverse=True)
+    reached.sort(key=lambda each: each.seconds.value if each.seconds and certain(each.group) else np.inf, reverse=True)
     of = reached[0].of
     labels = [in_lines(style[id(each.group)].label) for each in reached]
     values = [each.seconds or Interval(0.0, 0.0, 0.0) for each in reached]

@@ -132,7 +132,7 @@ def packets(study: Study) -> Chart | None:
     ])  # fmt: skip
     text = caption("What the kernel counts on each node's network, and of one node alone, on its loopback; what goes "
                    "through shared memory is not counted. The middle repeat of each setting; 0 s is its first step.",
-                   groups=settings(strands))  # fmt: skip
+                   groups=settings(strands), timed=False)  # fmt: skip
     return chart("packets", "Packets over time", text, pages, rows, columns=_columns(strands))
 
 

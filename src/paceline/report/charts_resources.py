@@ -71,7 +71,7 @@ def traffic(study: Study) -> Chart | None:
     how = "; or, of runs too short for these or with several ranks on a node, ".join(f"{way}: {COUNTED[way]}"
                                                                                      for way in ways)  # fmt: skip
     text = caption(f"What goes in and out of the busiest server, and of a worker on the mean, for each update, {how}.",
-                   SPREAD, groups=[one for flow in flows for one, _ in flow.values])  # fmt: skip
+                   SPREAD, groups=[one for flow in flows for one, _ in flow.values], timed=False)  # fmt: skip
     return chart("traffic", "Traffic of an update", text, pages, rows)
 
 
@@ -134,7 +134,7 @@ def memory(study: Study) -> Chart | None:
             panels.append(panel)
         pages.append(Page(sheet.name, panels))
     text = caption("The most memory that each rank had at any time (resident; pages that ranks share count for each of "
-                   "them); the middle of the repeats.", groups=settings(strands))  # fmt: skip
+                   "them); the middle of the repeats.", groups=settings(strands), timed=False)  # fmt: skip
     return chart("memory", "Peak memory", text, pages, rows)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.analysis.finding_speed import GOOD_FIT
-from paceline.analysis.scaling import BY_DIVISION, LENGTH, Group, Point
+from paceline.analysis.finding_speed import fits
+from paceline.analysis.scaling import BY_DIVISION, LENGTH, Group, Point, certain
 from paceline.analysis.statistics import LAWS, Interval, Series
 from paceline.analysis.study import Study
 from paceline.analysis.wording import count
@@ -28,12 +28,13 @@ from paceline.report.traces import (
     law,
     line,
     of_runs,
+    open_marks,
     scaled,
     with_interval,
 )
 
 AT_ONE = Interval(1.0, 1.0, 1.0)
-BY_WHOM = {"Amdahl's": LAWS["strong"], "Gustafson's": LAWS["weak"]}
+KIND = {"Amdahl's": "strong", "Gustafson's": "weak"}  # of scaling, by whose law it follows
 MOST_LAWS = 4  # dotted lines in a panel
 BASELINE = "one worker, which the others are measured by"
 
@@ -45,7 +46,7 @@ def strong(study: Study) -> Chart | None:
     pages = [Page(sheet.name, [_speedups(title, part, amdahl=True) for title, part in sheet.panels.items()])
              for sheet in sheets]  # fmt: skip
     text = caption("How many times as fast as one worker the same training gets: the global batch stays the same.",
-                   INTERVALS, _serial_parts("Amdahl's", sheets),
+                   INTERVALS, open_marks(settings(lines)), _serial_parts("Amdahl's", sheets),
                    groups=settings(lines))  # fmt: skip
     return chart("strong", "Strong scaling: a fixed problem", text, pages, _rows(lines))
 
@@ -61,7 +62,7 @@ def weak(study: Study) -> Chart | None:
         pages.append(Page(sheet.name, panels + [_steps(part) for part in sheet.panels.values() if alone]))
     text = caption("Each worker has the same batch, however many there are; ideally a step of all takes as long as a "
                    "step of one. It is the whole step, input and waiting included.", INTERVALS,
-                   _serial_parts("Gustafson's", sheets),
+                   open_marks(settings(lines)), _serial_parts("Gustafson's", sheets),
                    groups=settings(lines))  # fmt: skip
     return chart("weak", "Weak scaling: the same work for each worker", text, pages, _rows(lines))
 
@@ -83,8 +84,8 @@ def speedup_by_model(study: Study) -> Chart | None:
     how = "with the same batch for each worker" if study.weak else "of the same global batch"
     more = {one.facets["servers"] for one in everything} - {one.facets["servers"] for one in lines}
     rest = "Of more servers there are only some numbers of workers: they are in the chart by number of servers."
-    text = caption(f"Images per second beside those of one worker, {how}.", INTERVALS, rest if more else "",
-                   groups=settings(lines))  # fmt: skip
+    text = caption(f"Images per second beside those of one worker, {how}.", INTERVALS, open_marks(settings(lines)),
+                   rest if more else "", groups=settings(lines))  # fmt: skip
     title = "Speedup by model" if several else "Speedup"
     return chart("speedup-by-model", title, text, pages, _rows(lines))
 
@@ -110,7 +111,8 @@ def throughput(study: Study) -> Chart | None:
             panel.traces += [line(_images(styled), styled.label, styled.look) for styled in part]
             panels.append(panel)
         pages.append(Page(sheet.name, panels))
-    text = caption("Images of all workers together in a second of training.", INTERVALS, groups=settings(lines))
+    text = caption("Images of all workers together in a second of training.", INTERVALS, open_marks(settings(lines)),
+                   groups=settings(lines))  # fmt: skip
     rows = [identity(one) | with_interval("images_per_second", one.images_per_second()) for one in settings(lines)]
     return chart("throughput", "Throughput", text, pages, rows)
 
@@ -132,7 +134,8 @@ def servers(study: Study) -> Chart | None:
         pages.append(Page(sheet.name, panels))
     most = " or ".join(map(str, sorted({one.points[0].workers for one in lines})))
     text = caption(f"{most} workers beside one, by the number of servers that share the parameters; level lines: as "
-                   "many workers without a server.", INTERVALS, groups=settings(lines))  # fmt: skip
+                   "many workers without a server.", INTERVALS, open_marks(settings(lines)),
+                   groups=settings(lines))  # fmt: skip
     return chart("servers", "Speedup by number of servers", text, pages, _rows(lines))
 
 
@@ -191,12 +194,12 @@ def _speedup(styled: Styled[Strand], against: str = "workers") -> list[Measured]
     one = styled.thing
     found = []
     if against == "workers" and one.baseline:
-        found.append(Measured(1, AT_ONE, f"{styled.full}: {BASELINE}"))
+        found.append(Measured(1, AT_ONE, f"{styled.full}: {BASELINE}", certain(one.baseline)))
     for point in one.points:
         x = point.workers if against == "workers" else point.group.first.summary.servers
         more = "" if against == "workers" else f", {count(x, 'server')}"
         text = f"{styled.full}{more}, {count(point.workers, 'worker')}: {_times(point)}, {of_runs(point.group)}"
-        found.append(Measured(x, point.speedup, text))
+        found.append(Measured(x, point.speedup, text, point.certain))
     return found
 
 
@@ -207,11 +210,7 @@ def _workers(part: Sequence[Styled[Strand]]) -> tuple[int, dict[str, Any]]:
 
 
 def _fits(one: Strand, whose: str) -> bool:
-    """Whether the law is near to what was measured; its serial part alone does not say so."""
-    serial = one.serial
-    return serial is not None and all(
-        abs(BY_WHOM[whose](serial, point.workers) / point.speedup.value - 1) <= GOOD_FIT for point in one.points
-    )
+    return one.serial is not None and fits(KIND[whose], one.serial, one.points)
 
 
 def _laws(
@@ -223,7 +222,7 @@ def _laws(
         serial = styled.thing.serial
         if serial is not None and _fits(styled.thing, whose):
             text = f"{whose} law for {styled.full}: {share(serial)} of the work is not divided"
-            yield law(n, y(BY_WHOM[whose](serial, n), n), styled.look, styled.label, text)
+            yield law(n, y(LAWS[KIND[whose]](serial, n), n), styled.look, styled.label, text)
 
 
 def _speedups(title: str, part: Sequence[Styled[Strand]], *, amdahl: bool = False, top: float | None = None) -> Panel:
@@ -245,11 +244,13 @@ def _efficiencies(title: str, part: Sequence[Styled[Strand]]) -> Panel:
     panel.traces += _laws("Gustafson's", part, most, lambda speedup, n: 100 * speedup / n)
     for styled in part:
         one = styled.thing
-        found = [Measured(1, scaled(AT_ONE, 100), f"{styled.full}: {BASELINE}")] if one.baseline else []
+        found = []
+        if one.baseline:
+            found.append(Measured(1, scaled(AT_ONE, 100), f"{styled.full}: {BASELINE}", certain(one.baseline)))
         for point in one.points:
             y = scaled(point.efficiency, 100)
             text = f"{styled.full}, {count(point.workers, 'worker')}: {between(y, '% of the ideal')}"
-            found.append(Measured(point.workers, y, f"{text}, {of_runs(point.group)}"))
+            found.append(Measured(point.workers, y, f"{text}, {of_runs(point.group)}", point.certain))
         panel.traces.append(line(found, styled.label, styled.look))
     return panel
 
@@ -265,7 +266,7 @@ def _steps(part: Sequence[Styled[Strand]]) -> Panel:
         for one in styled.thing.groups:
             y = scaled(one.step(), 1000)
             text = f"{styled.full}, {count(one.workers, 'worker')}: a step takes {between(y, 'ms')}, {of_runs(one)}"
-            found.append(Measured(one.workers, y, text))
+            found.append(Measured(one.workers, y, text, certain(one)))
         panel.traces.append(line(found, styled.label, styled.look))
     return panel
 
@@ -275,7 +276,7 @@ def _images(styled: Styled[Strand]) -> list[Measured]:
     for one in styled.thing.groups:
         y = one.images_per_second()
         text = f"{styled.full}, {count(one.workers, 'worker')}: {between(y, 'images per second')}, {of_runs(one)}"
-        found.append(Measured(one.workers, y, text))
+        found.append(Measured(one.workers, y, text, certain(one)))
     return found
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.analysis.breakdown import Parts, by_rank, mean
 from paceline.analysis.finding_speed import mean_parts
-from paceline.analysis.scaling import Group, nodes_of
+from paceline.analysis.scaling import Group, certain, nodes_of
 from paceline.analysis.statistics import Interval, median
 from paceline.analysis.study import Study
 from paceline.analysis.wording import count, number, percent
@@ -42,6 +42,7 @@ from paceline.report.traces import (
     identity,
     line,
     of_runs,
+    open_marks,
     over_repeats,
     scaled,
     with_interval,
@@ -216,7 +217,8 @@ def time_by_batch(study: Study) -> Chart | None:
             for styled in part:
                 found = [Measured(one.first.summary.global_batch, y := measure(one),
                                   f"{styled.full}, batch {one.first.summary.global_batch:,}: {what} takes "
-                                  f"{between(y, 's')}, {of_runs(one)}") for one in styled.thing.groups]  # fmt: skip
+                                  f"{between(y, 's')}, {of_runs(one)}", certain(one))
+                         for one in styled.thing.groups]  # fmt: skip
                 panel.traces.append(line(found, styled.label, styled.look))
             rows |= {id(one): identity(one) | with_interval(column, measure(one)) for one in groups}
             said[what] = None
@@ -227,8 +229,8 @@ def time_by_batch(study: Study) -> Chart | None:
         if len(said) > 1
         else next(iter(said), "")
     )
-    text = caption(f"Training time of {what} against the batch size "
-                   "of all workers together.", INTERVALS, groups=settings(strands))  # fmt: skip
+    text = caption(f"Training time of {what} against the batch size of all workers together.", INTERVALS,
+                   open_marks(settings(strands)), groups=settings(strands))  # fmt: skip
     return chart("time-by-batch", "Time by batch size", text, pages, list(rows.values()))
 
 

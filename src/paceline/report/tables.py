@@ -8,9 +8,19 @@ from statistics import median
 from typing import Any
 
 from paceline.analysis.headline import over_one_process
-from paceline.analysis.lines import disturbed
 from paceline.analysis.runs import Run
-from paceline.analysis.scaling import BY_DIVISION, NETWORK, Curve, Group, label, nodes_of, stands_for, words
+from paceline.analysis.scaling import (
+    BY_DIVISION,
+    NETWORK,
+    Curve,
+    Group,
+    certain,
+    disturbed,
+    label,
+    nodes_of,
+    stands_for,
+    words,
+)
 from paceline.analysis.statistics import Interval
 from paceline.analysis.study import Study
 from paceline.analysis.wording import count
@@ -91,12 +101,13 @@ def measured(one: Group, name: str) -> float | None:
 
 
 def _speedup(one: Group, curves: Iterable[Curve]) -> Interval | None:
+    """Over one worker; None where there is none, or where one of both cannot be ranked."""
     for curve in curves:
         for point in curve.points:
             if point.group is one:
-                return point.speedup
+                return point.speedup if point.certain else None
         if curve.baseline is one:
-            return Interval(1.0, 1.0, 1.0)
+            return Interval(1.0, 1.0, 1.0) if certain(one) else None
     return None
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.analysis import division
 from paceline.analysis.runs import Run
-from paceline.analysis.scaling import Group, nodes_of
+from paceline.analysis.scaling import Group, certain, disturbed, nodes_of
 from paceline.analysis.statistics import Interval, Series
 from paceline.analysis.wording import count, listing, number
 from paceline.report.figure import COLOURS, IDEAL, PATTERNS
@@ -27,11 +27,12 @@ Trace = dict[str, Any]
 
 @dataclass(frozen=True)
 class Measured:
-    """A value, where it lies, on which place of the x axis, and all that in words."""
+    """A value, where it lies, on which place of the x axis, and all that in words; and whether it can be ranked."""
 
     x: float
     y: Interval
     hover: str
+    certain: bool = True
 
 
 def wrapped(text: str) -> str:
@@ -57,15 +58,17 @@ def over_repeats(values: Sequence[float]) -> Interval:
 
 
 def line(found: Sequence[Measured], label: str, look: Look, **settings: Any) -> Trace:
-    """Points joined by a line, each with its interval."""
+    """Points joined by a line, each with its interval; open, where it cannot be ranked."""
     values = [each.y for each in found]
+    symbols = [look.marker if each.certain else f"{look.marker}-open" for each in found]
     return {
         "type": "scatter", "mode": "lines+markers", "name": label,
         "x": [each.x for each in found], "y": [each.value for each in values],
         "line": {"color": look.colour, "dash": look.dash, "width": 2},
-        "marker": {"color": look.colour, "symbol": look.marker, "size": 8},
+        "marker": {"color": look.colour, "symbol": symbols if len({*symbols}) > 1 else symbols[0], "size": 8},
         "error_y": error_bars(values, look.colour),
-        "hovertext": [wrapped(each.hover) for each in found], "hoverinfo": "text", "legendrank": look.rank, **settings,
+        "hovertext": [wrapped(each.hover if each.certain else f"{each.hover}; not ranked") for each in found],
+        "hoverinfo": "text", "legendrank": look.rank, **settings,
     }  # fmt: skip
 
 
@@ -120,11 +123,12 @@ def over_time(x: Series, y: Series, label: str, look: Look, hover: str) -> Trace
 
 def identity(one: Group) -> Row:
     """What a row of numbers is of."""
-    s = one.first.summary
+    s, busy = one.first.summary, len(disturbed(one))
     scaled = {"shrink": s.shrink, "links_as_of": facets(one)["stands"]} if s.shrink > 1 else {}
     return {"model": s.model, "data": s.data, "strategy": s.strategy, "servers": s.servers, "workers": s.workers,
             "nodes": nodes_of(one.first), "batch_size": s.batch_size, "global_batch": s.global_batch,
-            "compute": s.compute, "runs": len(one.runs), **division.division(one.first), **scaled,
+            "compute": s.compute, "runs": len(one.runs), **({"disturbed_runs": busy} if busy else {}),
+            **division.division(one.first), **scaled,
             **({"overlap": "off"} if facets(one)["overlap"] else {})}  # fmt: skip
 
 
@@ -142,9 +146,16 @@ def _paced(compute: str) -> str:
     return f"{said} a batch" if said.endswith(" s") else said
 
 
-def caption(*sentences: str, groups: Iterable[Group]) -> str:
-    """Sentences, and at the end that compute was emulated, if it was."""
+def caption(*sentences: str, groups: Iterable[Group], timed: bool = True) -> str:
+    """Sentences, and at the end that runs were disturbed, of a chart of times, and that compute was emulated."""
     found = list(groups)
+    runs = [run for one in found for run in one.runs]
+    busy = sum(run.disturbed is not None for run in runs)
+    if busy and timed:
+        was, whose = ("was", "its") if busy == 1 else ("were", "their")
+        sentences += (
+            f"{busy} of {count(len(runs), 'run')} {was} disturbed by other programs: do not compare {whose} times.",
+        )
     emulated = [one for one in found if one.first.emulated]
     if emulated:
         how = "; ".join(
@@ -170,3 +181,8 @@ def scaled_by(groups: Iterable[Group]) -> list[str]:
 
 def of_runs(one: Group) -> str:
     return count(len(one.runs), "run")
+
+
+def open_marks(groups: Iterable[Group]) -> str:
+    """What they mean, where there are any."""
+    return "" if all(map(certain, groups)) else "Open marks: too short or disturbed, and so not ranked."

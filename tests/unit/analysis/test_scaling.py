@@ -57,6 +57,24 @@ def test_weak_scaling_by_gustafson(tmp_path: Path) -> None:
     assert curve.serial == pytest.approx(0.1, abs=0.03)
 
 
+def test_laws_are_fitted_to_what_can_be_ranked_alone(tmp_path: Path) -> None:
+    times = {n: 0.1 * (0.2 + 0.8 / n) * (3 if n == 8 else 1) for n in (1, 2, 4, 8)}
+    runs = [check_read(write_run(tmp_path / f"{n}", steady(t, seed=n), workers=n, batch=64 // n))
+            for n, t in times.items()]  # fmt: skip
+
+    def serial(*busy: int) -> float | None:
+        for run, n in zip(runs, times, strict=True):
+            vars(run)["disturbed"] = "other processes used 1.6 of 2 cores" if n in busy else None
+        [curve] = curves(group(runs), "strong")
+        assert [point.certain for point in curve.points] == [1 not in busy and n not in busy for n in (2, 4, 8)]
+        return curve.serial
+
+    assert serial() != pytest.approx(0.2, abs=0.1)
+    assert serial(8) == pytest.approx(0.2, abs=0.02)
+    assert serial(4, 8) is None
+    assert serial(1) is None
+
+
 def test_without_a_run_of_one_worker_there_is_no_speedup(tmp_path: Path) -> None:
     runs = [check_read(write_run(tmp_path / "2", steady(0.1), workers=2))]
     assert curves(group(runs), "strong") == curves(group(runs), "weak") == []

@@ -174,10 +174,43 @@ def test_lines_of_a_panel_are_few_and_each_looks_its_own_way(charts: list[Chart]
         for (_, visible), traces in panels.items():
             if visible:
                 assert len(traces) <= MOST_LINES
-                seen = [(t["line"]["color"], t["line"]["dash"], t["marker"]["symbol"]) for t in traces]
+                seen = [(t["line"]["color"], t["line"]["dash"], _shape(t)) for t in traces]
                 assert len(set(seen)) == len(seen)
-                greys = [(t["line"]["dash"], t["marker"]["symbol"]) for t in traces]
+                greys = [(t["line"]["dash"], _shape(t)) for t in traces]
                 assert len(set(greys)) == len(greys), "in print without colours they look the same"
+
+
+def _shape(trace: dict[str, Any]) -> str:
+    """Of its markers; those of runs that are not ranked are open."""
+    symbols = trace["marker"]["symbol"]
+    return (symbols if isinstance(symbols, str) else symbols[0]).removesuffix("-open")
+
+
+def scaled_by_three(folder: Path, others: float) -> Study:
+    """Rings and gathers of 1, 2 and 4 workers by Gustafson's law, where other programs use so many of 4 cores."""
+    for n in (1, 2, 4):
+        for strategy, serial in (("ring", 0.3), ("gather", 0.1)):
+            seconds = steady(0.1 * n / (n - serial * (n - 1)), seed=n)
+            write_run(folder / f"{strategy}{n}", seconds, workers=n, strategy=strategy if n > 1 else "sequential",
+                      cores=4, others=others)  # fmt: skip
+    return read_study([folder])
+
+
+def test_charts_of_a_busy_machine_rank_nothing(tmp_path: Path) -> None:
+    quiet, busy = scaled_by_three(tmp_path / "quiet", 0.0), scaled_by_three(tmp_path / "busy", 2.0)
+    for name in ("weak", "speedup-by-model", "throughput", "breakdown"):
+        idle, [chart] = named(draw(quiet), name)[0], named(draw(busy), name)
+        assert "disturbed" not in idle.caption
+        assert "runs were disturbed by other programs: do not compare their times." in chart.caption
+        assert "law" not in chart.caption
+        assert not any(trace["name"].endswith(": fit") for trace in chart.figure["data"])
+        assert all(row["disturbed_runs"] for row in chart.rows)
+        for drawn, is_open in ((idle, False), (chart, True)):
+            points = [trace["marker"]["symbol"] for trace in drawn.figure["data"] if trace.get("error_y")]
+            assert points or name == "breakdown"
+            assert all(symbol.endswith("-open") == is_open for symbol in points)
+    [weak] = named(draw(quiet), "weak")
+    assert "Gustafson's law (dotted) fits: gather 9.8 %; ring 29.8 %" in weak.caption
 
 
 def test_a_menu_shows_each_trace_on_one_of_its_pages(charts: list[Chart]) -> None:

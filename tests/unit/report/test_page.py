@@ -189,6 +189,15 @@ def test_results_have_the_numbers_of_the_runs(scaled: Study) -> None:
     assert two["read_seconds"] == 0.5
 
 
+def test_speedups_of_runs_that_cannot_be_ranked_are_left_out(tmp_path: Path) -> None:
+    for n in (1, 2):
+        write_run(tmp_path / f"{n}", steady(0.1, seed=n), workers=n, cores=4, others=2.0 if n == 2 else 0.0)
+    one, two = tables.results(read_study([tmp_path]))
+    assert (one["speedup_weak"], one["speedup_one_process"]) == (1.0, 1.0)
+    assert (two["speedup_weak"], two["speedup_one_process"]) == (None, None)
+    assert two["disturbed"] == "other processes used 2.0 of 4 cores"
+
+
 def test_what_all_settings_share_is_said_once(scaled: Study) -> None:
     html = tables.results_html(scaled)
     assert "In all of them: model mlp, data mnist-mini" in html
