@@ -44,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
         kernel.mount("none", "/", flags=kernel.MS_RECURSIVE | kernel.MS_PRIVATE)
         kernel.mount("tmpfs", "/dev/shm", "tmpfs")
         tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="paceline-tests-")
+        os.chmod(tempfile.tempdir, 0o711)  # tests as another user have folders in it
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -51,6 +52,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What must not run at the same time is in one group: tests of a file, all that use worlds, and all labs.
 

@@ -161,6 +161,16 @@ def test_a_rank_that_others_waited_for_in_vain_is_blamed(run: Run) -> None:
     assert ending.message.startswith(f"rank 1 failed: {LOST.format(2)}")
 
 
+def test_a_rank_that_lost_one_that_had_given_up_waiting_is_no_cause(run: Run) -> None:
+    run.write(0, lost(0, 11.0, peer=2))
+    run.write(1, lost(1, 11.2, peer=0, timeout=True))
+    run.write(2, lost(2, 11.1, peer=1, timeout=True))
+    settle(run.folder)
+    waits = "rank 1 for rank 0, rank 2 for rank 1"
+    assert run.saved().error == f"the ranks waited for each other until the deadline ({waits}): is a link down?"
+    assert run.saved().failed_rank is None
+
+
 def test_in_a_ring_a_neighbour_that_waited_too_is_not_blamed(run: Run) -> None:
     run.write(0, lost(0, 10.0, peer=2, timeout=True))
     run.write(2, lost(2, 11.0, peer=1, timeout=True))

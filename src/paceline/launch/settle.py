@@ -168,8 +168,10 @@ def _lost(errors: Mapping[int, dict[str, Any]], ranks: int) -> tuple[int | None,
     for rank in early:
         if errors[rank].get("stopped") or errors[rank].get("peer") in silent:
             return errors[rank]["peer"], errors[rank]
-    if not silent and len(errors) > 1 and all(e.get("timeout") for e in errors.values()):
-        waits = ", ".join(f"rank {rank} for rank {errors[rank].get('peer')}" for rank in sorted(errors))
+    # A rank that gives up closes its connections, and others lose it: those that waited tell what was first.
+    waited = [rank for rank in sorted(errors) if errors[rank].get("timeout")]
+    if not silent and len(errors) > 1 and waited:
+        waits = ", ".join(f"rank {rank} for rank {errors[rank].get('peer')}" for rank in waited)
         return None, {"error": f"the ranks waited for each other until the deadline ({waits}): is a link down?"}
     return (silent or early)[0], errors[early[0]]
 
