@@ -33,6 +33,18 @@ def test_a_signal_to_all_finishes_a_common_step_and_saves(launcher: str, tmp_pat
         run.check_nothing_is_left()
 
 
+def test_a_signal_to_one_stage_of_a_pipeline_stops_all_and_saves(tmp_path: Path) -> None:
+    with LiveRun([*LAUNCHERS["gloo"], *ENDLESS, "--strategy", "pipeline"], tmp_path) as run:
+        run.wait_until_training()
+        os.kill(run.pid(2), signal.SIGTERM)
+        assert run.end(20) == 130
+        summary = run.summary()
+        assert summary.status == INTERRUPTED
+        assert {run.steps(rank) for rank in range(3)} == {summary.steps}
+        assert load_file(run.folder / "model.safetensors")
+        run.check_nothing_is_left()
+
+
 def test_one_worker_and_ranks_that_are_threads_stop_as_well(tmp_path: Path) -> None:
     for name, flags in {"one": [], "threads": ["--workers", "2", "--transport", "threads"]}.items():
         output = tmp_path / name

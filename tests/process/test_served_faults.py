@@ -174,6 +174,59 @@ def test_ctrl_c_finishes_what_is_under_way_and_saves(strategy: str, tmp_path: Pa
         run.check_nothing_is_left()
 
 
+# Three ranks under every launcher: one server and two workers.
+UNDER = {"ours": served("ps-sync", 2, steps=100_000)} | {
+    launcher: [*LAUNCHERS[launcher], *served("ps-sync", 2, steps=100_000)[2:]] for launcher in ("torchrun", "mpiexec")
+}
+
+
+@pytest.mark.parametrize("launcher", UNDER)
+def test_a_signal_to_a_worker_takes_it_out_and_one_to_all_ranks_saves(launcher: str, tmp_path: Path) -> None:
+    with LiveRun(UNDER[launcher], tmp_path) as run:
+        run.wait_until_training()
+        os.kill(run.pid(2), signal.SIGTERM)
+        until("the leader knows that rank 2 has left", lambda: _records(run, "lost"))
+        done = run.steps(0)
+        until("rank 1 goes on", lambda: run.steps(0) > done + 3)
+        for rank in (1, 0):  # as a scheduler does; in any order
+            os.kill(run.pid(rank), signal.SIGTERM)
+        assert run.end() == 130 if launcher == "ours" else run.end() != 0, run.stderr()
+        summary = run.summary()
+        assert summary.status == INTERRUPTED
+        assert [(lost["rank"], lost["why"]) for lost in summary.lost_workers] == [(2, "it was interrupted")]
+        assert load_file(run.folder / "model.safetensors")
+        run.check_nothing_is_left()
+
+
+@pytest.mark.parametrize("ranks", [(1,), (2, 3)])
+def test_a_signal_to_any_server_or_to_all_workers_ends_the_run_and_saves(
+    ranks: tuple[int, ...], tmp_path: Path
+) -> None:
+    with LiveRun(served("ps-sync", 2, "--servers", "2", steps=100_000), tmp_path) as run:
+        run.wait_until_training()
+        for rank in ranks:
+            os.kill(run.pid(rank), signal.SIGTERM)
+        assert run.end() == 130, run.stderr()
+        assert run.summary().status == INTERRUPTED
+        assert {lost["rank"] for lost in run.summary().lost_workers} == {2, 3} & {*ranks}
+        assert load_file(run.folder / "model.safetensors")
+        run.check_nothing_is_left()
+
+
+def test_a_worker_that_is_asked_to_stop_before_it_has_joined_is_not_waited_for(tmp_path: Path) -> None:
+    with LiveRun(served("ps-sync", 2), tmp_path) as run:
+        pid = until("rank 2 handles signals", lambda: (found := starting(run, 2)) and catches(found))
+        os.kill(pid, signal.SIGTERM)
+        check_completed(run)
+        assert [lost["rank"] for lost in run.summary().lost_workers] == [2]
+
+
+def catches(pid: int) -> int | None:
+    """The process, if it has a handler for SIGTERM."""
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return pid if int(status["SigCgt"], 16) >> (signal.SIGTERM - 1) & 1 else None
+
+
 def test_a_training_that_diverges_ends_all_ranks(tmp_path: Path) -> None:
     command = [*PACELINE, "--strategy", "ps-sync", "--model", "shallow-cnn", "--optimizer", "sgd", "--lr", "1e9",
                "--warmup-epochs", "0", "--log-every", "0"]  # fmt: skip

@@ -53,6 +53,7 @@ class Rank:
         self.stream = stream if seat.rank == 0 else None
         self.launched = folder is not None
         self.stop: StopSignals | None = None
+        self.stops_run = True  # if it is asked to stop
         self.summary: Summary | None = None
         self.watch: NodeUsage | None = None
         self.watching = ExitStack()
@@ -82,7 +83,7 @@ class Rank:
         if self.folder is None:
             return
         self._record("signal", signal=number, time=time.time())
-        if self.seat.launcher == "mpiexec" and not self.launched:
+        if self.seat.launcher == "mpiexec" and not self.launched and self.stops_run:
             settle(self.folder, interrupted=True)
 
     def _train(self, comm: MeteredComm) -> None:

@@ -45,6 +45,7 @@ class ServedRank(Rank):
         super().__init__(resolved, seat, folder, stream)
         self.cluster = cluster
         self.servers = self.spec.servers or 0
+        self.stops_run = seat.rank < self.servers  # a worker only leaves
         self.meeting: Meeting | None = None
         self.begun = self.left = False
 
@@ -59,6 +60,8 @@ class ServedRank(Rank):
                 leave(self.seat)
                 if self.cluster:
                     forget_key(self.cluster)
+        if self.seat.rank and not self.launched and not self.cluster:
+            return EXIT_OK  # torchrun and mpiexec end all ranks, the leader too, when one has another code
         interrupted = self.left or (self.summary is not None and self.summary.status == INTERRUPTED)
         return EXIT_INTERRUPTED if interrupted else EXIT_OK
 
@@ -67,7 +70,8 @@ class ServedRank(Rank):
         self.meeting, listener = meet(spec, seat, self.cluster)
         place = choose_place(spec, seat.local_rank, first=not self.launched, speed=seat.speed)
         about = {"host": socket.gethostname(), "pid": os.getpid()}
-        job = ServedJob(spec, self.meeting, place, seat.rank, random.getrandbits(63), about, self._wish, self._gone)
+        wish = self.stop.requested if self.stop else lambda: False
+        job = ServedJob(spec, self.meeting, place, seat.rank, random.getrandbits(63), about, wish, self._gone)
         if seat.rank >= self.servers:
             self.left = work(job, self._open_trace)
         else:
@@ -77,11 +81,6 @@ class ServedRank(Rank):
                 self.left = server.serve(self.folder, self._open)
             else:
                 self._lead(server, about)
-
-    def _wish(self) -> bool:
-        """Whether this rank was asked to stop. Servers stop the run; a worker of a cluster file only itself."""
-        asked = bool(self.stop and self.stop.requested())
-        return asked and (self.seat.rank == 0 or self.cluster is not None)
 
     def _gone(self) -> dict[int, str]:
         """The workers that our launcher has seen end before they could join, and why."""

@@ -62,7 +62,7 @@ def supervise(crew: Crew, folder: Path, signals: list[int], spec: RunSpec) -> En
 def _has_failed(crew: Crew, folder: Path, spec: RunSpec, stopping: bool) -> bool:
     """Whether the run is lost; ranks that it can do without, or that get another life, do not lose it."""
     bad = {rank: code for rank, code in crew.exits.items() if code not in GOOD_EXITS}
-    if not bad or not spec.served or crew.lost_zygote():
+    if not crew.exits or not spec.served or crew.lost_zygote():
         return bool(bad)
     assert spec.servers is not None
     begun = bool(_rank_pids(folder))
@@ -74,8 +74,10 @@ def _has_failed(crew: Crew, folder: Path, spec: RunSpec, stopping: bool) -> bool
             crew.start_again(rank)
         elif rank < spec.servers:
             return True
-        elif not begun:  # the leader waits for it, and cannot know that it will not come
-            write_whole(gone_mark(folder, rank), f"its process was killed by signal {-code}")
+    for rank in range(spec.servers, spec.ranks):
+        if not begun and rank in crew.exits:  # the leader waits for it, and cannot know that it will not come
+            killed = f"its process was killed by signal {-crew.exits[rank]}"
+            write_whole(gone_mark(folder, rank), killed if rank in bad else "it was interrupted")
     return all(rank in crew.exits and rank in bad for rank in range(spec.servers, spec.ranks))
 
 

@@ -12,7 +12,7 @@ from paceline.layout import share
 from paceline.server.core import Address, Core, Store
 from paceline.server.fellows import Fellows
 from paceline.server.ledger import TRAIN, Ledger, Plan
-from paceline.server.roles import Member, Return, Rules, Watcher, mismatch
+from paceline.server.roles import WAS_INTERRUPTED, Member, Return, Rules, Watcher, mismatch
 from paceline.server.shard import Layout, Shard
 from paceline.server.tally import Result, Tally
 from paceline.server.wire import Header, Kind, Message, WireError, numbers, say, take
@@ -159,6 +159,8 @@ class Leader(Core):
         if isinstance(why, str) and not self.finished:
             self.lost[rank] = why
             self.watcher.lost(rank, why, parts)
+            if self.begun and not self.members and why == WAS_INTERRUPTED:
+                self.stop()
 
     # Gradients.
 

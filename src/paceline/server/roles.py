@@ -9,6 +9,9 @@ from paceline.server.core import Address
 from paceline.server.ledger import Part
 from paceline.server.tally import Result
 
+# Why a worker leaves that was asked to stop.
+WAS_INTERRUPTED = "it was interrupted"
+
 
 @dataclass(frozen=True)
 class Meeting:

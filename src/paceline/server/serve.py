@@ -23,19 +23,19 @@ def serve(core: Core, listener: Listener, patience: float, stop: Callable[[], bo
 
     Then the leader learns of it, and ends the run: the model cannot be saved without this server's part.
     """
-    heard, known, began = time.monotonic(), False, time.process_time()
+    heard, began = time.monotonic(), time.process_time()
     while not core.finished:
         listener.wait(TICK_SECONDS)
         now = time.monotonic()
         _measure(core, listener, began)
         for sender, frames in listener.messages():
-            heard, known = now, True
+            heard = now
             for to, message in core.handle(sender, frames, now):
                 listener.send(to, message)
         if core.refusal:
             raise UsageError(core.refusal)
         core.stopping = stop()
-        if core.stopping and (not known or now - heard > GOODBYE_SECONDS):
+        if core.stopping and now - heard > GOODBYE_SECONDS:
             return True
         if now - heard > patience:
             raise CommTimeout(f"rank {core.rank}, a server, has heard nothing for {patience:g} s: rank 0 is gone", 0)

@@ -18,6 +18,7 @@ from paceline.errors import CommError
 from paceline.layout import peak_rss_bytes
 from paceline.server.client import Client
 from paceline.server.ledger import TRAIN, Part
+from paceline.server.roles import WAS_INTERRUPTED
 from paceline.strategies.base import Batch, Laps
 from paceline.strategies.flat import FlatModel
 from paceline.training.input import AHEAD, patience, wait_for_batch
@@ -61,7 +62,7 @@ class Work:
             while not self.client.finish:
                 self.client.poll(0)
                 if self._leaves() or (self.client.estranged and not self._join(creed, about, self._leaves)):
-                    self.client.leave("it was interrupted")
+                    self.client.leave(WAS_INTERRUPTED)
                     return True
                 self._settle_pushed()
                 for lease, part in self.client.leases.items():
