@@ -68,14 +68,17 @@ def threads_per_rank(local_ranks: int) -> int:
     return int(asked) if asked.isdecimal() and int(asked) else max(1, cores() // local_ranks)
 
 
-def crowded(workers: int, threads: int | None) -> str | None:
-    """A warning, where this many workers of a machine have fewer cores than threads."""
-    there = cores()
+def crowded(workers: int, threads: int | None, *, bound: bool = False) -> str | None:
+    """A warning, where this many workers of a machine have fewer cores than threads.
+
+    `bound`: this process may be bound to a part of the cores that its node's workers have.
+    """
+    there = os.cpu_count() or 1 if bound else cores()
     if workers * (threads or 1) <= there:
         return None
     each = f" of {threads} threads" if threads and threads > 1 else ""
     return (
-        f"warning: {workers} worker{'s' if workers > 1 else ''}{each} on {there} core{'s' if there > 1 else ''} take "
+        f"{workers} worker{'s' if workers > 1 else ''}{each} on {there} core{'s' if there > 1 else ''} take "
         f"turns: expect no speedup from more than {there}, and do not take these times for those of {workers} machines"
     )
 

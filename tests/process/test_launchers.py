@@ -25,7 +25,7 @@ EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SHORT = [
     *("--model", "shallow-cnn", "--data", "synthetic:1x16x16,train=500,test=60", "--strategy", "ring", "--epochs", "1"),
     *("--batch-size", "20", "--optimizer", "sgd", "--dtype", "float64", "--log-every", "0", "--json"),
-    *("--validation", "0.2"),
+    *("--validation", "0.2", "--threads", str(os.cpu_count())),  # more threads than cores, on every machine
 ]
 
 
@@ -40,6 +40,7 @@ def test_every_launcher_trains_the_same_model(tmp_path: Path) -> None:
             assert run.end() == 0, run.stderr()
             lines = run.stdout.strip().splitlines()
             assert len(lines) == 1, "only the summary goes to standard output"
+            assert len(re.findall(r"paceline: warning: 3 workers.* take turns", run.stderr())) == 1
             summaries[name] = json.loads(lines[0])
             weights[name] = load_file(run.folder / "model.safetensors")
             check_folder(run)
@@ -116,8 +117,10 @@ def run_script(command: list[str], temporary: Path) -> str:
 
 def test_the_whole_trainer_is_a_function(tmp_path: Path) -> None:
     spec = paceline.RunSpec(model="mlp", hidden=(20, 10), data="synthetic:train=300,test=40", epochs=1, batch_size=30,
-                            strategy="gather", workers=2, output_dir=str(tmp_path), name="r")  # fmt: skip
-    summary = paceline.train(spec)
+                            strategy="gather", workers=2, threads=os.cpu_count(), transport="mpi",
+                            output_dir=str(tmp_path), name="r")  # fmt: skip
+    with pytest.warns(UserWarning, match="take turns"), pytest.warns(UserWarning, match="mpiexec listens on all"):
+        summary = paceline.train(spec)
     assert (summary.status, summary.steps, summary.workers) == ("completed", 5, 2)
     assert summary.parameters == 784 * 20 + 20 + 210 + 110
     assert summary.folder == tmp_path / "r"

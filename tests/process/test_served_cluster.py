@@ -156,7 +156,8 @@ def test_a_port_that_is_taken_is_said_with_the_line(tmp_path: Path) -> None:
 def test_ctrl_c_at_a_worker_ends_only_that_worker_and_a_signal_to_all_saves(tmp_path: Path) -> None:
     cluster = write_cluster(tmp_path, 2, 2)
     ranks = [("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1)]
-    with started([command(cluster, *rank, 2, "--steps", "1000000", "--timeout", "120") for rank in ranks]) as processes:
+    endless = ["--steps", "1000000", "--timeout", "120", "--threads", str(os.cpu_count())]
+    with started([command(cluster, *rank, 2, *endless) for rank in ranks]) as processes:
         *rest, leaving = processes
         until("workers train", lambda: kinds(tmp_path, 3).count("step") > 3)
         leaving.send_signal(signal.SIGINT)
@@ -165,7 +166,9 @@ def test_ctrl_c_at_a_worker_ends_only_that_worker_and_a_signal_to_all_saves(tmp_
         until("the others go on", lambda: kinds(tmp_path, 2).count("step") > done + 3)
         for process in rest:  # as a scheduler does
             process.send_signal(signal.SIGTERM)
-        assert [code for code, _ in ends(rest)] == [130] * 3
+        codes, said = zip(*ends(rest), strict=True)
+        assert codes == (130, 130, 130)
+        assert ["take turns" in each for each in said] == [True, False, False], "the leader warns of too many threads"
     summary = read_summary(tmp_path / "run")
     assert summary is not None
     assert summary.status == INTERRUPTED

@@ -32,6 +32,7 @@ from paceline.launch.folder import begin_summary, make_folder, open_run, remove_
 from paceline.launch.settle import failed_before, find_stopped, settle, wait_for_blame
 from paceline.launch.signals import StopSignals
 from paceline.launch.usage import NodeUsage
+from paceline.layout import crowded
 from paceline.records import INTERRUPTED, LineWriter, Summary, give_space, write_whole
 from paceline.spec import Resolved
 from paceline.strict_json import dump
@@ -43,6 +44,8 @@ from paceline.training.trace import Trace
 # How long a rank that lost another waits to learn from the run folder who failed first. (Our own launcher does
 # that for ranks that are its children; mpiexec ends them all as soon as one aborts.)
 BLAME_SECONDS = 2.0
+# Launchers that may bind each rank to cores of its own.
+BINDING = ("mpiexec", "srun")
 
 
 class Rank:
@@ -103,9 +106,7 @@ class Rank:
         trace = Trace(self.folder / f"rank_{comm.rank}.jsonl", comm.rank)
         console = Console(self.stream, self._log() if comm.rank == 0 else None)
         try:
-            if not self.launched:
-                for line in self.resolved.introduction():
-                    console.line(line)
+            self._introduce(console)
             wish = self.stop.requested if self.stop else lambda: False
             self.summary = begin_summary(self.spec)
             train(Job(self.spec, comm, place, self.folder, console, trace, wish, self.summary))
@@ -113,6 +114,17 @@ class Rank:
         finally:
             console.close()
             trace.close()
+
+    def _introduce(self, console: Console) -> None:
+        """Say what our own launcher would have said before it started the ranks."""
+        if self.launched:
+            return
+        for line in self.resolved.introduction():
+            console.line(line)
+        seat, spec = self.seat, self.spec
+        workers, bound = max(1, seat.local_size - (spec.servers or 0)), seat.launcher in BINDING
+        if seat.rank == 0 and (turns := crowded(workers, spec.threads, bound=bound)) and not spec.emulated:
+            print(f"paceline: warning: {turns}", file=sys.stderr, flush=True)
 
     def _watch_node(self) -> None:
         """The first rank on a node writes down what the node does, from when the run folder is known."""

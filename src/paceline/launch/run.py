@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import TextIO
 
@@ -35,16 +36,24 @@ def launch(resolved: Resolved, show: TextIO | None = None) -> tuple[Path, Ending
         open_run(folder, resolved)
         if show:
             print("\n".join(resolved.introduction()), file=show, flush=True)
-            if (warning := crowded(spec.workers or 1, spec.threads)) and not spec.emulated:
-                print(f"paceline: {warning}", file=sys.stderr, flush=True)
-            if not places and spec.carrier.by_mpiexec and spec.ranks > 1:
-                print(f"paceline: {MPIEXEC_LISTENS}", file=sys.stderr, flush=True)
             if places:
                 print(f"Starting {spec.ranks} ranks in the lab: {places.about()}", file=show, flush=True)
+        if (turns := crowded(spec.workers or 1, spec.threads)) and not spec.emulated:
+            _warn(turns, show)
+        if not places and spec.carrier.by_mpiexec and spec.ranks > 1:
+            _warn(MPIEXEC_LISTENS, show)
         crew = start(spec, folder, _descriptor(show), places)
         ending = supervise(crew, folder, signals, spec)
     remove_failed_start(folder, ending)
     return folder, ending
+
+
+def _warn(text: str, show: TextIO | None) -> None:
+    """On the console; of a script that shows nothing, as a Python warning at the line that called `train`."""
+    if show:
+        print(f"paceline: warning: {text}", file=sys.stderr, flush=True)
+    else:
+        warnings.warn(text, stacklevel=4)
 
 
 def _descriptor(show: TextIO | None) -> int:

@@ -107,9 +107,7 @@ class ServedRank(Rank):
         console = Console(self.stream, self._log())
         self.summary = begin_summary(self.spec)
         try:
-            if not self.launched:
-                for line in self.resolved.introduction():
-                    console.line(line)
+            self._introduce(console)
             server.lead(folder, console, trace, self.summary, ranks_up, restarted=self.seat.lives > 0)
             console.line(f"Run folder: {folder}")
         finally:

@@ -28,7 +28,7 @@ Process = subprocess.Popen[bytes] | ForkedRank
 MPIEXEC_SECONDS = 5.0
 # Open MPI's waits for daemons of other nodes, on a wildcard address, and no setting changes that.
 MPIEXEC_LISTENS = (
-    "warning: until the run ends, mpiexec listens on all network interfaces of this machine; its ranks do not "
+    "until the run ends, mpiexec listens on all network interfaces of this machine; its ranks do not "
     "(--transport gloo: loopback only)"
 )
 
