@@ -72,7 +72,7 @@ def _ready(step: Step) -> float:
 
 def _parts(step: Step, until_slowest: float) -> Parts:
     spans = step.spans
-    compute, core = _computed(step)
+    compute, core = computed(step)
     waited = spans.get("wait", 0.0)
     slowest = min(waited, max(0.0, until_slowest))
     communication = waited - slowest + spans.get("push", 0.0)
@@ -81,7 +81,7 @@ def _parts(step: Step, until_slowest: float) -> Parts:
                  max(0.0, step.seconds - known), core=core)  # fmt: skip
 
 
-def _computed(step: Step) -> tuple[float, float]:
+def computed(step: Step) -> tuple[float, float]:
     """Seconds of computing on a core, and of being ready to. A turn of waiting may be counted for the next part."""
     whole = sum(step.spans.get(name, 0.0) for name in COMPUTE)
     core = min(whole, sum(step.queued.get(name, 0.0) for name in COMPUTE))
@@ -90,7 +90,7 @@ def _computed(step: Step) -> tuple[float, float]:
 
 def _of_stage(step: Step) -> Parts:
     """A stage waits for messages; what it sends to its neighbours and averages with other replicas is communication."""
-    spans, (compute, core) = step.spans, _computed(step)
+    spans, (compute, core) = step.spans, computed(step)
     known = {"input": spans.get("input", 0.0), "compute": compute, "core": core,
              "bubble": spans.get("wait", 0.0), "communication": spans.get("send", 0.0) + spans.get("average", 0.0),
              "optimizer": spans.get("optimizer", 0.0)}  # fmt: skip

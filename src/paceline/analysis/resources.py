@@ -8,7 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
-from paceline.analysis.breakdown import COMPUTE
+from paceline.analysis.breakdown import by_rank, computed
 from paceline.analysis.runs import Run, Step
 from paceline.analysis.scaling import nodes_of
 from paceline.analysis.statistics import Series
@@ -32,6 +32,7 @@ class NodeSeries:
     role: str  # server, worker, 2 workers, server and worker …
     seconds: Series
     cores_busy: Series
+    cores_of_run: Series  # of these, those of this run's ranks; nan in a lab, where a node has no other processes
     cores: int | None
     memory_bytes: Series
     gpus_busy: Series  # part of the time, the mean of its GPUs
@@ -102,9 +103,11 @@ def node_series(run: Run) -> list[NodeSeries]:
         with np.errstate(divide="ignore", invalid="ignore"):
             rates = np.diff(_counters(run, node), axis=0) / gaps[:, None]
         rates = np.where(rates >= 0, rates, np.nan)[kept]  # a counter that went back is of an interface made anew
-        cpu, memory = (_known([getattr(s, field) for s in node.samples[1:]])[kept] for field in ("cpu", "memory_bytes"))
+        fields = ("cpu", "run_cpu", "memory_bytes")
+        cpu, own, memory = (_known([getattr(s, field) for s in node.samples[1:]])[kept] for field in fields)
+        own = np.full_like(cpu, np.nan) if node.own_processes else own
         gpus = _known([_gpus_busy(sample) for sample in node.samples[1:]])[kept]
-        found.append(NodeSeries(name, by_node.get(name, ""), times[1:][kept], cpu, node.cores, memory, gpus,
+        found.append(NodeSeries(name, by_node.get(name, ""), times[1:][kept], cpu, own, node.cores, memory, gpus,
                                 rates[:, 0], rates[:, 1], rates[:, 2] * 8, rates[:, 3] * 8))  # fmt: skip
     return found
 
@@ -148,7 +151,10 @@ def _moved(run: Run, node: Node, steps: Sequence[Step]) -> tuple[float, float, f
 
 
 def rank_series(run: Run, bins: int = 100) -> list[RankSeries]:
-    """Every worker's, from the parts of its steps. Within a step they are taken to be in their usual order."""
+    """Every worker's, from the parts of its steps. Within a step they are taken to be in their usual order.
+
+    It computes while it has a core, and waits while it has none: as in the breakdown, where cores were shared.
+    """
     begin, servers = run.began, run.summary.servers
     workers = {rank: steps for rank, steps in run.steps.items() if rank >= servers and steps}
     if not workers:
@@ -156,9 +162,10 @@ def rank_series(run: Run, bins: int = 100) -> list[RankSeries]:
     edges = np.linspace(0, max(steps[-1].time for steps in workers.values()) - begin, bins + 1)
     # Ranks that average write down the samples of all; workers of servers their own.
     share = 1 if servers else run.summary.workers
+    shared = any(parts.core for parts in by_rank(run).values())
     found = []
     for rank, steps in workers.items():
-        rows = np.cumsum([astuple(_laid_out(step, share)) for step in steps], axis=0)
+        rows = np.cumsum([astuple(_laid_out(step, share, shared)) for step in steps], axis=0)
         times, parts = _points(steps, rows, begin)
         busy, waiting, images = (np.diff(np.interp(edges, times, part)) / np.diff(edges) for part in parts)
         found.append(RankSeries(rank, "worker", edges[1:], np.clip(busy, 0, 1), np.clip(waiting, 0, 1), images))
@@ -167,34 +174,36 @@ def rank_series(run: Run, bins: int = 100) -> list[RankSeries]:
 
 @dataclass(frozen=True)
 class _Laid:
-    """A step's seconds: computing, waiting and the update of the weights; and its images."""
+    """A step's seconds: computing, waiting for a core, other waiting and the update of the weights; and its images."""
 
     compute: float
+    core: float
     waiting: float
     optimizer: float
     images: float
 
 
-def _laid_out(step: Step, share: int) -> _Laid:
-    spans = step.spans
+def _laid_out(step: Step, share: int, shared: bool) -> _Laid:
+    spans, (compute, core) = step.spans, computed(step)
     waiting = sum(spans.get(name, 0.0) for name in ("wait", "push", "send", "average"))
-    compute = sum(spans.get(name, 0.0) for name in COMPUTE)
-    return _Laid(compute, waiting, spans.get("optimizer", 0.0), step.samples / share)
+    parts = (compute, core) if shared else (compute + core, 0.0)
+    return _Laid(*parts, waiting, spans.get("optimizer", 0.0), step.samples / share)
 
 
 def _points(steps: Sequence[Step], totals: Series, begin: float) -> tuple[Series, tuple[Series, Series, Series]]:
     """What a worker had computed, waited and seen at five moments of each step: input, compute, …, wait, optimizer."""
-    before = np.vstack([np.zeros(4), totals[:-1]])
+    before = np.vstack([np.zeros(totals.shape[1]), totals[:-1]])
     ends = np.array([step.time for step in steps]) - begin
     starts = ends - np.array([step.seconds for step in steps])
     own = totals - before
     ready = starts + np.array([step.spans.get("input", 0.0) for step in steps])
-    computed, updating = ready + own[:, 0], ends - own[:, 2]
-    times = np.stack([starts, ready, computed, updating - own[:, 1], updating, ends], axis=1)
-    busy, busy_after = before[:, 0] + before[:, 2], totals[:, 0] + before[:, 2]
-    busy_at = np.stack([busy, busy, busy_after, busy_after, busy_after, totals[:, 0] + totals[:, 2]], axis=1)
-    waiting_at = np.stack([before[:, 1]] * 4 + [totals[:, 1]] * 2, axis=1)
+    done, updating = ready + own[:, 0] + own[:, 1], ends - own[:, 3]
+    times = np.stack([starts, ready, done, updating - own[:, 2], updating, ends], axis=1)
+    busy = before[:, 0] + before[:, 3]
+    busy_at = np.stack([busy] * 2 + [busy + own[:, 0]] * 3 + [busy + own[:, 0] + own[:, 3]], axis=1)
+    waiting = before[:, 1] + before[:, 2]
+    waiting_at = np.stack([waiting] * 2 + [waiting + own[:, 1]] * 2 + [waiting + own[:, 1] + own[:, 2]] * 2, axis=1)
     fraction = (times - starts[:, None]) / np.maximum(ends - starts, 1e-12)[:, None]
-    images_at = before[:, 3, None] + own[:, 3, None] * np.clip(fraction, 0, 1)
+    images_at = before[:, 4, None] + own[:, 4, None] * np.clip(fraction, 0, 1)
     ordered = np.maximum.accumulate(times.ravel())
     return ordered, (busy_at.ravel(), waiting_at.ravel(), images_at.ravel())

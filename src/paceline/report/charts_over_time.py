@@ -76,7 +76,9 @@ def _by_node(
 
 
 def utilisation(study: Study) -> Chart | None:
-    """Above how much of the time each worker computes, below how many cores of each node work."""
+    """Above how much of the time each worker computes, below how many cores of each node work, and how many of these
+    for this run: the rest is other programs.
+    """
     (along, strands), rows = side_by_side(study), list[Row]()
 
     def above(one: Group, panel: Panel) -> None:
@@ -92,6 +94,13 @@ def utilisation(study: Study) -> Chart | None:
     def below(one: Group, panel: Panel) -> None:
         found = node_series(middle(one))
         _by_node(found, lambda each: each.cores_busy, "%{y:.2f} cores busy", panel, _ranks_named(one))
+        for each, trace in zip(found, panel.traces[-len(found) :], strict=True):
+            if np.isfinite(each.cores_of_run).any():
+                x, y = thinned(each.seconds, each.cores_of_run)
+                label = f"{trace['name']}: this run"
+                look = Look(trace["line"]["color"], "dash", MARKERS[0], trace["legendrank"])
+                hover = f"{label}: %{{y:.2f}} cores busy with it, at %{{x:.1f}} s"
+                panel.traces.append(over_time(x, y, label, look, hover))
         rows.extend(row for each in found for row in _node_rows(one, each))
 
     def lowest(one: Group, panel: Panel) -> None:
@@ -100,7 +109,8 @@ def utilisation(study: Study) -> Chart | None:
         _by_node(found, lambda each: 100 * each.gpus_busy, said, panel, _ranks_named(one))
 
     nodes = [each for strand in strands for one in some_sizes(strand) for each in node_series(middle(one))]
-    gpus = any(np.isfinite(each.gpus_busy).any() for each in nodes)
+    gpus, own = (any(np.isfinite(getattr(each, field)).any() for each in nodes)
+                 for field in ("gpus_busy", "cores_of_run"))  # fmt: skip
     pages = _over_time(study, strands, along, [
         ("computing", "time spent computing, %", above),
         ("cores", "cores busy", below),
@@ -108,6 +118,7 @@ def utilisation(study: Study) -> Chart | None:
     ])  # fmt: skip
     text = caption("The part of the time that each worker computes rather than waits or communicates",
                    "(above), and the cores that work on each node (below)." if nodes else "over time.",
+                   "Dashed: the cores that work for this run; the rest is other programs." * own,
                    "Below them, how busy the node's GPUs are, on the mean." if gpus else "",
                    "The middle repeat of each setting; 0 s is its first step.", groups=settings(strands))  # fmt: skip
     return chart("utilisation", "Utilisation over time", text, pages, rows, columns=_columns(strands))
@@ -187,7 +198,17 @@ def _rank_rows(one: Group, each: RankSeries) -> list[Row]:
 
 
 def _node_rows(one: Group, each: NodeSeries) -> list[Row]:
-    columns = ("seconds", "cores_busy", "gpus_busy", "packets_in", "packets_out", "bits_in", "bits_out", "memory_bytes")
+    columns = (
+        "seconds",
+        "cores_busy",
+        "cores_of_run",
+        "gpus_busy",
+        "packets_in",
+        "packets_out",
+        "bits_in",
+        "bits_out",
+        "memory_bytes",
+    )
     values = zip(*(getattr(each, column) for column in columns), strict=True)
     shared = identity(one) | {"node": each.name, "role": each.role}
     return [shared

@@ -102,7 +102,7 @@ def _write_node(folder: Path, name: str, seconds: Sequence[float], bytes_in: flo
     """Samples twice a second, from before the first step until after the last; the other interfaces carry noise."""
     lines = LineWriter(folder / f"node_{name}.jsonl")
     lines.write("node", schema=1, name=name, cores=4, memory_bytes=8 * 10**9, period=0.5, clock="unix",
-                own_processes=True)  # fmt: skip
+                own_processes=others is None)  # fmt: skip
     ends = np.concatenate([[0.0], np.cumsum(seconds)])
     for number, now in enumerate(np.arange(-IDLE, ends[-1] + 1.0, 0.5)):
         updates = float(np.interp(now, ends, np.arange(len(ends))))
@@ -110,8 +110,9 @@ def _write_node(folder: Path, name: str, seconds: Sequence[float], bytes_in: flo
                   "tx_bytes": int(2000 + updates * bytes_out), "tx_packets": int(20 + updates * bytes_out / 1000),
                   "rx_drops": 0, "tx_drops": 0}  # fmt: skip
         noise = dict.fromkeys(counts, 12345 + 7_000_000 * number)
-        machine = {} if others is None else {"machine_cpu": 1.5 + others, "steal": 0.0, "preemptions": 3.0}
-        lines.write("sample", time=START + now, cpu=None if number == 0 else 1.5, **machine,
+        machine = {} if others is None else {"machine_cpu": 1.5 + others, "steal": 0.0, "preemptions": 3.0,
+                                             "run_cpu": 1.5}  # fmt: skip
+        lines.write("sample", time=START + now, cpu=None if number == 0 else 1.5 + (others or 0.0), **machine,
                     memory_bytes=2 * 10**9 + number,
                     interfaces={interface: counts, "eth0" if interface == "lo" else "lo": noise})  # fmt: skip
     lines.close()

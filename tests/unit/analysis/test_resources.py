@@ -10,6 +10,7 @@ import pytest
 from made_up import IDLE, write_run
 from test_runs import check_read
 
+from paceline.analysis.breakdown import by_rank
 from paceline.analysis.resources import node_series, rank_series, roles, traffic
 from paceline.analysis.runs import Run
 from paceline.analysis.study import read_study
@@ -39,6 +40,27 @@ def test_a_node_over_time(tmp_path: Path) -> None:
     assert node.packets_in[during] == pytest.approx(8000, rel=1e-3)
     assert node.bits_in[~during] == pytest.approx(0.0)
     assert (np.diff(node.memory_bytes) == 1).all()
+
+
+def test_waiting_for_a_core_is_not_computing(tmp_path: Path) -> None:
+    """As in the breakdown: of 70 % of a step, half was waiting for a core; the update of the weights is 5 %."""
+    run = check_read(write_run(tmp_path / "r", [0.1] * 50, workers=2, cores=1, queued=0.5))
+    for rank, series in zip(by_rank(run).values(), rank_series(run, 10), strict=True):
+        assert (rank.compute, rank.core) == pytest.approx((0.035, 0.035))
+        assert series.busy == pytest.approx(np.full(10, 0.35 + 0.05))
+        assert series.waiting == pytest.approx(np.full(10, 0.35 + 0.2))
+
+
+def test_what_other_programs_use_is_beside_what_the_run_uses(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "r", [0.1] * 60, workers=2, cores=4, others=2.0)
+    [node] = node_series(check_read(folder))
+    assert node.cores_busy == pytest.approx(3.5)
+    assert node.cores_of_run == pytest.approx(1.5)
+    assert np.isnan(node_series(served(tmp_path / "lab"))[0].cores_of_run).all()
+    [chart] = [each for each in draw(read_study([folder])) if each.name == "utilisation"]
+    drawn = {trace["name"]: trace["y"][0] for trace in chart.figure["data"]}
+    assert (drawn["here (workers)"], drawn["here (workers): this run"]) == (3.5, 1.5)
+    assert "Dashed: the cores that work for this run; the rest is other programs." in chart.caption
 
 
 def test_one_machine_counts_its_loopback(tmp_path: Path) -> None:
