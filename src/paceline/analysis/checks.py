@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from paceline.analysis.runs import APART, Run
-from paceline.analysis.scaling import Curve, Group, label, machine_of, telling
+from paceline.analysis.scaling import Curve, Group, along_workers, label, machine_of, telling
 from paceline.analysis.statistics import ENOUGH_SAMPLES, Interval, drift, ratio, two_humps
 from paceline.analysis.wording import count, listing, some
 
@@ -109,27 +109,32 @@ def check_curve(curve: Curve, among: Sequence[Group]) -> Iterator[Doubt]:
                 f"or caches or another state of the machine helped the others"
             )
             yield Doubt("superlinear", label(point.group, among), text)
-    if rises := list(_rises(curve)):
-        efficiencies = ", ".join(f"{point.efficiency.value:.2f}" for point in curve.points)
-        workers = ", ".join(str(point.workers) for point in curve.points)
+    efficiencies = ", ".join(f"{point.efficiency.value:.2f}" for point in curve.points)
+    workers = ", ".join(str(point.workers) for point in curve.points)
+    against = f"efficiencies of {efficiencies} with {workers} workers contradict each other: "
+    yield from check_neighbours([point.group for point in curve.points], among, against)
+
+
+def check_neighbours(line: Sequence[Group], among: Sequence[Group], against: str = "") -> Iterator[Doubt]:
+    """Settings that differ in their workers alone, and that are faster than these can explain; `against` is said
+    before.
+    """
+    rises = []
+    for fewer, more in pairwise(line):
+        gain = ratio(fewer.series, more.series)
+        if _exceeds(gain, more.workers / fewer.workers, RISE, SURE_RISE):
+            rises.append(f"{more.workers} workers are {gain.value:.2f} times as fast as {fewer.workers}")
+    if rises:
         text = (
-            f"efficiencies of {efficiencies} with {workers} workers contradict each other: {listing(rises)}, more than "
-            f"the workers that were added can explain; repeat both, as one was measured in another state of the machine"
+            f"{against}{listing(rises)}, more than the workers that were added can explain; repeat both, as one was "
+            f"measured in another state of the machine"
         )
-        yield Doubt("efficiency", label(curve.points[-1].group, among), text)
+        yield Doubt("efficiency", label(line[-1], among), text)
 
 
 def _exceeds(speedup: Interval, ideal: float, clearly: float, surely: float) -> bool:
     """Whether a speedup is above the ideal: clearly by its value, or surely by its whole interval."""
     return speedup.value > ideal * (1 + clearly) or speedup.low > ideal * (1 + surely)
-
-
-def _rises(curve: Curve) -> Iterator[str]:
-    """Neighbouring points between which the efficiency rises."""
-    for fewer, more in pairwise(curve.points):
-        gain = ratio(fewer.group.series, more.group.series)
-        if _exceeds(gain, more.workers / fewer.workers, RISE, SURE_RISE):
-            yield f"{more.workers} workers are {gain.value:.2f} times as fast as {fewer.workers}"
 
 
 def _divides_alike(run: Run) -> bool:
@@ -187,11 +192,22 @@ def check_machines(groups: Sequence[Group]) -> Iterator[Doubt]:
         yield Doubt("mixed", "all runs", text)
 
 
-def all_doubts(groups: Sequence[Group], curves: Iterable[Curve]) -> list[Doubt]:
+def check_lines(groups: Sequence[Group], curves: Sequence[Curve]) -> Iterator[Doubt]:
+    """Lines without one worker to compare with; the others are curves."""
+    checked = {(curve.kind, id(point.group)) for curve in curves for point in curve.points}
+    for kind in ("strong", "weak"):
+        for members in along_workers(groups, kind):
+            line = list(members.values())
+            if not any((kind, id(one)) in checked for one in line):
+                yield from check_neighbours(line, groups)
+
+
+def all_doubts(groups: Sequence[Group], curves: Sequence[Curve]) -> list[Doubt]:
     """Everything, one of a kind and text only once."""
     found = [*check_machines(groups)]
     found += [doubt for group in groups for run in group.runs for doubt in check_run(run)]
     found += [doubt for group in groups for doubt in check_group(group, groups)]
     found += [doubt for curve in curves for doubt in check_curve(curve, groups)]
+    found += check_lines(groups, curves)
     found += check_losses(groups)
     return list({(doubt.kind, doubt.about, doubt.text): doubt for doubt in found}.values())

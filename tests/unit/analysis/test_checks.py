@@ -103,6 +103,18 @@ def test_the_first_paper_s_impossible_speedups_are_seen(tmp_path: Path, spread: 
         assert "4 workers are 2.39 times as fast as 2" in found["efficiency"].text
 
 
+@pytest.mark.parametrize("batches", [(16, 8), (16, 16)], ids=["strong", "weak"])
+def test_neighbours_are_compared_without_one_worker_too(tmp_path: Path, batches: tuple[int, int]) -> None:
+    """4 workers are 2.39 times as fast as 2, in images per second."""
+    for gain, found in ((2.39, True), (1.9, False)):
+        times = (0.1, 0.1 / gain * 4 * batches[1] / (2 * batches[0]))
+        runs = [run for n, batch, mean in zip((2, 4), batches, times, strict=True)
+                for run in three(tmp_path / str(gain), mean, workers=n, batch=batch)]  # fmt: skip
+        texts = [doubt.text for doubt in all_doubts(group(runs), []) if doubt.kind == "efficiency"]
+        assert bool(texts) == found
+        assert not found or texts[0].startswith("4 workers are 2.39 times as fast as 2, more than")
+
+
 def test_linear_speedups_and_falling_efficiencies_raise_no_doubt(tmp_path: Path) -> None:
     for name, times in {"linear": (0.1, 0.05, 0.025), "falling": (0.1, 0.055, 0.035)}.items():
         runs = [run for n, mean in zip((1, 2, 4), times, strict=True)
