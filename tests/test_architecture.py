@@ -98,7 +98,17 @@ DOORS: dict[str, tuple[str, ...]] = {
     "paceline.launch.connect": ("errors", "launch", "comm"),
     "paceline.launch.agree": ("errors", "spec", "comm", "launch.env"),
     "paceline.launch.meeting": ("errors", "spec", "comm", "launch", "server"),
-    "paceline.launch.rank": ("errors", "own_code", "records", "strict_json", "spec", "comm", "launch", "training"),
+    "paceline.launch.rank": (
+        "errors",
+        "layout",
+        "own_code",
+        "records",
+        "strict_json",
+        "spec",
+        "comm",
+        "launch",
+        "training",
+    ),
     "paceline.launch.served_rank": (
         "errors",
         "own_code",
