@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -30,11 +30,12 @@ SAME_TRAINING = ("optimizer", "momentum", "weight_decay", "decay", "validation",
 
 @dataclass(frozen=True)
 class Doubt:
-    """What is doubtful, about which run or setting."""
+    """What is doubtful, about which run or setting; `groups` are the settings that cannot all be right."""
 
     kind: str
     about: str
     text: str
+    groups: tuple[Group, ...] = field(default=(), repr=False, compare=False)
 
 
 def check_run(run: Run) -> Iterator[Doubt]:
@@ -108,7 +109,7 @@ def check_curve(curve: Curve, among: Sequence[Group]) -> Iterator[Doubt]:
                 f"it is {point.speedup.value:.2f} times as fast as one worker: that one was slower than it could be, "
                 f"or caches or another state of the machine helped the others"
             )
-            yield Doubt("superlinear", label(point.group, among), text)
+            yield Doubt("superlinear", label(point.group, among), text, (curve.baseline, point.group))
     efficiencies = ", ".join(f"{point.efficiency.value:.2f}" for point in curve.points)
     workers = ", ".join(str(point.workers) for point in curve.points)
     against = f"efficiencies of {efficiencies} with {workers} workers contradict each other: "
@@ -119,17 +120,18 @@ def check_neighbours(line: Sequence[Group], among: Sequence[Group], against: str
     """Settings that differ in their workers alone, and that are faster than these can explain; `against` is said
     before.
     """
-    rises = []
+    rises, groups = list[str](), list[Group]()
     for fewer, more in pairwise(line):
         gain = ratio(fewer.series, more.series)
         if _exceeds(gain, more.workers / fewer.workers, RISE, SURE_RISE):
             rises.append(f"{more.workers} workers are {gain.value:.2f} times as fast as {fewer.workers}")
+            groups += [fewer, more]
     if rises:
         text = (
             f"{against}{listing(rises)}, more than the workers that were added can explain; repeat both, as one was "
             f"measured in another state of the machine"
         )
-        yield Doubt("efficiency", label(line[-1], among), text)
+        yield Doubt("efficiency", label(line[-1], among), text, tuple(groups))
 
 
 def _exceeds(speedup: Interval, ideal: float, clearly: float, surely: float) -> bool:

@@ -133,7 +133,7 @@ def _law(curve: Curve, among: int) -> str:
 def fits(kind: str, serial: float, points: Sequence[Point]) -> bool:
     """Whether a law is near to what was measured; its serial part alone does not say so."""
     known = [point for point in points if point.certain]
-    return all(abs(LAWS[kind](serial, point.workers) / point.speedup.value - 1) <= GOOD_FIT for point in known)
+    return all(abs(point.speedup.value / LAWS[kind](serial, point.workers) - 1) <= GOOD_FIT for point in known)
 
 
 def cost(problem: Problem, curves: Sequence[Curve]) -> Iterator[str]:

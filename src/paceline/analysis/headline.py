@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from paceline.analysis.checks import Doubt
 from paceline.analysis.lines import ENOUGH_RUNS, MATTERS, faster, speed, told
 from paceline.analysis.problems import Problem, problems
 from paceline.analysis.scaling import Curve, Group, certain, disturbed, family, label, size
 from paceline.analysis.statistics import Interval
 from paceline.analysis.trust import allow, asynchronous
-from paceline.analysis.wording import count, listing, number, percent, some, spread, within
+from paceline.analysis.wording import count, listing, number, percent, sentence, some, spread, within
 
 # Verdicts on a case or a setting.
 WORTH, PROBABLY = "worth it", "probably worth it"
@@ -29,6 +30,11 @@ SAID = {
     "is probably not worth it": (PROBABLY_NOT,),
     "shows no significant speedup": (OPEN,),
     "cannot be judged": (UNFAIR, NO_BASELINE, WITHHELD),
+}
+# Doubts about speeds that cannot all be right, and what follows for a verdict that rests on one of them.
+IMPOSSIBLE = {
+    "superlinear": "that is more than its workers can explain",
+    "efficiency": "that contradicts the speed with other numbers of workers",
 }
 
 
@@ -55,6 +61,7 @@ class Case:
     contenders: tuple[Contender, ...] = ()
     notes: tuple[str, ...] = ()
     runs: int = 0  # of each setting, at least
+    doubt: str = ""  # why the speedup cannot be right as it is
 
 
 @dataclass(frozen=True)
@@ -79,11 +86,11 @@ def _cells(case: Case) -> tuple[str, str, str, str]:
     return case.name, case.best, case.verdict, within(case.speedup) if case.speedup else "–"
 
 
-def headline(groups: Sequence[Group], curves: Sequence[Curve]) -> Headline:
+def headline(groups: Sequence[Group], curves: Sequence[Curve], doubts: Sequence[Doubt] = ()) -> Headline:
     """The verdict that these settings carry, and no more."""
     if not groups:
         return Headline("There is no completed run: nothing can be said.", (), (), "")
-    cases = [case for problem in problems(groups) if (case := _case(problem, groups, curves))]
+    cases = [case for problem in problems(groups) if (case := _case(problem, groups, curves, doubts))]
     out = _unusable(groups)
     if out.nothing:
         return Headline(out.before, (), (), "utilisation" if any(map(disturbed, groups)) else "throughput")
@@ -124,7 +131,7 @@ def over_one_process(one: Group, groups: Sequence[Group]) -> Interval | None:
     return Interval(1.0, 1.0, 1.0) if base is one else allow(faster(one, base), one, base)
 
 
-def _case(problem: Problem, groups: Sequence[Group], curves: Sequence[Curve]) -> Case | None:
+def _case(problem: Problem, groups: Sequence[Group], curves: Sequence[Curve], doubts: Sequence[Doubt]) -> Case | None:
     """None of a problem for which nothing was distributed."""
     every = [one for one in problem.groups if is_distributed(one)]
     if not every:
@@ -145,24 +152,38 @@ def _case(problem: Problem, groups: Sequence[Group], curves: Sequence[Curve]) ->
     ranked = sorted(known, key=lambda each: (told(each[2], *each[:2]) is not True, -speed(each[0])))
     best, base, _ = ranked[0]
     contenders = [
-        Contender(_called(one, problem.groups), _verdict(one, over, ratio, groups), allow(ratio, one, over))
+        Contender(
+            _called(one, problem.groups),
+            _verdict(one, over, ratio, groups, _impossible(doubts, one, over)),
+            allow(ratio, one, over),
+        )
         for one, over, ratio in ranked
     ]
     contenders += [Contender(_called(one, problem.groups), WITHHELD, None) for one in every if not certain(one)]
     efficiency = _per_worker(best, curves)
     leaders = [one for one, *_ in ranked if one is best or told(faster(best, one), best, one) is None]
+    wrong = _impossible(doubts, best, base)
+    notes = (*(sentence(f"{each.about}: {each.text}.") for each in wrong),
+             *_notes(best, base, leaders, problem, groups, efficiency))  # fmt: skip
     return Case(
         problem.label, contenders[0].verdict, _leading(leaders, problem), len(leaders), _process(base, groups),
         contenders[0].speedup, efficiency[0] if efficiency else None, tuple(contenders),
-        tuple(_notes(best, base, leaders, problem, groups, efficiency)), min(len(best.runs), len(base.runs)),
+        notes, min(len(best.runs), len(base.runs)), IMPOSSIBLE[wrong[0].kind] if wrong else "",
     )  # fmt: skip
 
 
-def _verdict(one: Group, base: Group, ratio: Interval, groups: Sequence[Group]) -> str:
+def _impossible(doubts: Sequence[Doubt], *groups: Group) -> list[Doubt]:
+    """Why the speeds of these settings cannot all be right."""
+    return [each for each in doubts if each.kind in IMPOSSIBLE and any(one is g for one in groups for g in each.groups)]
+
+
+def _verdict(one: Group, base: Group, ratio: Interval, groups: Sequence[Group], wrong: Sequence[Doubt]) -> str:
     few = min(len(one.runs), len(base.runs)) < ENOUGH_RUNS
     found = told(ratio, one, base)
+    if found and idle_cores(one, groups):
+        return UNFAIR
     if found:
-        return UNFAIR if idle_cores(one, groups) else PROBABLY if few else WORTH
+        return PROBABLY if few or wrong else WORTH
     if found is False or allow(ratio, one, base).high < 1 + MATTERS:
         return PROBABLY_NOT if few else NOT
     return OPEN
@@ -292,7 +313,7 @@ def _answer(case: Case) -> str:
     how = f"{who} {verb} {times} (95 % interval {spread(case.speedup)}, {runs})"
     return {
         WORTH: f"Distributing is worth it: {how}.",
-        PROBABLY: f"Distributing is probably worth it: {how}.",
+        PROBABLY: f"Distributing is probably worth it: {how}{f', but {case.doubt}' if case.doubt else ''}.",
         NOT: f"Distributing is not worth it: {how}.",
         PROBABLY_NOT: f"Distributing is probably not worth it: {how}.",
         OPEN: f"No significant speedup over one process: {how}.",
@@ -323,6 +344,12 @@ def _shared_notes(cases: Sequence[Case]) -> Iterator[str]:
             f"In {count(len(unfair), 'case')} no run of one process used all the cores, so part of the speedup may be "
             f"cores that one process could have used. Run the same with --strategy sequential and --threads set to the "
             f"number of cores: {some(unfair)}."
+        )
+    doubtful = [case.name for case in cases if case.doubt and case.speedup]
+    if doubtful:
+        yield (
+            f"In {count(len(doubtful), 'case')} the speedup cannot be right as it is, because it is more than the "
+            f"workers can explain: {some(doubtful)}. The warnings say which runs to repeat."
         )
     alone = [case.name for case in cases if case.verdict == NO_BASELINE]
     if alone:

@@ -46,4 +46,5 @@ def read_study(paths: Sequence[Path]) -> Study:
     strong, weak = (tuple(curves(groups, kind)) for kind in ("strong", "weak"))
     doubts = tuple(all_doubts(groups, [*strong, *weak]))
     return Study(bench, groups, strong, weak, doubts, left_out, tuple(claims(groups, [*strong, *weak])),
-                 tuple(findings(groups, strong, weak, left_out)), headline(groups, [*weak, *strong]))  # fmt: skip
+                 tuple(findings(groups, strong, weak, left_out)),
+                 headline(groups, [*weak, *strong], doubts))  # fmt: skip

@@ -9,8 +9,19 @@ import pytest
 from made_up import steady, write_run
 from test_runs import check_read
 
+from paceline.analysis.checks import all_doubts
 from paceline.analysis.findings import findings
-from paceline.analysis.headline import NO_BASELINE, NOT, OPEN, PROBABLY, UNFAIR, WITHHELD, WORTH, Headline, headline
+from paceline.analysis.headline import (
+    NO_BASELINE,
+    NOT,
+    OPEN,
+    PROBABLY,
+    UNFAIR,
+    WITHHELD,
+    WORTH,
+    Headline,
+    headline,
+)
 from paceline.analysis.runs import Run
 from paceline.analysis.scaling import curves, group
 
@@ -19,7 +30,8 @@ BUSY = "other processes used 1.6 of 2 cores"
 
 def verdict_on(runs: list[Run]) -> Headline:
     groups = group(runs)
-    return headline(groups, [*curves(groups, "weak"), *curves(groups, "strong")])
+    found = [*curves(groups, "weak"), *curves(groups, "strong")]
+    return headline(groups, found, all_doubts(groups, found))
 
 
 def repeats(folder: Path, seconds: float, *, threads: int = 1, count: int = 3, steps: int = 120, spread: float = 0.03,
@@ -67,6 +79,33 @@ def test_without_such_a_process_nothing_is_concluded_and_what_to_run_is_said(tmp
     assert found.sentence.startswith("Whether distributing is worth it is not known: ring with 2 workers is 1.63 times")
     assert found.sentence.endswith("but one process did not use all the cores.")
     assert "run the same with --strategy sequential --threads 2" in found.notes[0]
+
+
+GPUS = {"gpus": ["T4"] * 4}
+
+
+@pytest.mark.parametrize(
+    ("four", "kind", "why"),
+    [
+        (0.0242, "ring, 4 workers, batch 8: it is 4.1", "that is more than its workers can explain"),
+        (0.026, "ring, 4 workers, batch 8: efficiencies", "that contradicts the speed with other numbers of workers"),
+    ],
+)
+def test_speedups_that_cannot_be_right_qualify_the_verdict(tmp_path: Path, four: float, kind: str, why: str) -> None:
+    """4 workers are 4.1 times as fast as one, or 3.8 times, but 2.3 times as fast as 2."""
+    runs = []
+    for n, seconds in {1: 0.1, 2: 0.06, 4: four}.items():
+        runs += repeats(tmp_path / str(n), seconds, workers=n, batch=32 // n, machine=GPUS, cores=8)
+    found = verdict_on(runs)
+    assert found.cases[0].verdict == PROBABLY
+    assert found.sentence.startswith("Distributing is probably worth it: ring with 4 workers, batch 8 is ")
+    assert found.sentence.endswith(f", 3 runs each), but {why}.")
+    assert found.notes[0].lower().startswith(kind)
+    assert found.cases[0].contenders[0].verdict == PROBABLY
+    sound = [run for run in runs if run.summary.workers < 4]
+    assert verdict_on(sound).sentence.startswith("Distributing is worth it: ")
+    other = demo(tmp_path / "other", spec={"model": "other"})
+    assert "in 1 case the speedup cannot be right" in verdict_on(runs + other).text.lower()
 
 
 def test_that_it_is_slower_needs_no_better_baseline(tmp_path: Path) -> None:
