@@ -22,6 +22,7 @@ WORTH, PROBABLY = "worth it", "probably worth it"
 NOT, PROBABLY_NOT = "not worth it", "probably not worth it"
 OPEN, NO_BASELINE, WITHHELD = "no significant speedup", "not known", "not ranked"
 UNFAIR = "not known: one process had fewer cores"
+SPOILED = "not known: one process with all cores was not ranked"
 # The same in a sentence over several cases: "distributing ... in 3".
 SAID = {
     "is worth it": (WORTH,),
@@ -29,7 +30,7 @@ SAID = {
     "is not worth it": (NOT,),
     "is probably not worth it": (PROBABLY_NOT,),
     "shows no significant speedup": (OPEN,),
-    "cannot be judged": (UNFAIR, NO_BASELINE, WITHHELD),
+    "cannot be judged": (UNFAIR, SPOILED, NO_BASELINE, WITHHELD),
 }
 # Doubts about speeds that cannot all be right, and what follows for a verdict that rests on one of them.
 IMPOSSIBLE = {
@@ -181,7 +182,7 @@ def _verdict(one: Group, base: Group, ratio: Interval, groups: Sequence[Group], 
     few = min(len(one.runs), len(base.runs)) < ENOUGH_RUNS
     found = told(ratio, one, base)
     if found and idle_cores(one, groups):
-        return UNFAIR
+        return SPOILED if _not_ranked(one, groups) else UNFAIR
     if found:
         return PROBABLY if few or wrong else WORTH
     if found is False or allow(ratio, one, base).high < 1 + MATTERS:
@@ -190,7 +191,9 @@ def _verdict(one: Group, base: Group, ratio: Interval, groups: Sequence[Group], 
 
 
 def idle_cores(one: Group, groups: Sequence[Group]) -> tuple[int, int] | None:
-    """How many threads one process had at most, and how many it could have had: None where it had as many."""
+    """How many threads one process had at most that can be ranked, and how many it could have had: None where it had
+    as many.
+    """
     run = one.first
     cores, threads = run.environment.get("cores"), run.summary.threads
     on_gpu = bool(run.environment.get("gpus")) and run.spec.get("device", "auto") != "cpu"
@@ -200,6 +203,13 @@ def idle_cores(one: Group, groups: Sequence[Group]) -> tuple[int, int] | None:
         return None
     wanted = min(cores, one.workers * threads)
     return (max(known), wanted) if max(known) < wanted else None
+
+
+def _not_ranked(one: Group, groups: Sequence[Group]) -> list[Group]:
+    """Single processes with enough threads whose runs were disturbed or too short."""
+    found = idle_cores(one, groups)
+    rivals = [each for each in one_process(one, groups) if not certain(each)]
+    return [each for each in rivals if found and (each.first.summary.threads or 0) >= found[1]]
 
 
 def _process(base: Group, groups: Sequence[Group]) -> str:
@@ -231,7 +241,13 @@ def _per_worker(best: Group, curves: Sequence[Curve]) -> tuple[Interval, Interva
 
 def _notes(best: Group, base: Group, leaders: Sequence[Group], problem: Problem, groups: Sequence[Group],
            per_worker: tuple[Interval, Interval, Group] | None) -> Iterator[str]:  # fmt: skip
-    if found := idle_cores(best, groups):
+    found = idle_cores(best, groups)
+    if spoiled := _not_ranked(best, groups):
+        yield (
+            f"One process with {count(spoiled[0].first.summary.threads or 0, 'thread')} was run, but its runs were "
+            f"disturbed or too short, and part of the speedup may be cores that it could have used: repeat them."
+        )
+    elif found:
         had, wanted = found
         yield (
             f"No run of one process used more than {count(had, 'thread')}, and {_called(best, problem.groups)} used "
@@ -318,6 +334,8 @@ def _answer(case: Case) -> str:
         PROBABLY_NOT: f"Distributing is probably not worth it: {how}.",
         OPEN: f"No significant speedup over one process: {how}.",
         UNFAIR: f"Whether distributing is worth it is not known: {how}, but one process did not use all the cores.",
+        SPOILED: f"Whether distributing is worth it is not known: {how}, but the runs of one process with all the "
+        f"cores were disturbed or too short.",
     }[case.verdict]
 
 
@@ -344,6 +362,12 @@ def _shared_notes(cases: Sequence[Case]) -> Iterator[str]:
             f"In {count(len(unfair), 'case')} no run of one process used all the cores, so part of the speedup may be "
             f"cores that one process could have used. Run the same with --strategy sequential and --threads set to the "
             f"number of cores: {some(unfair)}."
+        )
+    spoiled = [case.name for case in cases if case.verdict == SPOILED]
+    if spoiled:
+        yield (
+            f"In {count(len(spoiled), 'case')} the runs of one process with all the cores were disturbed or too short: "
+            f"repeat them ({some(spoiled)})."
         )
     doubtful = [case.name for case in cases if case.doubt and case.speedup]
     if doubtful:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from html import escape
 
-from paceline.analysis.headline import NOT, OPEN, PROBABLY, PROBABLY_NOT, UNFAIR, WORTH, Contender
+from paceline.analysis.headline import NOT, OPEN, PROBABLY, PROBABLY_NOT, SPOILED, UNFAIR, WORTH, Contender
 from paceline.analysis.study import Study
 from paceline.report.figure import COLOURS, IDEAL, MARKERS, Chart, Page, Panel, categories, from_zero
 from paceline.report.placing import chart
@@ -15,7 +15,7 @@ MOST = 12  # settings or cases in the picture
 LETTERS = 22  # of a line of a name: a phone has room for no more beside the points
 LINE, ROOM = 17, 14  # pixels: of a line of a name, and around it
 # By verdict: the place of its colour and marker.
-LOOKS = {WORTH: 2, PROBABLY: 0, OPEN: 6, PROBABLY_NOT: 4, NOT: 1, UNFAIR: 3}
+LOOKS = {WORTH: 2, PROBABLY: 0, OPEN: 6, PROBABLY_NOT: 4, NOT: 1, UNFAIR: 3, SPOILED: 5}
 
 
 def worth(study: Study) -> Chart | None:

@@ -16,6 +16,7 @@ from paceline.analysis.headline import (
     NOT,
     OPEN,
     PROBABLY,
+    SPOILED,
     UNFAIR,
     WITHHELD,
     WORTH,
@@ -79,6 +80,17 @@ def test_without_such_a_process_nothing_is_concluded_and_what_to_run_is_said(tmp
     assert found.sentence.startswith("Whether distributing is worth it is not known: ring with 2 workers is 1.63 times")
     assert found.sentence.endswith("but one process did not use all the cores.")
     assert "run the same with --strategy sequential --threads 2" in found.notes[0]
+
+
+@pytest.mark.parametrize("spoil", ["disturbed", "too short"])
+def test_a_process_with_all_cores_that_cannot_be_ranked_is_to_be_repeated(tmp_path: Path, spoil: str) -> None:
+    rival = repeats(tmp_path / "threads", 0.0735, threads=2, steps=120 if spoil == "disturbed" else 5)
+    rest = repeats(tmp_path / "one", 0.1) + repeats(tmp_path / "ring", 0.1226, workers=2)
+    found = verdict_on(rest + (disturb(rival) if spoil == "disturbed" else rival))
+    assert found.cases[0].verdict == SPOILED
+    assert found.sentence.endswith("but the runs of one process with all the cores were disturbed or too short.")
+    assert found.notes[0].startswith("One process with 2 threads was run, but its runs were disturbed or too short")
+    assert "No run of one process used" not in found.text
 
 
 GPUS = {"gpus": ["T4"] * 4}
