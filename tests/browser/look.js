@@ -24,6 +24,13 @@ function pageProblems() {
   return found;
 }
 
+// What a reader has to know first is to be seen without scrolling.
+function firstScreenProblems() {
+  const answer = document.querySelector(".answer")?.getBoundingClientRect();
+  const seen = answer && answer.height && answer.bottom <= innerHeight;
+  return seen ? [] : ["the verdict is not on the first screen"];
+}
+
 // Of the table of results, what a reader has to scroll for: nothing on a screen, and not all numbers on a phone.
 function hiddenResults(width) {
   const box = document.querySelector("#results .scroll");

@@ -88,7 +88,7 @@ def ask(driver: Chrome, function: str, *arguments: Any) -> Any:
 def problems(driver: Chrome, report: Path, width: int) -> list[str]:
     """What is wrong with the report at this width; nothing if it is well."""
     open_report(driver, report, width)
-    found = [f"on the page: {text}" for text in ask(driver, "pageProblems")]
+    found = [f"on the page: {text}" for text in [*ask(driver, "firstScreenProblems"), *ask(driver, "pageProblems")]]
     for name in ask(driver, "chartNames"):
         for number, choice in enumerate(ask(driver, "menuOf", name)):
             state = ask(driver, "chartState", name, number)

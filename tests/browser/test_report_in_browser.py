@@ -52,6 +52,13 @@ def test_a_report_is_whole_at_every_width(driver: Chrome, reports: list[Path], n
     assert look.problems(driver, reports[number], width) == []
 
 
+def test_the_contents_are_not_before_the_verdict_where_they_are_above_the_page(
+    driver: Chrome, reports: list[Path]
+) -> None:
+    look.open_report(driver, reports[0], 1000)
+    assert look.ask(driver, "firstScreenProblems") == []
+
+
 def test_it_answers_to_the_mouse_runs_no_names_and_sends_nothing_away(driver: Chrome, reports: list[Path]) -> None:
     """Plotly has a button that uploads a chart: ours has four others."""
     look.open_report(driver, reports[0], 1400)
@@ -71,6 +78,7 @@ def test_looking_finds_what_is_wrong(driver: Chrome, tmp_path: Path) -> None:
     bad = tmp_path / "bad.html"
     bad.write_text((Path(look.__file__).parent / "bad.html").read_text("utf-8"), "utf-8")
     found = "\n".join(look.problems(driver, bad, 400))
-    for fault in ("'one' overlaps 'two'", "'cut off' is cut", "nothing is drawn", "console: SEVERE", "asked for http",
+    for fault in ("the verdict is not on the first screen", "'one' overlaps 'two'", "'cut off' is cut",
+                  "nothing is drawn", "console: SEVERE", "asked for http",
                   "pixels wide in a window of 400"):  # fmt: skip
         assert fault in found

@@ -97,7 +97,7 @@
   addEventListener("beforeprint", () => print(true));
   addEventListener("afterprint", () => print(false));
 
-  // On a phone the contents are closed until they are wanted.
-  if (innerWidth < 700) document.querySelector("nav details").open = false;
+  // The contents are open where they are beside the page; above it they would hide the verdict.
+  document.querySelector("nav details").open = matchMedia("(min-width: 1240px)").matches;
   drawAll();
 })();

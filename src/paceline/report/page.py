@@ -89,7 +89,7 @@ def _contents(study: Study, parts: Sequence[Part], charts: Sequence[Chart]) -> s
                             if c is not _first(study, charts))  # fmt: skip
             below = f"<ul>{links}</ul>"
         inner += f'<li><a href="#{name}">{heading}</a>{below}</li>\n'
-    return f'<nav aria-label="Contents"><details open><summary>Contents</summary><ul>\n{inner}</ul></details></nav>'
+    return f'<nav aria-label="Contents"><details><summary>Contents</summary><ul>\n{inner}</ul></details></nav>'
 
 
 def _chart(chart: Chart) -> str:
