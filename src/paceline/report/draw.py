@@ -46,6 +46,7 @@ DRAWN_BY: dict[str, Callable[[Study], Chart | None]] = {
 def draw(study: Study) -> list[Chart]:
     """What there is no data for is left out, and so are charts of other versions and of damaged experiments."""
     asked = (study.bench.draw if study.bench else ()) or tuple(CHARTS)
-    names = [name for name in dict.fromkeys(("worth", *asked)) if name in CHARTS]
+    first = (study.headline.chart,) if study.headline.chart else ()
+    names = [name for name in dict.fromkeys((*first, "worth", *asked)) if name in CHARTS]
     found = [DRAWN_BY[name](study) for name in names] if study.groups else []
     return [chart for chart in found if chart]

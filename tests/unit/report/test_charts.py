@@ -272,6 +272,17 @@ def test_the_experiment_says_which_charts_and_in_which_order(trained: Study) -> 
     assert [chart.name for chart in draw(asked)] == ["worth", "nodes", "strong"], "there are no servers in it"
 
 
+def test_the_picture_of_the_verdict_is_drawn_also_where_the_experiment_asks_for_others(
+    tmp_path: Path, trained: Study
+) -> None:
+    """On a busy machine it is the one that shows who used the cores."""
+    busy = scaled_by_three(tmp_path, 2.0)
+    assert trained.bench
+    asked = replace(busy, bench=replace(trained.bench, draw=("weak",)))
+    assert busy.headline.chart == "utilisation"
+    assert [chart.name for chart in draw(asked)] == ["utilisation", "weak"]
+
+
 def test_of_nothing_nothing_is_drawn(trained: Study) -> None:
     nothing = replace(trained, bench=None, groups=(), strong=(), weak=())
     assert draw(nothing) == []
