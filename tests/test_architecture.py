@@ -78,7 +78,7 @@ DOORS: dict[str, tuple[str, ...]] = {
         "pipeline.plan",
         "pipeline.schedule",
     ),
-    "paceline.report": ("errors", "records", "analysis"),
+    "paceline.report": ("errors", "records", "strict_json", "analysis"),
     "paceline.report.table": (),
     "paceline.bench": (
         "__version__",

@@ -46,15 +46,18 @@ def dump(value: Any, indent: int | None = None) -> str:
     try:
         return json.dumps(value, indent=indent, allow_nan=False)
     except ValueError:
-        return json.dumps(_finite(value), indent=indent, allow_nan=False)
+        return json.dumps(finite(value), indent=indent, allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """As JSON can have it: None instead of numbers that are not finite, and plain values instead of NumPy's."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not isfinite(value) else value
+        return [finite(item) for item in value]
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    return finite(value.tolist()) if hasattr(value, "tolist") else value
 
 
 def read_text(path: Path) -> str:

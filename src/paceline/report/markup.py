@@ -11,6 +11,7 @@ from html import escape
 from typing import Any
 
 from paceline.analysis.statistics import Interval
+from paceline.strict_json import finite
 
 NOTHING = "–"
 # Of the numbers of a chart, so many rows are on the page; --csv has them all.
@@ -116,17 +117,5 @@ def details(title: str, inner: str) -> str:
 
 def as_json(value: Any) -> str:
     """For a script element: nothing in it can end the element, and there is no NaN, which JSON does not have."""
-    text = json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+    text = json.dumps(finite(value), separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if hasattr(value, "tolist"):  # numpy's numbers and arrays
-        return _finite(value.tolist())
-    return value

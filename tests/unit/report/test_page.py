@@ -11,6 +11,7 @@ from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from made_up import steady, write_run
 from made_up_experiments import EVIL, MadeUp, servers_and_ring, sizes_cut_short, training, write
@@ -342,3 +343,5 @@ def test_a_long_table_is_cut_and_says_so() -> None:
 def test_json_in_a_script_cannot_end_it() -> None:
     assert "<" not in as_json({"a": "</script><!--"})
     assert json.loads(as_json({"a": "</script><!--", "b": [float("inf")]})) == {"a": "</script><!--", "b": [None]}
+    values = {"c": np.array([1.5, np.nan]), "d": np.int64(3), "e": (np.float64("inf"),)}
+    assert json.loads(as_json(values)) == {"c": [1.5, None], "d": 3, "e": [None]}
