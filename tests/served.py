@@ -8,7 +8,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,10 @@ from paceline.training.trace import Trace
 PATIENCE = 60.0
 SECRET = bytes(range(32))
 Meddle = Callable[[Meeting], AbstractContextManager[Meeting]]
+
+
+class Killed(BaseException):
+    """A rank ends here, and tells nobody."""
 
 
 @contextmanager
@@ -63,10 +67,12 @@ def train_served(
     wire: str = "ipc",
     meddle: Meddle = nullcontext,
     stop: Callable[[int], bool] = lambda rank: False,
+    never: Collection[int] = (),
 ) -> tuple[Summary, dict[str, Tensor]]:
     """Train as the values say; the summary, and the weights, of which emulated compute saves none.
 
-    `meddle` says where workers find what is at a meeting; `stop` whether a rank has been asked to stop.
+    `meddle` says where workers find what is at a meeting; `stop` whether a rank has been asked to stop, or raises
+    Killed; workers of the ranks `never` are not started, and the leader knows it.
     """
     spec = resolve(("test", values)).spec
     summary, errors = begin_summary(spec), dict[int, str]()
@@ -74,11 +80,13 @@ def train_served(
 
     def body(rank: int, where: Meeting) -> None:
         try:
-            _run_rank(spec, where, rank, folder, summary, partial(stop, rank))
+            _run_rank(spec, where, rank, folder, summary, partial(stop, rank), dict.fromkeys(never, "never started"))
+        except Killed:
+            pass
         except BaseException:  # noqa: BLE001  shown by the test
             errors[rank] = traceback.format_exc()
 
-    def start(ranks: range, where: Meeting) -> list[threading.Thread]:
+    def start(ranks: Iterable[int], where: Meeting) -> list[threading.Thread]:
         threads = [threading.Thread(target=body, args=(rank, where), daemon=True) for rank in ranks]
         for thread in threads:
             thread.start()
@@ -88,7 +96,7 @@ def train_served(
     with meeting(wire, servers) as where:
         threads = start(range(servers), where)
         with meddle(where) as theirs:
-            threads += start(range(servers, spec.ranks), theirs)
+            threads += start((rank for rank in range(servers, spec.ranks) if rank not in never), theirs)
             deadline = time.monotonic() + PATIENCE
             for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
@@ -100,9 +108,16 @@ def train_served(
 
 
 def _run_rank(
-    spec: RunSpec, where: Meeting, rank: int, folder: Path, summary: Summary, stop: Callable[[], bool]
+    spec: RunSpec,
+    where: Meeting,
+    rank: int,
+    folder: Path,
+    summary: Summary,
+    stop: Callable[[], bool],
+    gone: dict[int, str],
 ) -> None:
-    job = ServedJob(spec, where, choose_place(spec, 0), rank, 1000 + rank, {"host": "here", "pid": 0}, stop)
+    about = {"host": "here", "pid": 0}
+    job = ServedJob(spec, where, choose_place(spec, 0), rank, 1000 + rank, about, stop, lambda: gone)
     if rank >= (spec.servers or 1):
         work(job, lambda path: Trace(path / f"rank_{rank}.jsonl", rank))
         return

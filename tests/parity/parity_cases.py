@@ -91,7 +91,7 @@ def tinted() -> Any:
 # Options that say how a result is computed, and must not change it.
 _HOW = {
     *("strategy", "workers", "stages", "tensor", "servers", "staleness", "averaging", "overlap", "bucket_mb", "read"),
-    *("check_replicas", "cut", "schedule", "recompute", "timeout", "log_every", "dtype"),
+    *("check_replicas", "cut", "schedule", "recompute", "timeout", "worker_timeout", "log_every", "dtype"),
 }
 
 

@@ -22,7 +22,10 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Recipe:
-    """Options by their names on the command line; `replicas` are whole models, each with its part of a batch."""
+    """Options by their names on the command line; `replicas` are whole models, each with its part of a batch.
+
+    `parts` says how many parts each step's batch has, where these are not the replicas: some have been lost.
+    """
 
     batch_size: int
     epochs: int
@@ -37,6 +40,7 @@ class Recipe:
     sync_batchnorm: bool = False
     microbatches: int = 1
     replicas: int = 1
+    parts: tuple[int, ...] = ()
     seed: int = 0
 
 
@@ -76,8 +80,10 @@ def train(model: nn.Module, start: Path, data: Data, recipe: Recipe) -> Trained:
         for step in range(steps):
             chosen = torch.from_numpy(order[step * batch : (step + 1) * batch])
             model.zero_grad()
-            loss_sum += _gradients(model, images[chosen], labels[chosen], recipe)
-            lr = _rate(recipe, epoch * steps + step, steps)
+            done = epoch * steps + step
+            parts = recipe.parts[done] if recipe.parts else recipe.replicas
+            loss_sum += _gradients(model, images[chosen], labels[chosen], parts, recipe)
+            lr = _rate(recipe, done, steps)
             with torch.no_grad():
                 for p in model.parameters():
                     if p.grad is not None:
@@ -101,17 +107,17 @@ def _floats(data: Data, *, normalize: bool) -> tuple[Tensor, Tensor]:
     return (train - mean) / deviation, (test - mean) / deviation
 
 
-def _gradients(model: nn.Module, images: Tensor, labels: Tensor, recipe: Recipe) -> float:
+def _gradients(model: nn.Module, images: Tensor, labels: Tensor, parts: int, recipe: Recipe) -> float:
     """Leave the gradient of the batch's mean loss in `.grad`; the summed loss.
 
     Every replica normalises its own part and starts from the same running statistics, which then move by the mean of
     the replicas' changes, weighted by their samples. Batches are counted as one process would.
     """
-    replicas = 1 if recipe.sync_batchnorm else recipe.replicas
+    parts = 1 if recipe.sync_batchnorm else parts
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     changes: list[tuple[float, dict[str, Tensor]]] = []
     loss_sum = 0.0
-    for own_images, own_labels in zip(_divide(images, replicas), _divide(labels, replicas), strict=True):
+    for own_images, own_labels in zip(_divide(images, parts), _divide(labels, parts), strict=True):
         if not len(own_labels):
             continue
         for name, buffer in model.named_buffers():

@@ -77,11 +77,17 @@ def test_a_resnet_in_four_stages_does_too(worlds: Worlds, expected: Any, tmp_pat
 def test_replicas_of_a_pipeline_train_it_too(
     worlds: Worlds, expected: Any, tmp_path: Path, transport: str, averaging: str
 ) -> None:
-    for model in ("divided_models:narrow_vgg", "parity_cases:TinyNorm"):
-        # 29 samples in global batches of 14: of the last one, one replica has none.
-        values = values_for(model, 16, data="synthetic:1x16x16,train=29,test=5") | {"epochs": 3, "bucket_mb": 0.005}
+    # Global batches of 14: of the last one's 1 sample, one replica has none; of its 3, the replicas have 1 and 2.
+    for model, samples in (
+        ("divided_models:narrow_vgg", 29),
+        ("parity_cases:TinyNorm", 29),
+        ("parity_cases:TinyNorm", 31),
+    ):
+        values = values_for(model, 16, data=f"synthetic:1x16x16,train={samples},test=5")
         values |= {"strategy": "pipeline", "workers": 4, "stages": 2, "averaging": averaging, "check_replicas": 4}
-        check_trains(worlds.get(transport, 4), tmp_path / model, values, expected(values), TOLERANCE)
+        values |= {"epochs": 3, "bucket_mb": 0.005}
+        folder = tmp_path / f"{model}-{samples}"
+        check_trains(worlds.get(transport, 4), folder, values, expected(values), TOLERANCE)
 
 
 CUTS = [(2, "frozen"), (3, "gt,second"), (4, "mul_,gt,first")]

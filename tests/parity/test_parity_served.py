@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import plain_loop
 import pytest
 import torch
-from parity_cases import SETTINGS, check_trained, distance, train_here, values_for
+from parity_cases import SETTINGS, check_trained, data_of, distance, model_of, recipe_of, train_here, values_for
 from safetensors.torch import load_file
-from served import train_served
+from served import Killed, train_served
 from worlds import ThreadWorld
 
 from paceline.models.build import build
@@ -40,6 +43,36 @@ def test_synchronous_servers_train_the_model_of_the_plain_loop(
         summary, weights = train_served(values, tmp_path, wire)
         assert summary.security == wire
         check_trained(summary, weights, expected(values), SETTINGS[setting][1])
+
+
+@pytest.mark.parametrize(("servers", "killed"), [(1, False), (1, True), (2, True)])
+def test_batch_norm_is_right_when_others_compute_a_lost_workers_parts(
+    expected: Any, tmp_path: Path, servers: int, killed: bool
+) -> None:
+    """Of three workers one never comes, or dies in the middle; the others divide the batches that follow."""
+    values = served_values("norm-sgd", 3, strategy="ps-sync", servers=servers, worker_timeout=1.0)
+    workers, turns = range(servers, servers + 3), itertools.count()
+
+    def die(rank: int) -> bool:
+        if rank == workers[-1] and (tmp_path / f"rank_{rank}.jsonl").exists() and next(turns) == 10:
+            raise Killed
+        return False
+
+    summary, weights = train_served(values, tmp_path, **{"stop": die} if killed else {"never": {workers[-1]}})
+    [lost] = summary.lost_workers
+    assert lost["rank"] == workers[-1]
+    assert (lost["samples"] > 0) == killed, "others compute the parts that it had in hand"
+    slots = [_slots(tmp_path, workers, update) for update in range(summary.steps)]
+    assert {len(each) for each in slots} == ({2, 3} if killed else {2})
+    recipe = replace(recipe_of(values), parts=tuple(map(len, slots)))
+    wanted = plain_loop.train(model_of(values), expected.start(values), data_of(values), recipe)
+    check_trained(summary, weights, wanted)
+
+
+def _slots(folder: Path, workers: range, update: int) -> set[int]:
+    """The parts of an update, by what the workers that computed them wrote down."""
+    records = (r for rank in workers for r in read_lines(folder / f"rank_{rank}.jsonl") if r["kind"] == "step")
+    return {r["slot"] for r in records if r["step"] == update}
 
 
 @pytest.mark.parametrize("servers", [1, 2])

@@ -11,8 +11,9 @@ from parity_cases import check_trains
 from worlds import ThreadWorld, Worlds
 
 # 29 samples in batches of 14: the last one has a single sample, which one replica gets.
-SMALL = {"model": "tensor_cases:Small", "data": "synthetic:3x9x9,classes=5,train=29,test=9", "epochs": 3,
-         "dtype": "float64", "timeout": 20.0, "strategy": "tensor", "check_replicas": 4}  # fmt: skip
+DATA = "synthetic:3x9x9,classes=5,train=29,test=9"
+SMALL = {"model": "tensor_cases:Small", "data": DATA, "epochs": 3, "dtype": "float64", "timeout": 20.0,
+         "strategy": "tensor", "check_replicas": 4}  # fmt: skip
 ADAM = {"optimizer": "adam", "lr": 0.002}
 SGD = {"optimizer": "sgd", "lr": 0.02, "weight_decay": 0.001}
 
@@ -39,7 +40,9 @@ def test_two_replicas_of_two_shards_train_it_too(
 ) -> None:
     values = SMALL | SGD | {"workers": 4, "tensor": 2, "batch_size": 7}
     values |= {"averaging": averaging, "overlap": overlap, "bucket_mb": 0.1}
-    check_trains(worlds.get(transport, 4), tmp_path, values, expected(values), 1e-10)
+    check_trains(worlds.get(transport, 4), tmp_path / "29", values, expected(values), 1e-10)
+    values |= {"data": DATA.replace("29", "31")}  # of the last 3 samples, the replicas have 1 and 2
+    check_trains(worlds.get(transport, 4), tmp_path / "31", values, expected(values), 1e-10)
 
 
 @pytest.mark.parametrize("seed_or_file", ["seed", "file"])
