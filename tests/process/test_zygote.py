@@ -14,7 +14,7 @@ import pytest
 from live_run import ENDLESS, LAUNCHERS, LiveRun, until
 
 from paceline.launch import zygote
-from paceline.launch.zygote import Zygote
+from paceline.launch.zygote import ForkedRank, Zygote
 from paceline.records import FAILED
 
 TEST_PROGRAM = "import sys; from paceline.launch import zygote; zygote.main({module!r}, 'run', int(sys.argv[1]))"
@@ -22,6 +22,12 @@ TEST_PROGRAM = "import sys; from paceline.launch import zygote; zygote.main({mod
 
 def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def forked(rank: ForkedRank) -> int:
+    """The rank's pid, once there is one."""
+    pid: int = until("it is forked", lambda: rank.poll() or rank.pid)
+    return pid
 
 
 @pytest.fixture
@@ -49,7 +55,7 @@ def test_ranks_get_their_own_variables_and_report_how_they_ended(forks: Zygote, 
     assert forks.fork("r", ["exit", "7"], {}).wait(30) == 7
     assert forks.fork("r", ["raise"], {}).wait(30) == 1
     waiting = forks.fork("waits", ["wait"], {})
-    pid = until("it is forked", lambda: waiting.poll() or waiting.pid)
+    pid = forked(waiting)
     assert Path(f"/proc/{pid}/comm").read_text() == "waits\n"
     assert os.getsid(pid) == pid
     os.kill(pid, signal.SIGTERM)
@@ -63,9 +69,19 @@ def test_the_pid_of_a_rank_that_has_ended_stays_its_own(forks: Zygote) -> None:
     assert parent(rank.pid) == forks.process.pid  # a zombie: nobody else can get its number
 
 
+def test_at_the_end_it_reaps_its_ranks(forks: Zygote) -> None:
+    ranks = [forks.fork("r", ["exit", "0"], {}), forks.fork("r", ["wait"], {})]
+    pids = [forked(rank) for rank in ranks]
+    os.kill(pids[1], signal.SIGKILL)
+    forks.end()
+    assert [rank.returncode for rank in ranks] == [0, -signal.SIGKILL]
+    assert forks.process.returncode == 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
 def test_when_it_dies_its_ranks_do_and_those_it_was_asked_for_are_not_waited_for(forks: Zygote) -> None:
     rank = forks.fork("r", ["wait"], {})
-    pid = until("it is forked", lambda: rank.poll() or rank.pid)
+    pid = forked(rank)
     forks.process.kill()
     late = forks.fork("r", ["wait"], {})
     assert (rank.wait(30), late.wait(30)) == (-signal.SIGKILL, -signal.SIGKILL)
@@ -77,7 +93,7 @@ def test_a_rank_that_ends_while_the_zygote_is_stopped_is_noticed(
 ) -> None:
     monkeypatch.setattr(zygote, "REPORT_SECONDS", 0.2)
     rank = forks.fork("r", ["wait"], {})
-    pid = until("it is forked", lambda: rank.poll() or rank.pid)
+    pid = forked(rank)
     os.kill(forks.process.pid, signal.SIGSTOP)
     os.kill(pid, signal.SIGTERM)
     assert rank.wait(30) == -signal.SIGKILL  # how it ended is not known

@@ -103,7 +103,7 @@ class Crew:
                     os.kill(pid, signal.SIGKILL)
         self.signal(signal.SIGKILL)
         if self.zygote:
-            self.zygote.kill()
+            self.zygote.end()
         for process in self.processes.values():
             process.wait()
         self.running()

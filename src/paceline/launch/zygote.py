@@ -155,6 +155,23 @@ class Zygote:
         if not self.dead:
             select.select([self._control], [], [], seconds)
 
+    def end(self) -> None:
+        """Its ranks have ended or have been killed: let it reap them, which not every container does."""
+        deadline = time.monotonic() + REPORT_SECONDS
+        while self._forked and not self.dead and not self._asked and time.monotonic() < deadline:
+            self.wait_for_news(0.1)
+            self.read()
+        if self._forked or self._asked:
+            self.kill()
+        elif not self.dead:
+            self.dead = True
+            self._control.close()
+            try:
+                self.process.wait(REPORT_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
     def kill(self) -> None:
         """End it, and all of its ranks with it."""
         self.process.kill()
@@ -185,6 +202,9 @@ def main(module: str, function: str, control_fd: int) -> None:
         for pidfd in [each for each in children if each in ready]:
             _report(control, children.pop(pidfd), _exit_code(pidfd))
             os.close(pidfd)
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
 
 
 def _fork(run: Callable[..., NoReturn], request: Mapping[str, Any], files: list[int]) -> tuple[int, int]:
