@@ -56,6 +56,27 @@ def test_servers_name_the_worker_that_sent_a_bad_gradient(tmp_path: Path, strate
     assert not (tmp_path / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize(("strategy", "servers"), [("sequential", None), ("ps-sync", 2)])
+@pytest.mark.parametrize(("evaluated", "validation", "steps"), [("test", 0.0, 2 * STEPS), ("validation", 0.25, STEPS)])
+def test_an_evaluation_that_is_not_finite_fails_a_run_whose_weights_are(
+    tmp_path: Path, strategy: str, servers: int | None, evaluated: str, validation: float, steps: int
+) -> None:
+    """The validation set is looked at after the first of two epochs, the test set after both."""
+    samples = 24 * STEPS * 4 // 3 if validation else 24 * STEPS
+    data = {"data": f"synthetic:1x8x8,train={samples},test=30", "model": "spoiled_cases:Blind", "epochs": 2}
+    values = values_for("mlp-sgd", WORKERS if servers else 1, strategy=strategy, servers=servers, **data)
+    values = {name: value for name, value in values.items() if name != "dropout"} | {"validation": validation}
+    if servers:
+        with pytest.raises(pytest.fail.Exception) as failure:
+            train_served(values, tmp_path)
+        message = str(failure.value)
+    else:
+        [(message, _)] = ThreadWorld(1).run(cases.fails, folder=str(tmp_path), values=values)
+    assert f"the {evaluated} loss is nan after step {steps}" in message
+    assert "the first tensor that is not finite" not in message
+    assert not (tmp_path / "model.safetensors").exists()
+
+
 OVERFLOW: dict[str, Any] = {"steps": 1, "lr": 1e308, "weight_decay": 1e3}
 DIVIDED: dict[str, dict[str, Any]] = {
     "pipeline": {"stages": 2, "cut": "layers", "microbatches": 2},
