@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -221,6 +222,16 @@ def check_environment(folder: Path) -> dict[str, Any]:
     return values
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """What spec.toml says; raises OSError or ValueError if it cannot be."""
+    with naming(path):
+        try:
+            values: dict[str, Any] = plain(tomllib.loads(read_text(path)), "it")
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+    return values
+
+
 def read_ranks(folder: Path) -> tuple[RankRow, ...]:
     """The ranks that env.json names; none where it cannot be read."""
     try:
@@ -344,6 +355,37 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(record, dict) and isinstance(record.get("kind"), str):
             yield record
+
+
+@dataclass(frozen=True)
+class Step:
+    """One update as a rank saw it: when it ended, how long it took, how many samples all ranks had, its parts.
+
+    A server's workers make gradients, not updates: their samples are their own. Emulated compute has no loss.
+    `own` are the samples that this rank itself had. `queued` is how long, of each part, the rank was ready to run and
+    had no core.
+    """
+
+    step: Count
+    epoch: Count
+    time: Seconds
+    seconds: Annotated[float, Bounds(1e-9, 1e10)]
+    samples: Positive
+    spans: dict[str, Seconds]
+    loss: float | None = None
+    own: Count | None = None
+    queued: dict[str, Seconds] = field(default_factory=dict)
+
+
+def read_steps(path: Path) -> list[Step]:
+    """In the order of their numbers; of one that was made again, after a server came back, the last counts.
+
+    Raises ValueError if one cannot be.
+    """
+    with naming(path):
+        found = [build(Step, record, extra=True) for record in read_lines(path) if record["kind"] == "step"]
+    by_number = {step.step: step for step in found}
+    return [by_number[number] for number in sorted(by_number)]
 
 
 Cores = Annotated[float, Bounds(0, 1e6)]

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +28,8 @@ from paceline.cli.main import main
 from paceline.cli.nodes import table
 from paceline.comm.seat import Seat
 from paceline.comm.single import SingleComm
+from paceline.emulation.measured import seconds_per_image
+from paceline.errors import UsageError
 from paceline.launch.folder import make_folder, open_run
 from paceline.launch.rank import Rank
 from paceline.records import Bench, write_bench
@@ -171,6 +174,8 @@ def accepted(good: Path, folder: Path) -> list[tuple[str, bytes | None]]:
     for name, content in every(changes(good)):
         change(folder, name, content)
         run = read_run(folder)
+        with suppress(UsageError):
+            seconds_per_image(folder, "mlp", None)
         if isinstance(run, Run):
             compare(group([run])[0], group([run])[0])
             table(folder)

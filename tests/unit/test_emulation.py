@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +26,7 @@ from paceline.errors import UsageError
 from paceline.launch.folder import begin_summary, make_folder
 from paceline.models import table as models
 from paceline.models.build import build
-from paceline.records import COMPLETED, RUNNING, Summary, write_summary
+from paceline.records import COMPLETED, RUNNING, LineWriter, Summary, write_summary
 from paceline.spec import resolve
 from paceline.strategies.base import Batch, Laps
 from paceline.strategies.buckets import GradientBuckets
@@ -136,9 +137,12 @@ def write_run(folder: Path, **values: Any) -> None:
     write_summary(folder, dataclasses.replace(begin_summary(spec), **{"status": COMPLETED, **values}))
     (folder / "spec.toml").write_text('model = "mlp"\ndata = "mnist-mini"\n')
     slow, usual = ({"forward": forward, "backward": 2 * forward, "wait": 9.0} for forward in (1.0, 0.02 / 3))
-    steps = [{"kind": "step", "own": 10, "spans": slow if number < 15 else usual} for number in range(60)]
-    lines = [json.dumps(step) for step in [{"kind": "start"}, *steps, {"kind": "step", "own": 0, "spans": {}}]]
-    (folder / "rank_0.jsonl").write_text("\n".join(lines) + "\n")
+    lines = LineWriter(folder / "rank_0.jsonl")
+    lines.write("start")
+    for number in range(61):
+        own, spans = (0, {}) if number == 60 else (10, slow if number < 15 else usual)
+        lines.write("step", step=number, epoch=0, time=1.0, seconds=1.0, samples=20, own=own, spans=spans)
+    lines.close()
 
 
 def test_the_time_of_a_run_is_taken_without_its_first_steps(tmp_path: Path) -> None:
@@ -164,6 +168,33 @@ def test_a_run_that_does_not_tell_is_refused(
     write_run(tmp_path, **run)
     with pytest.raises(UsageError, match=words):
         resolve(("flag", {"model": "mlp", "compute": f"emulated:{tmp_path}", **values}))
+
+
+def fifo(folder: Path) -> None:
+    (folder / "spec.toml").unlink()
+    os.mkfifo(folder / "spec.toml")
+
+
+def spoil(name: str, old: str, new: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text((folder / name).read_text().replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (fifo, "spec.toml: it is not a regular file"),
+        (lambda folder: (folder / "spec.toml").unlink(), "No such file"),
+        (spoil("spec.toml", '"mnist-mini"', "7"), "spec.toml: data must be a text"),
+        (spoil("rank_0.jsonl", '"own": 10', '"own": "x"'), "rank_0.jsonl: own is 'x', and a whole number"),
+        (spoil("rank_0.jsonl", '"forward": 1.0', '"forward": []'), "rank_0.jsonl: spans is a list, and a number"),
+        (spoil("rank_0.jsonl", '"step": 40', '"step": [40]'), "rank_0.jsonl: step is a list, and a whole number"),
+    ],
+)
+def test_a_damaged_run_is_refused_with_the_reason(tmp_path: Path, damage: Callable[[Path], object], words: str) -> None:
+    write_run(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(UsageError, match=words):
+        resolve(("flag", {"model": "mlp", "compute": f"emulated:{tmp_path}"}))
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

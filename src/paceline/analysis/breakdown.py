@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from statistics import fmean
 
-from paceline.analysis.runs import APART, Run, Step
+from paceline.analysis.runs import APART, Run
+from paceline.records import Step
 
 COMPUTE = ("forward", "recompute", "backward")
 # Of compute: less time without a core than this is not worth a part of its own.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,9 +16,19 @@ from paceline.disturbance import disturbance
 from paceline.liveness import current_summary
 from paceline.pipeline.plan import Plan
 from paceline.pipeline.schedule import SCHEDULES
-from paceline.records import COMPLETED, Node, Summary, check_environment, read_lines, read_nodes
+from paceline.records import (
+    COMPLETED,
+    Node,
+    Step,
+    Summary,
+    check_environment,
+    read_lines,
+    read_nodes,
+    read_steps,
+    read_toml,
+)
 from paceline.spec import RunSpec
-from paceline.strict_json import LARGEST, Bounds, Count, Positive, Seconds, build, naming, parse, plain, read_text
+from paceline.strict_json import LARGEST, Bounds, Count, Seconds, build, naming, parse, read_text
 
 # Lists of the summary that have a value for each rank.
 BY_RANK = ("gradients", "wait_seconds", "cpu_seconds", "bytes_sent", "bytes_received", "messages_sent",
@@ -31,24 +40,6 @@ APART = ("ps-async", "ps-bounded")
 DIVIDED = ("pipeline", "tensor")
 # Of the environment, what can make a difference in speed.
 MACHINE = ("processor", "cores", "gpus", "torch", "python", "platform")
-
-
-@dataclass(frozen=True)
-class Step:
-    """One update as a rank saw it: when it ended, how long it took, how many samples all ranks had, its parts.
-
-    A server's workers make gradients, not updates: their samples are their own. Emulated compute has no loss.
-    `queued` is how long, of each part, the rank was ready to run and had no core.
-    """
-
-    step: Count
-    epoch: Count
-    time: Seconds
-    seconds: Annotated[float, Bounds(1e-9, 1e10)]
-    samples: Positive
-    spans: dict[str, Seconds]
-    loss: float | None = None
-    queued: dict[str, Seconds] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -201,7 +192,7 @@ def _read(folder: Path, summary: Summary) -> Run:
     """Raises OSError or ValueError if a file is missing, or has something in it that cannot be."""
     environment = check_environment(folder)
     ranks = range(summary.servers + summary.workers)
-    steps = {rank: _steps(folder / f"rank_{rank}.jsonl") for rank in ranks}
+    steps = {rank: read_steps(folder / f"rank_{rank}.jsonl") for rank in ranks}
     staged = ranks if summary.strategy == "pipeline" else ()
     timelines = {rank: _timelines(folder / f"rank_{rank}.jsonl") for rank in staged}
     plan = _plan(folder / "plan.json") if staged else None
@@ -209,12 +200,9 @@ def _read(folder: Path, summary: Summary) -> Run:
 
 
 def _spec(path: Path) -> dict[str, Any]:
+    values = read_toml(path)
     with naming(path):
-        try:
-            values: dict[str, Any] = plain(tomllib.loads(read_text(path)), "it")
-            build(RunSpec, values, extra=True)
-        except RecursionError:
-            raise ValueError("it is nested too deeply") from None
+        build(RunSpec, values, extra=True)
     return values
 
 
@@ -252,14 +240,6 @@ def _faults(run: Run) -> Iterator[str]:
 def _is_together(summary: Summary) -> bool:
     """Whether every worker has a part in every update; those of a server are given up when they are silent."""
     return summary.strategy not in APART and not summary.lost_workers and not summary.returns
-
-
-def _steps(path: Path) -> list[Step]:
-    """In the order of their numbers; of one that was made again, after a server came back, the last counts."""
-    with naming(path):
-        found = [build(Step, record, extra=True) for record in read_lines(path) if record["kind"] == "step"]
-    by_number = {step.step: step for step in found}
-    return [by_number[number] for number in sorted(by_number)]
 
 
 def _timelines(path: Path) -> list[Timeline]:

@@ -17,7 +17,7 @@ from typing import Any
 from paceline import __version__
 from paceline.bench.experiment import Experiment, Task
 from paceline.errors import UsageError
-from paceline.records import BENCH, COMPLETED, Bench, Summary, read_bench, read_lines, read_summary, write_bench
+from paceline.records import BENCH, COMPLETED, Bench, Summary, read_bench, read_steps, read_summary, write_bench
 
 # What results must have in common to be compared, by what people call it.
 COMMON = {"version": "version of paceline", "source": "source code of paceline", "torch": "version of torch",
@@ -96,7 +96,10 @@ class Store:
         summary = read_summary(folder)
         if not summary or summary.status != COMPLETED:
             return None
-        steps = {line["step"] for line in read_lines(folder / "rank_0.jsonl") if line["kind"] == "step"}
+        try:
+            steps = read_steps(folder / "rank_0.jsonl")
+        except ValueError:
+            return None
         return summary if len(steps) == summary.steps else None
 
     def clear(self, task: Task) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from paceline.data import table as datasets
 from paceline.emulation.table import REAL
 from paceline.errors import UsageError
 from paceline.liveness import current_summary
-from paceline.records import COMPLETED, read_lines
+from paceline.records import COMPLETED, read_steps, read_toml
 
 WARM_UP = 30  # steps that are left out, or a quarter of all if that is less
 
@@ -34,7 +33,15 @@ def seconds_per_image(
         raise UsageError(f"--compute emulated:{folder}: that run was itself emulated; name one that computed")
     if summary.model != model:
         raise UsageError(f"--compute emulated:{folder}: that run was of model {summary.model}, and this is of {model}")
-    spec = _spec(folder)
+    try:
+        return _seconds_per_image(folder, shape, hidden)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--compute emulated:{folder}: it is damaged: {error}") from error
+
+
+def _seconds_per_image(folder: Path, shape: tuple[int, ...] | None, hidden: Sequence[int] | None) -> float:
+    """Raises OSError or ValueError if a file is missing, or has something in it that cannot be."""
+    spec = read_toml(folder / "spec.toml")
     if list(hidden or ()) != spec.get("hidden", []):
         raise UsageError(f"--compute emulated:{folder}: that run had other --hidden layers than this")
     theirs = _shape(spec)
@@ -43,30 +50,21 @@ def seconds_per_image(
         raise UsageError(f"--compute emulated:{folder}: that run had images of {sizes[0]}, and this has {sizes[1]}")
     seconds, images = 0.0, 0
     for path in sorted(folder.glob("rank_*.jsonl")):
-        steps = [record for record in read_lines(path) if _computed(record)]
-        for record in steps[min(WARM_UP, len(steps) // 4) :]:
-            seconds += record["spans"]["forward"] + record["spans"]["backward"]
-            images += record["own"]
+        steps = [step for step in read_steps(path) if step.own and {"forward", "backward"} <= step.spans.keys()]
+        for step in steps[min(WARM_UP, len(steps) // 4) :]:
+            seconds += step.spans["forward"] + step.spans["backward"]
+            images += step.own or 0
     if not images:
         raise UsageError(f"--compute emulated:{folder}: its rank_*.jsonl have no step with forward and backward")
     return seconds / images
 
 
-def _computed(record: dict[str, Any]) -> bool:
-    spans = record.get("spans", {})
-    return record["kind"] == "step" and bool(record.get("own")) and {"forward", "backward"} <= spans.keys()
-
-
-def _spec(folder: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads((folder / "spec.toml").read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--compute emulated:{folder}: its spec.toml cannot be read: {error}") from error
-
-
 def _shape(spec: dict[str, Any]) -> tuple[int, ...] | None:
     """Of that run's images; None where only loading its data would tell."""
-    data, size = datasets.describe(spec.get("data", "")), spec.get("image_size")
+    name, size = spec.get("data", ""), spec.get("image_size")
+    if not isinstance(name, str) or not isinstance(size, int | None):
+        raise ValueError("spec.toml: data must be a text, and image_size a whole number")
+    data = datasets.describe(name)
     if data is None:
         return None
     return (data.shape[0], size, size) if size else data.shape

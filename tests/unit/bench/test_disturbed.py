@@ -26,7 +26,7 @@ def make(task: Task, store: Store) -> tuple[Summary, None]:
     summary.disturbed = WHY if spec.batch_size == 16 else None
     write_summary(folder, summary)
     lines = LineWriter(folder / "rank_0.jsonl")
-    lines.write("step", step=0)
+    lines.write("step", step=0, epoch=0, time=1.0, seconds=1.0, samples=8, spans={})
     lines.close()
     return summary, None
 

@@ -128,7 +128,10 @@ def test_only_a_completed_run_is_done_and_failures_are_remembered_until_they_are
         write_summary(store.folder / task.name, replace(summary, status=COMPLETED, steps=1))
         store.note(task, None)
         assert store.done(task) is None  # its step is not written down
-        (store.folder / task.name / "rank_0.jsonl").write_text('{"kind": "step", "step": 0}\n')
+        step = {"kind": "step", "step": [0], "epoch": 0, "time": 1.0, "seconds": 1.0, "samples": 8, "spans": {}}
+        (store.folder / task.name / "rank_0.jsonl").write_text(json.dumps(step) + "\n")
+        assert store.done(task) is None  # it is damaged
+        (store.folder / task.name / "rank_0.jsonl").write_text(json.dumps(step | {"step": 0}) + "\n")
         assert store.done(task)
     bench = read_bench(store.folder)
     assert bench
