@@ -29,6 +29,19 @@ def test_twice_as_fast_is_real_and_what_differs_is_named(tmp_path: Path) -> None
     assert [(each.name, each.first, each.second) for each in found.differences] == [("lr", 0.01, 0.5)]
 
 
+def test_doubts_of_one_kind_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of four runs that were all disturbed, two of them by as much."""
+    repeats(tmp_path / "a", (0.2, 0.21), others=1.0)
+    repeats(tmp_path / "b", (0.2, 0.21), others=2.0)
+    for one, two, said in (
+        ("a", "b", "But, in 4 runs, for example 0: other processes used 1.0 of 4 cores"),
+        ("a", "a", "But: 0, 1, 0 and 1: other processes used 1.0 of 4 cores"),
+    ):
+        assert main(["compare", str(tmp_path / one), str(tmp_path / two)]) == 0
+        [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("But")]
+        assert line.startswith(said)
+
+
 def test_disturbed_runs_have_no_verdict(tmp_path: Path) -> None:
     quiet = repeats(tmp_path / "a", (0.2, 0.21, 0.2), others=0.0)
     busy = repeats(tmp_path / "b", (0.1, 0.1, 0.11), others=2.0)
