@@ -85,7 +85,12 @@ def best_accuracy(problem: Problem) -> Iterator[str]:
     elif alike:
         text += f"; {_of(alike, len(found) - 1)} cannot be told from it"
     if worse:
-        text += f"; {label(worse[-1][0], groups)} has the least, {_score(worse[-1][1])}"
+        last, least = worse[-1]
+        if all(apart(each, least) for one, each in found if one is not last):
+            text += f"; {label(last, groups)} has the least, {_score(least)}"
+        else:
+            have = "has" if len(worse) == 1 else "have"
+            text += f"; {_of(len(worse), len(found) - 1)} {have} less, down to {accuracy(median(least))}"
     yield problem.say(f"{text}.{left}{problem.few(*groups)}")
 
 
@@ -123,7 +128,7 @@ def soonest(problem: Problem) -> Iterator[str]:
         text = f"{wanted_text} is reached {after} at best; these settings cannot be distinguished: {names}"
     else:
         text = f"{wanted_text} is reached first by {label(first.group, groups)}, {after}"
-        if len(reached) > 1:
+        if len(reached) > 1 and all(_sooner(*reached[1], *each) for each in reached[2:]):
             text += f"; next is {label(reached[1][0].group, groups)}, after {within(reached[1][1], seconds)}"
     if missed := len(found) - len(reached):
         text += f"; {count(missed, 'setting')} did not reach it in most runs"

@@ -111,11 +111,30 @@ def scaling(problem: Problem, curves: Sequence[Curve]) -> Iterator[str]:
             continue
         among = [point.group for _, point in found]
         shown = found if len(found) <= MOST_LINES else [found[0], found[-1]]
+        known = [efficiency(curve, point) for curve, point in found]
         items = [f"{label(p.group, among)} {parts_of(efficiency(c, p))}" for c, p in shown]
-        rest = f", {len(found) - 2} more between them" if len(found) > MOST_LINES else ""
+        text, law = f"{'; '.join(items)}{others(known)}", _law(found[0][0], len(found))
+        if len(found) > MOST_LINES and not apart(known[0], known[-1]):
+            between, law = f"{percent(known[-1].value)} to {percent(known[0].value)}", ""
+            text = f"{between}, by {count(len(found), 'setting')} that cannot be distinguished"
         low = problem.few(*(each for curve, point in shown for each in (curve.baseline, point.group)))
-        law = _law(found[0][0], len(found))
-        yield problem.say(f"{kind} scaling ({fixed}), of the ideal speed: {'; '.join(items)}{rest}.{law}{low}")
+        yield problem.say(f"{kind} scaling ({fixed}), of the ideal speed: {text}.{law}{low}")
+
+
+def apart(more: Interval, less: Interval) -> bool:
+    """Whether one is more than the other, by their intervals."""
+    return more.low > less.high
+
+
+def others(ordered: Sequence[Interval]) -> str:
+    """What to say of those that are not shown, where only the highest and the lowest are: that they lie between these
+    only if that can be told.
+    """
+    if len(ordered) <= MOST_LINES:
+        return ""
+    high, *rest, low = ordered
+    between = " between them" if all(apart(high, each) and apart(each, low) for each in rest) else ""
+    return f"; {len(rest)} more{between}"
 
 
 def _law(curve: Curve, among: int) -> str:
@@ -223,7 +242,7 @@ def crowds(found: Sequence[Idle]) -> str:
 def slower_text(problem: Problem, each: Slower) -> str:
     said = [f"{who} reaches {percents(ratio)}" for who, ratio in each.beaten]
     shown = said if len(said) <= MOST_LINES else [said[0], said[-1]]
-    rest = f"; {len(said) - 2} more are between them" if len(said) > MOST_LINES else ""
+    rest = others([ratio for _, ratio in each.beaten])
     start = f"with {count(each.most, 'worker')}, of the speed of {some(each.leaders)}"
     return f"{start}: {'; '.join(shown)}{rest}.{problem.few(*each.groups)}"
 

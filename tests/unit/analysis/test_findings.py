@@ -72,6 +72,33 @@ def test_efficiency_and_the_serial_part(strong: list[Run]) -> None:
     assert float(serial[1]) == pytest.approx(10, abs=1)
 
 
+FOUR = ("ring", "gather", "reduce-bcast", "allreduce")
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        ((0.06, 0.07, 0.08, 0.09), "; 2 more between them."),
+        ((0.06, 0.09, 0.0901, 0.0902), "; 2 more."),
+        ((0.06, 0.0601, 0.0602, 0.0603), "by 4 settings that cannot be distinguished."),
+    ],
+)
+def test_an_order_is_told_only_where_it_is_known(tmp_path: Path, times: tuple[float, ...], said: str) -> None:
+    runs = repeats(tmp_path / "1", 0.1, batch=64)
+    for strategy, seconds in zip(FOUR, times, strict=True):
+        runs += repeats(tmp_path / strategy, seconds, workers=2, batch=32, strategy=strategy)
+    [text] = texts(runs, "scaling")
+    assert text.endswith(said)
+
+
+def test_of_many_slower_settings_those_between_are_told_only_where_they_are(tmp_path: Path) -> None:
+    runs = repeats(tmp_path / "best", 0.05, workers=2, strategy="ps-sync", servers=1)
+    for number, strategy in enumerate(FOUR):
+        runs += repeats(tmp_path / strategy, 0.1 + 0.0001 * number, workers=2, strategy=strategy)
+    [text] = texts(runs, "not-worth")
+    assert "; 2 more." in text
+
+
 def test_where_the_time_goes_and_what_would_help(strong: list[Run]) -> None:
     text = texts(strong, "cost")[0]
     assert re.match(r"A step of ring, 4 workers, batch 16.* takes 32", text)
@@ -154,6 +181,20 @@ def test_accuracy_time_to_it_and_the_price_of_a_batch_size(tmp_path: Path) -> No
     assert batches.startswith("Of the batch sizes 32 to 1,024 (sequential, 1 worker), 1,024 is the fastest, 2.6")
     assert "256 is the fastest that keeps it, with 7" in batches
     assert batches.endswith("% of the speed.")
+
+
+def test_who_is_next_and_who_is_last_is_told_only_where_it_is_known(tmp_path: Path) -> None:
+    """64 and 128 take as long and learn as much as each other; 32 is better than both."""
+    runs = accurate(tmp_path, 32, 0.02, [0.985, 0.986, 0.987])
+    runs += accurate(tmp_path, 64, 0.08, [0.981, 0.982, 0.983])
+    runs += accurate(tmp_path, 128, 0.16, [0.980, 0.982, 0.984])
+    soonest, best, _ = texts(runs, "learned")
+    assert soonest.startswith("98 % validation accuracy is reached first by sequential, 1 worker, batch 32, after ")
+    assert "next is" not in soonest
+    assert best == (
+        "The best test accuracy is 98.60 % (98.50 % to 98.70 %), of sequential, 1 worker, batch 32; the 2 others have "
+        "less, down to 98.20 %."
+    )
 
 
 def test_accuracies_of_single_runs_that_differ_little_are_alike(tmp_path: Path) -> None:
