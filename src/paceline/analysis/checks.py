@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from paceline.analysis.resources import preemptions
 from paceline.analysis.runs import APART, Run
 from paceline.analysis.scaling import Curve, Group, along_workers, label, machine_of, telling
 from paceline.analysis.statistics import ENOUGH_SAMPLES, Interval, drift, ratio, two_humps
@@ -42,7 +43,7 @@ def check_run(run: Run) -> Iterator[Doubt]:
     """What one run shows about itself."""
     name, summary, x = run.folder.name, run.summary, run.step_seconds
     if run.disturbed:
-        yield Doubt("disturbed", name, f"{run.disturbed} while it trained: do not compare its times")
+        yield Doubt("disturbed", name, f"{run.disturbed} while it trained{_preempted(run)}: do not compare its times")
     if humps := two_humps(x):
         text = (
             f"its steps take either about {humps.fast:.3g} s or about {humps.slow:.3g} s ({humps.part_slow:.0%} of "
@@ -61,7 +62,7 @@ def check_run(run: Run) -> Iterator[Doubt]:
         shared, alone = count(run.cores or 0, "core"), summary.workers == 1
         threads = count(summary.threads or 1, "thread")
         text = (
-            f"{count(summary.workers, 'worker')} of {threads} {'has' if alone else 'share'} {shared}: "
+            f"{count(summary.workers, 'worker')} of {threads} {'has' if alone else 'share'} {shared}{_preempted(run)}: "
             f"it measures contention; use {'fewer threads' if alone else 'emulated compute, or fewer workers'}"
         )
         yield Doubt("oversubscribed", name, text)
@@ -71,6 +72,12 @@ def check_run(run: Run) -> Iterator[Doubt]:
         yield Doubt("emulated", name, text)
     for flag in (run.environment.get("lab") or {}).get("flags", []):
         yield Doubt("lab", name, f"its lab could not reach its speed: {flag}")
+
+
+def _preempted(run: Run) -> str:
+    """How often it lost a core to others, where that is known."""
+    often = preemptions(run)
+    return "" if often is None else f" (the kernel took a core from its ranks {often:,.0f} times a second)"
 
 
 def check_group(group: Group, among: Sequence[Group]) -> Iterator[Doubt]:

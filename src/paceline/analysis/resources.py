@@ -112,6 +112,14 @@ def node_series(run: Run) -> list[NodeSeries]:
     return found
 
 
+def preemptions(run: Run) -> float | None:
+    """How often a second the kernel took a core from a main thread of the run while it trained, on all its nodes."""
+    ended = max(steps[-1].time for steps in run.steps.values() if steps)
+    found = [[s.preemptions for s in node.samples if s.preemptions is not None and run.began < s.time <= ended]
+             for node in run.nodes.values()]  # fmt: skip
+    return sum(map(fmean, filter(None, found))) if any(found) else None
+
+
 def _gpus_busy(sample: NodeSample) -> float | None:
     known = [gpu.busy for gpu in sample.gpus if gpu.busy is not None]
     return fmean(known) if known else None

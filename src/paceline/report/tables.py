@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from paceline.analysis.headline import over_one_process
+from paceline.analysis.resources import preemptions
 from paceline.analysis.runs import Run
 from paceline.analysis.scaling import (
     BY_DIVISION,
@@ -28,6 +29,9 @@ from paceline.report.markup import NOTHING, Cell, cell, number, percent, scrolli
 from paceline.report.series import facets
 
 Row = dict[str, Any]
+
+# Of wall time: processor time that differs by more than this is shown beside it.
+DIFFERS = 0.1
 
 # What is comparable also with a paper that trained on other data, or for longer.
 PACE = ("update_seconds", "images_per_second", "speedup")
@@ -166,10 +170,24 @@ def results(study: Study) -> list[Row]:
         _put(row, "speedup_weak", _speedup(one, study.weak))
         for name in ("test_loss", "test_accuracy", "total_seconds"):
             row[name] = measured(one, name)
+        row["cpu_seconds"] = _middle(sum(run.summary.cpu_seconds) or None for run in one.runs)
+        row["preemptions_per_second"] = _middle(preemptions(run) for run in one.runs)
         row["disturbed"] = "; ".join(dict.fromkeys(disturbed(one))) or None
         row["peak_memory_bytes"] = max(max(run.summary.peak_rss_bytes, default=0) for run in one.runs) or None
         rows.append(row)
     return rows
+
+
+def _middle(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _total(row: Row) -> Cell:
+    """Wall time; below it, where it is different, the processor time of all ranks."""
+    wall, cpu = row["total_seconds"], row["cpu_seconds"]
+    differs = wall and cpu and abs(cpu / wall - 1) > DIFFERS
+    return Cell(number(wall), f"CPU {number(cpu)}" if differs else "")
 
 
 def _put(row: Row, name: str, interval: Interval | None) -> None:
@@ -200,7 +218,7 @@ def results_html(study: Study) -> str:
         "weak speedup": [within(_interval(row, "speedup_weak")) for row in rows],
         "update, ms": [within(_interval(row, "update_seconds"), 1000) for row in rows],
         "epoch, s": [Cell(number(row["epoch_seconds"])) for row in rows],
-        "total, s": [Cell(number(row["total_seconds"])) for row in rows],
+        "total, s": [_total(row) for row in rows],
         "test accuracy": [Cell(percent(row["test_accuracy"])) for row in rows],
         "test loss": [Cell(number(row["test_loss"])) for row in rows],
         "peak MB": [Cell(number((row["peak_memory_bytes"] or 0) / 1e6 or None)) for row in rows],

@@ -190,6 +190,18 @@ def test_results_have_the_numbers_of_the_runs(scaled: Study) -> None:
     assert two["read_seconds"] == 0.5
 
 
+def test_processor_time_is_beside_wall_time_where_they_differ(tmp_path: Path) -> None:
+    """11 s of wall time: two ranks computed 8 s each, and one process all of the time."""
+    for n, cpu in ((1, [10.9]), (2, [8.0, 8.0])):
+        write_run(tmp_path / f"{n}", [0.1] * 100, workers=n, cores=4, others=0.0, cpu_seconds=cpu)
+    study = read_study([tmp_path])
+    assert [row["cpu_seconds"] for row in tables.results(study)] == [10.9, 16.0]
+    assert [row["preemptions_per_second"] for row in tables.results(study)] == [3.0, 3.0]
+    html = tables.results_html(study)
+    assert "<td>11.0</td>" in html
+    assert "<td>11.0<small>CPU 16.0</small></td>" in html
+
+
 def test_speedups_of_runs_that_cannot_be_ranked_are_left_out(tmp_path: Path) -> None:
     for n in (1, 2):
         write_run(tmp_path / f"{n}", steady(0.1, seed=n), workers=n, cores=4, others=2.0 if n == 2 else 0.0)
