@@ -50,6 +50,14 @@ def test_the_ratio_of_repeats_has_welch_s_interval(counts: tuple[int, int]) -> N
     check_same(ratio(top, bottom), *welch)
 
 
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_the_ratio_of_one_run_to_several_has_student_s_interval(count: int) -> None:
+    """The single run is taken to differ from others as much as the several do: the t-test with a pooled variance."""
+    one, many = runs(1, 0.1, 1), runs(count, 0.3, count)
+    check_same(ratio(one, many), *stats.ttest_ind(logs(one), logs(many)).confidence_interval(0.95))
+    check_same(ratio(many, one), *stats.ttest_ind(logs(many), logs(one)).confidence_interval(0.95))
+
+
 def test_the_interval_of_one_run_is_that_of_its_sorted_steps_and_of_a_bootstrap() -> None:
     """Where steps are independent. SciPy's are exact (binomial) and resampled; ours has to estimate more."""
     rng, ours, exact, resampled = np.random.default_rng(0), list[float](), list[float](), list[float]()
