@@ -65,7 +65,7 @@ def line(found: Sequence[Measured], label: str, look: Look, **settings: Any) -> 
         "type": "scatter", "mode": "lines+markers", "name": label,
         "x": [each.x for each in found], "y": [each.value for each in values],
         "line": {"color": look.colour, "dash": look.dash, "width": 2},
-        "marker": {"color": look.colour, "symbol": symbols if len({*symbols}) > 1 else symbols[0], "size": 8},
+        "marker": {"color": look.colour, "symbol": symbols if len({*symbols}) != 1 else symbols[0], "size": 8},
         "error_y": error_bars(values, look.colour),
         "hovertext": [wrapped(each.hover if each.certain else f"{each.hover}; not ranked") for each in found],
         "hoverinfo": "text", "legendrank": look.rank, **settings,

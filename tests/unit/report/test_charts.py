@@ -288,6 +288,13 @@ def test_of_nothing_nothing_is_drawn(trained: Study) -> None:
     assert draw(nothing) == []
 
 
+def test_repeats_of_which_one_knows_no_accuracy_have_no_curve(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", steady(0.1), train_accuracy=[0.5])
+    write_run(tmp_path / "b", steady(0.1), seed=1, train_accuracy=[])
+    [curves] = [chart for chart in draw(read_study([tmp_path])) if chart.name == "learning-time"]
+    assert curves.figure["data"][0]["x"] == []
+
+
 def test_a_run_alone_has_its_own_charts(tmp_path: Path) -> None:
     write_run(tmp_path / "a", steady(0.1, 40))
     assert {chart.name for chart in draw(read_study([tmp_path]))} == {"breakdown", "utilisation"}
