@@ -372,8 +372,8 @@ def _shared_notes(cases: Sequence[Case]) -> Iterator[str]:
     doubtful = [case.name for case in cases if case.doubt and case.speedup]
     if doubtful:
         yield (
-            f"In {count(len(doubtful), 'case')} the speedup cannot be right as it is, because it is more than the "
-            f"workers can explain: {some(doubtful)}. The warnings say which runs to repeat."
+            f"In {count(len(doubtful), 'case')} the speedup is more than the workers can explain: {some(doubtful)}. "
+            f"The warnings say which runs to repeat."
         )
     alone = [case.name for case in cases if case.verdict == NO_BASELINE]
     if alone:
