@@ -10,7 +10,7 @@ import pytest
 from live_run import ENDLESS, LAUNCHERS, PACELINE, LiveRun, until
 
 from paceline.liveness import current_summary
-from paceline.records import FAILED, RUNNING
+from paceline.records import FAILED, HELD, RUNNING
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -122,6 +122,7 @@ def test_nothing_survives_the_launchers_own_death_and_the_run_has_ended(launcher
         # mpiexec continues stopped ranks before it ends them, so that they finish their step and save.
         if launcher == "gloo" or run.summary().status == FAILED:
             assert run.summary().error == "the launcher was killed"
+            assert not (run.folder / HELD).exists()
 
 
 def test_ranks_started_with_different_options_refuse_to_train(tmp_path: Path) -> None:

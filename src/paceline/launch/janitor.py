@@ -17,6 +17,7 @@ import sys
 import time
 
 GRACE_SECONDS = 3.0
+HELD = ".held"  # as in records
 
 
 def clean(lines: list[str]) -> None:
@@ -44,8 +45,11 @@ def _fail(folder: str) -> None:
             summary = json.load(file)
         if summary["status"] == "running":
             summary |= {"status": "failed", "error": "the launcher was killed"}
+            text = json.dumps(summary, indent=1, allow_nan=False)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(folder, HELD))  # it was held for this
             with open(f"{path}.new", "w", encoding="utf-8") as file:
-                json.dump(summary, file, indent=1)
+                file.write(text + "\n")
             os.replace(f"{path}.new", path)
     except (OSError, ValueError, LookupError, TypeError):
         pass  # readers find out by themselves, from owner.json
