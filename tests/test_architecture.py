@@ -44,7 +44,7 @@ DOORS: dict[str, tuple[str, ...]] = {
     "paceline.plugins": ("errors",),
     "paceline.comm": ("errors", "layout", "plugins"),
     "paceline.collectives": ("comm", "layout"),
-    "paceline.server": ("errors", "layout", "comm.metered", "collectives.plan"),
+    "paceline.server": ("errors", "layout", "strict_json", "comm.metered", "collectives.plan"),
     "paceline.pipeline": ("errors", "layout", "comm"),
     "paceline.pipeline.schedule": ("errors",),
     "paceline.tensor": ("errors", "layout", "own_code", "comm", "pipeline.tracing"),

@@ -12,6 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from paceline.strict_json import dump
+
 # The one before is kept until all servers have the latest.
 KEPT = 2
 
@@ -31,7 +33,7 @@ class Snapshots:
         """Write it under a name of its own first: a file of the right name is whole."""
         self._folder.mkdir(exist_ok=True)
         temporary = self._folder / f".server_{self._rank}"
-        save_file(tensors, temporary, metadata={"facts": json.dumps(facts)})
+        save_file(tensors, temporary, metadata={"facts": dump(facts)})
         os.replace(temporary, self._path(number))
         for old in self.numbers()[:-KEPT]:
             self._path(old).unlink()

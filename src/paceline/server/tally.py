@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from math import nan
 from typing import Any
 
 
@@ -64,7 +65,12 @@ class Tally:
         """From a state that may have been through JSON, whose keys are texts."""
         return cls(
             state["updates"],
-            {int(epoch): Result(**result) for epoch, result in state["epochs"].items()},
+            {int(epoch): _result(**result) for epoch, result in state["epochs"].items()},
             Counter({int(rank): count for rank, count in state["gradients"].items()}),
             Counter({int(missed): count for missed, count in state["staleness"].items()}),
         )
+
+
+def _result(loss: float | None, **counts: int) -> Result:
+    """JSON has null where a sum is not finite."""
+    return Result(nan if loss is None else loss, **counts)

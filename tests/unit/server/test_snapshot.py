@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from paceline.server import snapshot
 from paceline.server.snapshot import Snapshots
@@ -25,6 +25,12 @@ def test_a_snapshot_comes_back_as_it_was(tmp_path: Path) -> None:
     assert torch.equal(tensors["3.values"], torch.arange(5) + 4)
     assert tensors["3.step"].item() == 2.5
     assert facts == {"at": 4, "é": [1.5]}
+
+
+def test_what_is_written_beside_the_tensors_is_json_everywhere(tmp_path: Path) -> None:
+    Snapshots(tmp_path, 0).save(1, {"values": torch.ones(1)}, {"loss": float("nan")})
+    with safe_open(tmp_path / "server_0_1.safetensors", "pt") as file:
+        assert file.metadata() == {"facts": '{"loss": null}'}
 
 
 def test_the_latest_two_are_kept(tmp_path: Path) -> None:

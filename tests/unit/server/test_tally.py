@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from math import isnan
 
 from paceline.server.tally import Result, Tally
+from paceline.strict_json import dump
 
 
 def tally() -> Tally:
@@ -35,6 +37,13 @@ def test_a_state_comes_back_through_json() -> None:
     made.made(0, 0)
     made.made(1, 1)
     assert Tally.of(json.loads(json.dumps(made.state()))) == made
+
+
+def test_a_sum_that_is_not_finite_comes_back_as_such() -> None:
+    made = tally()
+    made.gradient(2, 1, 0, float("nan"), 0, 1)
+    made.made(1, 0)
+    assert isnan(Tally.of(json.loads(dump(made.state()))).epochs[0].loss)
 
 
 def test_a_state_is_a_copy() -> None:
