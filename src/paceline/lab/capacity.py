@@ -48,16 +48,25 @@ def flags(plan: Plan, capacity: float | None) -> list[str]:
     """What the machine will not reach, in sentences."""
     if capacity is None:
         return []
-    found = []
-    reach = f"this machine moves about {in_words(round(int(capacity), -7))} between two nodes whose links have no limit"
-    beyond = [node for node in plan.nodes if max(node.up, node.down) > SHAPED * capacity]
+    reach = f"this machine moves about {in_words(_floor(capacity))} between two nodes whose links have no limit"
+    one, every = SHAPED * capacity, TOTAL * capacity * max(1.0, cores() / 2)
+    advice = f"ask for {in_words(_floor(min(one, every / len(plan.nodes))))} at most"
+    beyond = [node for node in plan.nodes if max(node.up, node.down) > one]
     if beyond:
         asked = in_words(max(max(node.up, node.down) for node in beyond))
-        found.append(
+        return [
             f"{', '.join(node.name for node in beyond)}: {asked} is out of reach: {reach}, and holding links to a "
-            f"speed costs more than half of that: ask for {in_words(round(int(SHAPED * capacity), -7))} at most"
-        )
+            f"speed costs more than half of that: {advice}"
+        ]
     total = sum(node.up for node in plan.nodes)
-    if not beyond and total > TOTAL * capacity * max(1.0, cores() / 2):
-        found.append(f"all nodes sending at once ask for {in_words(total)}, which is out of reach: {reach}")
-    return found
+    if total > every:
+        return [
+            f"all nodes sending at once ask for {in_words(total)}, which is out of reach: {reach}; {advice} for each"
+        ]
+    return []
+
+
+def _floor(rate: float) -> int:
+    """Three digits of it, rounded down: what is advised must be in reach."""
+    unit: int = 10 ** max(0, len(str(int(rate))) - 3)
+    return int(rate) // unit * unit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -141,9 +142,20 @@ def test_what_a_machine_cannot_reach_is_flagged() -> None:
     assert one.startswith("n1, n2: 10 Gbit/s is out of reach")
     [near] = flags(plan_of(rate="1gbit", nodes=2), 1.532e9)
     assert "moves about 1.53 Gbit/s" in near
-    assert near.endswith("ask for 690 Mbit/s at most")  # less than what it says that it moves, and why
+    assert near.endswith("ask for 689 Mbit/s at most")  # less than what it says that it moves, and why
     [total] = flags(plan_of(rate="1gbit", nodes=64), 12e9)
     assert "all nodes sending at once ask for 64 Gbit/s" in total
+
+
+@pytest.mark.parametrize("capacity", [9e6, 1.532e9, 4.4444e9, 12e9])
+@pytest.mark.parametrize("nodes", [2, 3, 64])
+@pytest.mark.parametrize("there", [1, 2, 16])
+def test_what_is_advised_is_in_reach(monkeypatch: pytest.MonkeyPatch, capacity: float, nodes: int, there: int) -> None:
+    monkeypatch.setattr("paceline.lab.capacity.cores", lambda: there)
+    [flag] = flags(plan_of(rate="10gbit", nodes=nodes), capacity)
+    advice = re.search(r"ask for ([\d.]+ .bit/s) at most", flag)
+    assert advice
+    assert flags(plan_of(rate=advice[1], nodes=nodes), capacity) == []
 
 
 def test_rates_in_words() -> None:
