@@ -85,17 +85,23 @@ class ReplicaError(PacelineError):
         self.rank = rank
 
 
-def nearest(given: str, allowed: Iterable[str]) -> str:
+def nearest(given: str, allowed: Iterable[str], cutoff: float = 0.75) -> str:
     """`; did you mean 'ring'?` when one of the allowed names is close, else nothing. Dashes in front do not count."""
     names = {name.lstrip("-"): name for name in allowed}
-    close = difflib.get_close_matches(given.lower().lstrip("-"), names, n=1, cutoff=0.65)
+    close = difflib.get_close_matches(given.lower().lstrip("-"), names, n=1, cutoff=cutoff)
     return f"; did you mean {names[close[0]]!r}?" if close else ""
 
 
-def meant(given: str, allowed: Iterable[str], elsewhere: Mapping[str, str]) -> str:
-    """As `nearest`; but an option that other tools have is answered with what it is called here."""
-    here = elsewhere.get(given.lstrip("-").replace("_", "-"))
-    return f"; it is called {here!r} here" if here else nearest(given, allowed)
+def meant(given: str, allowed: Iterable[str], elsewhere: Mapping[str, str], absent: Mapping[str, str]) -> str:
+    """As `nearest`; but an option that other tools have is answered with what it is called here, or why it is absent.
+
+    Options are longer than names, and often have a word in common: --pin-memory is not --memory.
+    """
+    name = given.lstrip("-").replace("_", "-")
+    if name in absent:
+        return f": {absent[name]}"
+    here = elsewhere.get(name)
+    return f"; it is called {here!r} here" if here else nearest(given, allowed, cutoff=0.77)
 
 
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> UsageError:

@@ -47,7 +47,7 @@ class RunSpec:
                                    least=0.0, most=0.95)  # fmt: skip
     weights: str | None = option(None, "start from the weights in this safetensors file")
     data: str = option("mnist-mini", "the data set, of `paceline data list` or your own: images:FOLDER, "
-                       f"arrays:FILE.npz, {own_code.FORMS}")  # fmt: skip
+                       f"arrays:FILE.npz, {own_code.FORMS}", elsewhere=("dataset",))  # fmt: skip
     data_dir: str | None = option(None, "a folder that has the data set's files already")
     read: str = option("own", "how ranks get samples: each from the mapped file, rank 0 scatters, or all by MPI-IO",
                        choices=("own", "scatter", "mpi-io"))  # fmt: skip
@@ -62,8 +62,8 @@ class RunSpec:
     strategy: str | None = option(None, "how the work is divided; sequential for 1 worker, allreduce for more",
                                   choices=tuple(strategies.TABLE))  # fmt: skip
     workers: int | None = option(None, "processes that compute gradients", least=1,
-                                elsewhere=("nproc", "nproc-per-node", "num-workers", "world-size", "np", "n", "ranks",
-                                           "num-processes", "devices"))  # fmt: skip
+                                elsewhere=("nproc", "nproc-per-node", "world-size", "np", "n", "ranks", "num-processes",
+                                           "devices"))  # fmt: skip
     stages: int | None = option(None, "of pipeline: stages that a replica of the model is cut into; as many as workers "
                                 "unless given", least=1)  # fmt: skip
     tensor: int | None = option(None, "of tensor: workers that the wide layers of a replica are split over; all of "
@@ -93,7 +93,8 @@ class RunSpec:
     overlap: str = option("auto", "average while backward computes; auto measures whether that pays",
                           choices=("auto", "on", "off"))  # fmt: skip
     bucket_mb: float = option(4.0, "gradients are averaged in buckets of about this many MB", least=0.001)
-    sync_batchnorm: bool = option(False, "batch-norm over the global batch instead of each worker's part")
+    sync_batchnorm: bool = option(False, "batch-norm over the global batch instead of each worker's part",
+                                  elsewhere=("sync-bn", "syncbn"))  # fmt: skip
     check_replicas: int = option(0, "compare the replicas' weights every this many steps; 0 is never", least=0)
     epochs: int = option(5, "passes over the training set", least=1, elsewhere=("max-epochs", "num-epochs"))
     steps: int | None = option(None, "stop after this many updates, whatever the epochs", least=1,
@@ -265,6 +266,8 @@ class Resolved:
 FIELDS = {f.name: f for f in fields(RunSpec)}
 # What other tools call our options: by their name, ours.
 ELSEWHERE = {other: name.replace("_", "-") for name, f in FIELDS.items() for other in f.metadata["elsewhere"]}
+# What other tools have and this has not, and what to know instead.
+ABSENT = {"num-workers": "every rank loads its samples in a thread of its own; workers are the ranks that train"}
 
 
 def read_config(path: str) -> dict[str, Any]:
@@ -306,7 +309,7 @@ def _known(key: str, source: str) -> str:
     name = key.replace("-", "_")
     if name not in FIELDS:
         raise UsageError(
-            f"{source}: unknown key {key!r}{meant(name, FIELDS, ELSEWHERE)} (allowed: {', '.join(FIELDS)})"
+            f"{source}: unknown key {key!r}{meant(name, FIELDS, ELSEWHERE, ABSENT)} (allowed: {', '.join(FIELDS)})"
         )
     return name
 

@@ -79,6 +79,8 @@ def test_a_verb_that_does_not_exist_is_answered_with_the_nearest(tmp_path: Path)
         (["--batchsize=3"], ["--batchsize", "did you mean '--batch-size'?"]),
         (["--epoch", "1"], ["--epoch", "did you mean '--epochs'?"]),
         (["--learning-rate", "1"], ["--learning-rate", "it is called '--lr' here"]),
+        (["--no-tets"], ["--no-tets", "did you mean '--no-test'?"]),
+        (["--num-workers", "4"], ["--num-workers 4: every rank loads its samples in a thread"]),
     ],
     ids=lambda part: part[0] if isinstance(part, list) else "",
 )
@@ -88,7 +90,7 @@ def test_a_misspelt_flag_is_answered_with_the_nearest(tmp_path: Path, arguments:
 
 
 def test_a_flag_that_is_like_none_gets_no_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
-    for flag in ("--clip", "--amp"):
+    for flag in ("--clip", "--amp", "--nodes", "--compile", "--shuffle", "--pin-memory"):
         with pytest.raises(SystemExit):
             main(["train", flag, "1"])
         assert f"unrecognized arguments: {flag} 1\n" in capsys.readouterr().err

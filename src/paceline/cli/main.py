@@ -36,11 +36,13 @@ class Parser(argparse.ArgumentParser):
         flags = [flag for action in self._actions for flag in action.option_strings]
         hint = ""
         if "unrecognized arguments" in message:
-            from paceline.spec import ELSEWHERE
+            from paceline.spec import ABSENT, ELSEWHERE
 
-            word = next((w for w in message.split()[2:] if w.startswith("-")), "")
+            word = next((w for w in message.split()[2:] if w.startswith("-")), "").split("=")[0]
             here = {other: f"--{name}" for other, name in ELSEWHERE.items() if f"--{name}" in flags}
-            hint = meant(word.split("=")[0], flags, here) if word else ""
+            negated = word.startswith("--no-")
+            close = [flag for flag in flags if flag.startswith("--no-") == negated]
+            hint = meant(word, close, here, ABSENT if "--workers" in flags else {}) if word else ""
         print(f"{self.prog}: {message}{hint}\n  {self.prog} --help shows what is allowed", file=sys.stderr)
         sys.exit(EXIT_USAGE)
 
