@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import os
 import re
+import site
 import sys
 import sysconfig
 import threading
@@ -27,10 +28,9 @@ _NAME = re.compile(r"([^\W\d]\w*(\.[^\W\d]\w*)*|[^:\0]*[^:/\0]\.py):[^\W\d]\w*")
 _DYNAMIC = re.compile(r"\bglobals\(|\bexec\(|\bsetattr\(|\b__getattr__\b|\bimport \*")
 # Ranks can be threads, and Python 3.11's ast.parse fails when another thread calls it meanwhile (cpython issue 106905).
 _PARSING = threading.Lock()
-_LIBRARIES = (
-    os.path.dirname(__file__) + os.sep,
-    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")),
-)
+# Debian has more folders of packages than sysconfig knows.
+_PACKAGES = (sysconfig.get_path("stdlib"), *site.getsitepackages(), site.getusersitepackages())
+_LIBRARIES = tuple(folder + os.sep for folder in (os.path.dirname(__file__), *_PACKAGES))
 
 
 def is_own(name: str) -> bool:

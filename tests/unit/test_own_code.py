@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import site
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -153,6 +155,19 @@ def test_what_is_not_a_function_is_refused(write: Write) -> None:
     write("build = 3")
     with pytest.raises(UsageError, match="mine:build is of type int; a function is expected"):
         own_code.find("mine:build", "model")
+
+
+@pytest.mark.parametrize("folder", [sysconfig.get_path("stdlib"), *site.getsitepackages(), site.getusersitepackages()])
+def test_lines_of_installed_packages_are_not_the_users(folder: str) -> None:
+    def call(filename: str) -> str:
+        try:
+            exec(compile("raise ValueError('wrong')", filename, "exec"))
+        except ValueError as error:
+            return own_code.reason(error)
+        return ""
+
+    assert __file__ in call(f"{folder}/package/module.py")
+    assert "(/home/me/model.py, line 1)" in call("/home/me/model.py")
 
 
 def test_an_error_that_no_line_of_the_user_led_to_cites_none() -> None:
