@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import tempfile
+import time
 import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -141,6 +144,34 @@ def write_summary(folder: Path, summary: Summary) -> None:
         give_space(folder)
     write_whole(folder / "summary.json", dump(summary.as_dict(), indent=1) + "\n")
     summary.folder = folder
+
+
+def conclude(folder: Path, summary: Summary) -> None:
+    """Write the last summary, which nobody who settles the run at the same moment replaces by a poorer one."""
+    with sole_writer(folder):
+        write_summary(folder, summary)
+
+
+LOCK_SECONDS = 1.0
+
+
+@contextlib.contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Let no other process of this machine decide how the run ended; but do not wait long for one that hangs."""
+    lock = None
+    with contextlib.suppress(OSError):  # there is no folder, or its file system cannot lock
+        lock = os.open(folder, os.O_RDONLY)
+        deadline = time.monotonic() + LOCK_SECONDS
+        while time.monotonic() < deadline:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(0.01)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
 # Space that a run holds from its start, so that it can still say how it ended when the disk is full.

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,13 +20,12 @@ from paceline.records import (
     read_lines,
     read_ranks,
     read_summary,
+    sole_writer,
     write_summary,
 )
 
 # Ranks that are asked to stop before they can handle that are ended by the signal itself.
 ENDED_ON_REQUEST = (EXIT_OK, EXIT_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
-
-LOCK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ def settle(
     `lost` is what ended all ranks at once, if something other than a rank did.
     How a run ended is decided once: where several ranks settle it, as under mpiexec, the first one does.
     """
-    with _alone(folder):
+    with sole_writer(folder):
         summary = read_summary(folder)
         if summary is None:
             return Ending(None, EXIT_FAILED, f"the run ended before it had begun; its logs are in {folder / 'logs'}")
@@ -101,25 +97,6 @@ def _write(folder: Path, summary: Summary) -> str:
     except OSError as error:
         return f"\n  its summary cannot be written ({error.strerror}), and still says that it is running"
     return ""
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Let no other process of this machine settle the run meanwhile; but do not wait long for one that hangs."""
-    lock = None
-    with contextlib.suppress(OSError):  # there is no folder, or its file system cannot lock
-        lock = os.open(folder, os.O_RDONLY)
-        deadline = time.monotonic() + LOCK_SECONDS
-        while time.monotonic() < deadline:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            time.sleep(0.01)
-    try:
-        yield
-    finally:
-        if lock is not None:
-            os.close(lock)
 
 
 def _error(folder: Path, rank: int) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from paceline.comm.metered import MeteredComm
 from paceline.comm.words import all_or_none
 from paceline.data.table import DataInfo
 from paceline.layout import peak_rss_bytes
-from paceline.records import COMPLETED, INTERRUPTED, RUNNING, Summary, write_summary
+from paceline.records import COMPLETED, INTERRUPTED, RUNNING, Summary, conclude, write_summary
 from paceline.spec import RunSpec
 from paceline.strategies.base import Batch, Evaluation, Laps, StepResult, Strategy
 from paceline.training.console import Console
@@ -85,7 +85,7 @@ def train(job: Job) -> None:
         write_summary(job.folder, replace(summary, status=RUNNING))
     prepared.save(job.folder / "model.safetensors")
     if job.comm.rank == 0:
-        write_summary(job.folder, summary)
+        conclude(job.folder, summary)
     job.trace.record("end", time=time.time(), status=summary.status)
     job.comm.barrier()
 

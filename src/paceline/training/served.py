@@ -20,7 +20,7 @@ from paceline.data import table as datasets
 from paceline.data.load import load
 from paceline.data.table import DataInfo
 from paceline.errors import DivergedError
-from paceline.records import COMPLETED, INTERRUPTED, RUNNING, Summary, write_summary
+from paceline.records import COMPLETED, INTERRUPTED, RUNNING, Summary, conclude, write_summary
 from paceline.server.client import Client
 from paceline.server.core import Core
 from paceline.server.lead import Leader
@@ -204,7 +204,7 @@ class Server:
             write_summary(folder, replace(summary, status=RUNNING))  # kept even if the weights cannot be
             if not spec.emulated:
                 save(self.flat.model.state_dict(), folder / "model.safetensors")
-            write_summary(folder, summary)
+            conclude(folder, summary)
             shutil.rmtree(folder / "snapshots", ignore_errors=True)
             trace.record("end", time=time.time(), status=summary.status)
 
@@ -216,7 +216,7 @@ class Server:
             raise leader.error
         if not leader.begun:  # there is nothing to save
             summary.status = INTERRUPTED
-            write_summary(folder, summary)
+            conclude(folder, summary)
 
 
 def _rules(spec: RunSpec, info: DataInfo) -> Rules:
