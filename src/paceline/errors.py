@@ -85,7 +85,7 @@ class ReplicaError(PacelineError):
         self.rank = rank
 
 
-def nearest(given: str, allowed: Iterable[str], cutoff: float = 0.75) -> str:
+def nearest(given: str, allowed: Iterable[str], cutoff: float = 0.65) -> str:
     """`; did you mean 'ring'?` when one of the allowed names is close, else nothing. Dashes in front do not count."""
     names = {name.lstrip("-"): name for name in allowed}
     close = difflib.get_close_matches(given.lower().lstrip("-"), names, n=1, cutoff=cutoff)

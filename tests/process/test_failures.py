@@ -35,7 +35,7 @@ def test_an_error_in_one_rank_is_told_first_and_written_to_its_log(launcher: str
         assert run.end() == 1
         message = "ZeroDivisionError: a fault that the test put here"
         told = [line for line in run.stderr().splitlines() if line.startswith("paceline:") and "failed" in line]
-        assert all(f"rank 2 failed: {message}" in line for line in told)
+        assert all(f"rank 2 failed: {message}" in line for line in told), told
         assert told
         assert "Traceback" in (run.folder / "logs" / "rank_2.log").read_text()
         summary = run.summary()

@@ -43,7 +43,7 @@ from paceline.training.trace import Trace
 
 # How long a rank that lost another waits to learn from the run folder who failed first. (Our own launcher does
 # that for ranks that are its children; mpiexec ends them all as soon as one aborts.)
-BLAME_SECONDS = 2.0
+BLAME_SECONDS = 5.0
 # Launchers that may bind each rank to cores of its own.
 BINDING = ("mpiexec", "srun")
 
