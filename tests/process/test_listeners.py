@@ -17,3 +17,4 @@ IN_OTHER_TESTS = {"sequential", "ring", "pipeline", "ps-sync", "ps-async"}
 def test_no_rank_listens_to_other_machines(strategy: str, tmp_path: Path) -> None:
     with LiveRun([*PACELINE, "--workers", "2", *ENDLESS, "--strategy", strategy], tmp_path) as run:
         run.wait_until_training()
+        run.check_listeners()

@@ -63,8 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.parse_args(arguments)  # shows the help, or what is wrong
         return EXIT_USAGE
     # Only what is needed: training is not to wait for what draws charts.
-    with quiet_interrupt():
-        module = importlib.import_module(f"paceline.cli.{chosen}")
+    try:
+        with quiet_interrupt():
+            module = importlib.import_module(f"paceline.cli.{chosen}")
+    except PacelineError as error:  # a plug-in that cannot be loaded
+        print(visible(f"paceline: {error}"), file=sys.stderr)
+        return error.exit_code
     module.add_arguments(parsers[chosen])
     given = None
     if chosen in WITH_COMMAND and "--" in arguments:
