@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -105,7 +106,7 @@ class Listener:
         self._socket.close(LINGER_MS)
         if self._gate:
             self._gate.stop()
-        self._context.term()
+        _end(self._context)
 
 
 class Dialler:
@@ -169,7 +170,18 @@ class Diallers:
     def close(self) -> None:
         for dialler in self.all:
             dialler.close()
-        self._context.term()
+        _end(self._context)
+
+
+def _end(context: zmq.Context[Any]) -> None:
+    """End a context whose sockets are closed, in the time that they were given for their last messages.
+
+    libzmq sometimes never returns from this where a socket was monitored (its issues 1279 and 2330). What is left then
+    are two idle threads, of a process that is about to end.
+    """
+    ending = threading.Thread(target=context.term, name="zmq-end", daemon=True)
+    ending.start()
+    ending.join(2 * LINGER_MS / 1000)
 
 
 def _set_up(socket: zmq.Socket[Any], endpoint: str) -> None:
