@@ -1,9 +1,15 @@
 """The transport's own all-reduce."""
 
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from paceline.collectives.plan import Cost
-from paceline.comm.base import Comm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.comm.base import Comm
 
 
 class Native:

@@ -1,17 +1,20 @@
 """A collective as data: the list of sends and receives of one rank, what it costs, and how to carry it out."""
 
+from __future__ import annotations
+
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
-from paceline.comm.base import Comm, Work
+    from paceline.comm.base import Comm, Work
 
 # A message is cut into pieces of at most this many values, so that one is added while the next is on its way.
 # Measured with 2 and 4 ranks on gloo and Open MPI: 16 Ki values are up to three times slower, 4 Mi no faster.
@@ -102,6 +105,8 @@ _kept = threading.local()
 
 def _scratch(like: Tensor) -> list[Tensor]:
     """This thread's buffers for pieces on their way to be added; kept, since fresh memory costs page faults."""
+    import torch
+
     buffers: dict[tuple[torch.dtype, torch.device], list[Tensor]] = _kept.__dict__.setdefault("buffers", {})
     return buffers.setdefault(
         (like.dtype, like.device), [torch.empty(PIECE, dtype=like.dtype, device=like.device) for _ in range(WINDOW)]
