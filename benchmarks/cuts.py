@@ -32,7 +32,7 @@ from paceline.pipeline.partition import equal_layers, equal_parameters, find, pl
 from paceline.pipeline.plan import Device, Plan
 from paceline.pipeline.profile import count, measure
 from paceline.pipeline.schedule import instructions
-from paceline.strategies.base import score
+from paceline.strategies.engine import score
 
 MICROS = 8
 DEVICES = [Device(), Device()]

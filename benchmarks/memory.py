@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from paceline.comm.single import SingleComm
+from paceline.data.input import OwnInput
 from paceline.data.load import load
 from paceline.data.prepare import prepare
-from paceline.training.images import Prepare
-from paceline.training.input import OwnInput
-from paceline.training.sampler import Sampler
+from paceline.data.sampler import Sampler
+from paceline.data.transforms import Prepare
 
 WAYS = {
     "nothing": "no data at all",

@@ -34,7 +34,7 @@ from paceline.pipeline.partition import find
 from paceline.pipeline.plan import Device
 from paceline.pipeline.profile import measure
 from paceline.pipeline.schedule import instructions
-from paceline.strategies.base import score
+from paceline.strategies.engine import score
 
 THEIRS = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 MICROS = 8

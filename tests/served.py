@@ -16,17 +16,21 @@ from typing import Any
 
 import pytest
 import torch
+from fitting import fitting
 from safetensors.torch import load_file
 from torch import Tensor
 
+from paceline.comm.metered import MeteredComm
+from paceline.comm.single import SingleComm
 from paceline.launch.folder import begin_summary
 from paceline.records import Summary
 from paceline.server.roles import Meeting
 from paceline.server.sockets import Listener
 from paceline.spec import RunSpec, resolve
+from paceline.strategies.parameter_server.engine import Membership
+from paceline.strategies.setup import choose_place
 from paceline.training.console import Console
-from paceline.training.served import ServedJob, Server, work
-from paceline.training.setup import choose_place
+from paceline.training.driver import Job, train
 from paceline.training.trace import Trace
 
 PATIENCE = 60.0
@@ -74,7 +78,7 @@ def train_served(
     `meddle` says where workers find what is at a meeting; `stop` whether a rank has been asked to stop, or raises
     Killed; workers of the ranks `never` are not started, and the leader knows it.
     """
-    spec = resolve(("test", values)).spec
+    spec = resolve(("test", fitting(values))).spec
     summary, errors = begin_summary(spec), dict[int, str]()
     torch.set_num_threads(1)
 
@@ -117,13 +121,17 @@ def _run_rank(
     gone: dict[int, str],
 ) -> None:
     about = {"host": "here", "pid": 0}
-    job = ServedJob(spec, where, choose_place(spec, 0), rank, 1000 + rank, about, stop, lambda: gone)
-    if rank >= (spec.servers or 1):
-        work(job, lambda path: Trace(path / f"rank_{rank}.jsonl", rank))
-        return
-    server = Server(job, Listener(where.endpoints[rank], where.secret))
-    if rank:
-        server.serve(folder, lambda _: None)
+    leads, serves = rank == 0, rank < (spec.servers or 1)
+    listener = Listener(where.endpoints[rank], where.secret) if serves else None
+
+    def opened(path: Path) -> Trace | None:
+        return None if serves else Trace(path / f"rank_{rank}.jsonl", rank)
+
+    member = Membership(where, listener, rank, 1000 + rank, about, opened, gone=lambda: gone, folder=folder)
+    job = Job(spec, MeteredComm(SingleComm()), choose_place(spec, 0), Console(None), stop,
+              summary if leads else begin_summary(spec), member)  # fmt: skip
+    if not leads:
+        train(job)
         return
     with closing(Trace(folder / "rank_0.jsonl", 0)) as trace:
-        server.lead(folder, Console(None), trace, summary, lambda _: None, restarted=False)
+        train(job.opened(folder, trace))

@@ -16,15 +16,16 @@ import torch
 from server_toy import Events, Memory, Record, ToyFlat, first_weights, layout, order, shard, targets
 from torch import Tensor
 
+from paceline.data.batch import Batch
+from paceline.data.input import AHEAD
 from paceline.server.client import Client
 from paceline.server.core import Core, Reply
 from paceline.server.lead import Leader
 from paceline.server.ledger import TRAIN, Part, Plan
 from paceline.server.roles import Rules
 from paceline.server.wire import Buffer, Header, Kind, Message, read, say
-from paceline.strategies.base import Batch, Laps
-from paceline.training.input import AHEAD
-from paceline.training.work import Work
+from paceline.strategies.engine import Laps
+from paceline.strategies.parameter_server.work import Work
 
 RUN = 7
 SILENT = 5.0

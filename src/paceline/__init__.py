@@ -10,13 +10,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from paceline.data.sampler import Sampler
     from paceline.errors import PacelineError
     from paceline.launch.connect import connect
     from paceline.launch.run import train
     from paceline.records import Summary
     from paceline.spec import RunSpec
     from paceline.strategies.data_parallel import DataParallel
-    from paceline.training.sampler import Sampler
 
 __version__ = "0.1.0"
 __all__ = ["DataParallel", "PacelineError", "RunSpec", "Sampler", "Summary", "connect", "train"]
@@ -26,7 +26,7 @@ _HOMES = {
     "DataParallel": "paceline.strategies.data_parallel",
     "PacelineError": "paceline.errors",
     "RunSpec": "paceline.spec",
-    "Sampler": "paceline.training.sampler",
+    "Sampler": "paceline.data.sampler",
     "Summary": "paceline.records",
     "connect": "paceline.launch.connect",
     "train": "paceline.launch.run",

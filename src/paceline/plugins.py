@@ -1,26 +1,54 @@
-"""What other packages add, by entry points; no torch."""
+"""Tables of what we have and what other packages add by entry points; no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, cached_property
 from importlib.metadata import entry_points
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from paceline.errors import UsageError
 
-T = TypeVar("T")
+
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
 
 
-def plugins(group: str, kind: type[T]) -> list[T]:
-    """The objects that installed packages offer in this group, in the order of their names."""
-    found = []
-    for entry in sorted(entry_points(group=group), key=lambda entry: entry.name):
-        try:
-            made = entry.load()
-        except Exception as error:
-            raise UsageError(
-                f"the plug-in {entry.name} ({entry.value}) of {group} cannot be loaded: {type(error).__name__}: {error}"
-            ) from error
-        if not isinstance(made, kind):
-            raise UsageError(f"the plug-in {entry.name} ({entry.value}) of {group} is not a {kind.__name__}")
-        found.append(made)
-    return found
+T = TypeVar("T", bound=Named)
+_installed = cache(entry_points)  # reading every package's metadata takes a while
+
+
+class Table(Mapping[str, T]):
+    """By name: ours, and behind them those that installed packages offer in this group, in the order of their names.
+
+    Other packages are imported when the table is first looked into, not when it is made: they import what it is of.
+    """
+
+    def __init__(self, group: str, kind: type[T], ours: Iterable[T]) -> None:
+        self._group, self._kind, self._ours = group, kind, tuple(ours)
+
+    @cached_property
+    def _all(self) -> dict[str, T]:
+        table = {each.name: each for each in self._ours}
+        for entry in sorted(_installed().select(group=self._group), key=lambda entry: entry.name):
+            who = f"the plug-in {entry.name} ({entry.value}) of {self._group}"
+            try:
+                made = entry.load()
+            except Exception as error:
+                raise UsageError(f"{who} cannot be loaded: {type(error).__name__}: {error}") from error
+            if not isinstance(made, self._kind):
+                raise UsageError(f"{who} is not a {self._kind.__name__}")
+            if made.name in table:
+                raise UsageError(f"{who} is called {made.name}, and there is one of that name already")
+            table[made.name] = made
+        return table
+
+    def __getitem__(self, name: str) -> T:
+        return self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)

@@ -5,10 +5,10 @@ import textwrap
 import tomllib
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline import own_code
 from paceline.comm import table as transports
@@ -17,29 +17,16 @@ from paceline.emulation import table as emulation
 from paceline.errors import UsageError, meant, refuse_pipe, unknown
 from paceline.layout import Grid
 from paceline.models import table as models
-from paceline.pipeline import schedule
-from paceline.spec_checks import check_device, check_divided, check_emulated, check_mpi_io, check_served
+from paceline.options import flag, option
+from paceline.spec_checks import check_device, check_emulated, check_mpi_io, check_strategy
 from paceline.spec_fill import DEFAULT_LR, choose
 from paceline.strategies import table as strategies
-
-
-def option(
-    default: Any,
-    about: str,
-    *,
-    least: float | None = None,
-    most: float | None = None,
-    choices: Sequence[str] = (),
-    elsewhere: Sequence[str] = (),
-) -> Any:
-    """A field of the spec: its flag's help, the values it takes, and what other tools call it `elsewhere`."""
-    metadata = {"about": about, "least": least, "most": most, "choices": choices, "elsewhere": elsewhere}
-    return field(default=default, metadata=metadata)
+from paceline.strategies.base import Strategy
 
 
 @dataclass(frozen=True)
-class RunSpec:
-    """One training run. Values left at None are chosen by `resolve`, which says why."""
+class Common:
+    """The options that every run has; a strategy's own come from the strategy."""
 
     model: str = option("mnist-cnn", f"the network, of `paceline models` or your own: {own_code.FORMS}")
     hidden: tuple[int, ...] | None = option(None, "sizes of the mlp's hidden layers, such as 256,64", least=1)
@@ -64,49 +51,22 @@ class RunSpec:
     workers: int | None = option(None, "processes that compute gradients", least=1,
                                 elsewhere=("nproc", "nproc-per-node", "world-size", "np", "n", "ranks", "num-processes",
                                            "devices"))  # fmt: skip
-    stages: int | None = option(None, "of pipeline: stages that a replica of the model is cut into; as many as workers "
-                                "unless given", least=1)  # fmt: skip
-    tensor: int | None = option(None, "of tensor: workers that the wide layers of a replica are split over; all of "
-                                "them unless given", least=1)  # fmt: skip
-    microbatches: int | None = option(None, "cut a replica's batch into so many parts, one after the other; 8 for "
-                                      "pipeline, 1 for sequential", least=1)  # fmt: skip
-    schedule: str | None = option(None, "of pipeline: in which order stages compute; 1f1b unless given",
-                                  choices=tuple(schedule.SCHEDULES))  # fmt: skip
-    cut: str = option("measured", "of pipeline: where to cut: found by measuring, equal numbers of layers or of "
-                      "parameters (measured, layers, parameters), or after these layers: NAME,NAME")  # fmt: skip
-    memory: str | None = option(None, "of pipeline: the most memory of a stage, or of each, such as 2GB or 2GB,1GB")
-    speed: str | None = option(None, "of pipeline: how fast the stages' machines are beside this one, such as 1,0.5")
-    recompute: bool = option(False, "of pipeline: compute activations again for backward instead of keeping them")
-    averaging: str | None = option(None, "of pipeline and tensor: how replicas average; allreduce unless given",
-                                   choices=strategies.AVERAGINGS)  # fmt: skip
-    servers: int | None = option(None, "processes that hold the parameters, for ps-*; 1 unless given", least=1)
-    staleness: int | None = option(None, "of ps-bounded: how many updates the weights of a gradient may have missed; 4 "
-                                   "unless given", least=0, most=1000)  # fmt: skip
-    staleness_lr: bool = option(False, "of ps-async: divide a gradient's rate by the updates that its weights missed")
-    worker_timeout: float = option(5.0, "of ps-*: a worker that is silent for so many seconds is given up; training "
-                                   "goes on without it", least=0.5)  # fmt: skip
-    snapshot_every: int = option(100, "of ps-*: servers save their state every this many updates; 0 is never", least=0)
-    restarts: int = option(0, "of ps-*: start a worker that has died again, up to this many times", least=0)
-    encrypt: bool = option(True, "of ps-*: encrypt what goes between machines; without, only on a network you trust")
     transport: str = option("auto", "how bytes move between ranks", choices=("auto", *transports.TABLE),
                             elsewhere=("backend", "dist-backend", "comm"))  # fmt: skip
-    overlap: str = option("auto", "average while backward computes; auto measures whether that pays",
-                          choices=("auto", "on", "off"))  # fmt: skip
-    bucket_mb: float = option(4.0, "gradients are averaged in buckets of about this many MB", least=0.001)
-    sync_batchnorm: bool = option(False, "batch-norm over the global batch instead of each worker's part",
-                                  elsewhere=("sync-bn", "syncbn"))  # fmt: skip
-    check_replicas: int = option(0, "compare the replicas' weights every this many steps; 0 is never", least=0)
     epochs: int = option(5, "passes over the training set", least=1, elsewhere=("max-epochs", "num-epochs"))
     steps: int | None = option(None, "stop after this many updates, whatever the epochs", least=1,
                                elsewhere=("max-steps", "iterations", "iters"))  # fmt: skip
     batch_size: int = option(128, "samples of a worker (of pipeline and tensor: of a replica) for each update", least=1,
                              elsewhere=("bs", "b", "batch"))  # fmt: skip
+    global_batch: int | None = option(None, "samples of an update, divided over the workers or replicas; instead of "
+                                      "--batch-size", least=1, elsewhere=("global-batch-size",))  # fmt: skip
     optimizer: str = option("adam", "the update rule", choices=tuple(DEFAULT_LR), elsewhere=("opt", "optim"))
     lr: float | None = option(None, "learning rate of one worker; 0.001 for adam, 0.01 for sgd", least=0.0,
                               elsewhere=("learning-rate", "rate"))  # fmt: skip
-    momentum: float = option(0.9, "of sgd", least=0.0, most=1.0)
+    momentum: float = option(0.9, "SGD momentum", least=0.0, most=1.0)
     weight_decay: float = option(0.0, "L2 penalty", least=0.0, elsewhere=("wd", "l2"))
-    scale_lr: bool = option(True, "multiply the learning rate by the number of workers or replicas (Goyal et al.)")
+    scale_lr: bool = option(True, "multiply the learning rate by the number of workers or replicas (Goyal et al.); "
+                            "off with --global-batch")  # fmt: skip
     warmup_epochs: float = option(1.0, "grow from the rate of one worker to the scaled one over this long", least=0.0,
                                  elsewhere=("warmup",))  # fmt: skip
     decay: str = option("cosine", "how the learning rate falls afterwards", choices=("none", "cosine"),
@@ -131,36 +91,35 @@ class RunSpec:
     name: str | None = option(None, "name of the run folder; made from the spec and the time unless given")
 
     @property
-    def global_batch(self) -> int:
-        """Samples of one update."""
-        return self.batch_size * (1 if self.strategy == "ps-async" else self.grid.replicas)
+    def method(self) -> Strategy:
+        """The strategy, with what it can do."""
+        assert self.strategy is not None, "resolve first"
+        return strategies.TABLE[self.strategy]
+
+    @property
+    def names(self) -> list[str]:
+        """The options that this run has."""
+        return [name for name in FIELDS if name not in OWN or name in self.method.names]
+
+    @property
+    def shares(self) -> int:
+        """The workers or replicas that the samples of an update are divided over."""
+        return self.method.shares(vars(self))
 
     @property
     def lr_scale(self) -> int:
         """What the learning rate of one worker is multiplied by."""
-        return self.global_batch // self.batch_size if self.scale_lr else 1
+        return self.shares if self.scale_lr else 1
 
     @property
     def grid(self) -> Grid:
         """The workers as replicas of a model, each one divided into stages or shards where the strategy says so."""
-        assert self.workers is not None, "resolve first"
-        stages, shards = self.stages or 1, self.tensor or 1
-        return Grid(self.workers // (stages * shards), stages, shards)
-
-    @property
-    def divided(self) -> bool:
-        """Whether no rank has the whole model."""
-        return self.strategy in strategies.DIVIDED
+        return self.method.grid(vars(self))
 
     @property
     def carrier(self) -> transports.Transport:
         """The transport, with what it can do."""
         return transports.TABLE[self.transport]
-
-    @property
-    def served(self) -> bool:
-        """Whether parameter servers hold the weights."""
-        return self.strategy is not None and strategies.TABLE[self.strategy].served
 
     @property
     def emulated(self) -> bool:
@@ -176,7 +135,7 @@ class RunSpec:
     def ranks(self) -> int:
         """Processes: servers come first, then workers."""
         assert self.workers is not None, "resolve first"
-        return self.workers + (self.servers or 0)
+        return self.workers + self.method.servers(vars(self))
 
     def image_shape(self, data: datasets.DataInfo) -> tuple[int, int, int]:
         """Channels, height and width of what the model is given."""
@@ -184,6 +143,36 @@ class RunSpec:
 
     def validation_samples(self, data: datasets.DataInfo) -> int:
         return round(data.train * self.validation)
+
+
+# The options of strategies, and all options, each as a dataclass field with its type.
+OWN = strategies.options()
+_COMMON = {f.name: (f, kind) for f, kind in zip(fields(Common), typing.get_type_hints(Common).values(), strict=True)}
+if both := _COMMON.keys() & OWN:
+    raise UsageError(f"{min(both)} is an option of every run: a strategy cannot have one of that name")
+FIELDS: dict[str, Field[Any]] = {name: f for name, (f, _) in (_COMMON | OWN).items()}
+KINDS: dict[str, Any] = {name: kind for name, (_, kind) in (_COMMON | OWN).items()}
+
+if TYPE_CHECKING:
+
+    class RunSpec(Common):
+        """One training run. Values left at None are chosen by `resolve`, which says why."""
+
+        global_batch: int  # once it is resolved
+
+        def __init__(self, **values: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    RunSpec = make_dataclass(
+        "RunSpec",
+        [(name, kind, field(default=f.default, metadata=f.metadata)) for name, (f, kind) in OWN.items()],
+        bases=(Common,),
+        namespace={"__doc__": "One training run. Values left at None are chosen by `resolve`, which says why."},
+        frozen=True,
+    )
+    RunSpec.__module__ = __name__
 
 
 @dataclass(frozen=True)
@@ -206,11 +195,11 @@ class Resolved:
     def introduction(self) -> list[str]:
         """What will be run, for people: the learning rate, what was asked for, what was derived; all if `verbose`."""
         by_source = dict[str, list[str]]()
-        for name in FIELDS:
+        for name in self.spec.names:
             value, source = getattr(self.spec, name), self.sources[name]
             shown = "not set" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
             if not self.verbose and source not in self.given:
-                if value is None or source == "default" or name == "lr":
+                if value is None or source == "default" or name in ("lr", "global_batch"):
                     continue
                 source = "derived"
             by_source.setdefault(source, []).append(f"{name} {shown}")
@@ -229,7 +218,7 @@ class Resolved:
         assert spec.lr is not None
         text = f"learning rate {spec.lr * spec.lr_scale:.4g}"
         if spec.lr_scale > 1:
-            who = "replicas" if spec.divided else "workers"
+            who = "replicas" if spec.method.part else "workers"
             text += f" ({spec.lr:g} x {spec.lr_scale} {who}; --no-scale-lr keeps {spec.lr:g})"
             if spec.warmup_epochs:
                 text += f", reached after {spec.warmup_epochs:g} epoch{'' if spec.warmup_epochs == 1 else 's'}"
@@ -237,25 +226,15 @@ class Resolved:
 
     def _heading(self) -> str:
         spec = self.spec
-        alone = spec.workers == 1
-        who = f"{spec.workers} worker{'' if alone else 's'}"
-        if spec.served:
-            who = f"{spec.servers} server{'' if spec.servers == 1 else 's'}, {who}"
-        if spec.divided:
-            grid = spec.grid
-            parts = f"{grid.stages} stages" if spec.strategy == "pipeline" else f"{grid.shards} shards"
-            who += f" ({grid.replicas} replica{'s' if grid.replicas > 1 else ''} of {parts}): {grid.replicas}"
-        batch = f"x batch {spec.batch_size} = global batch {spec.global_batch}"
-        if spec.strategy == "ps-async" and not alone:
-            batch = f"with batches of {spec.batch_size}, each an update"
         how = "" if spec.ranks == 1 else f", {spec.transport}"
         smaller = f", gradients {spec.shrink} times smaller" if spec.shrink > 1 else ""
         mark = f"Emulated compute ({spec.compute.removeprefix(emulation.PREFIX)}{smaller}): " if spec.emulated else ""
-        return f"{mark}{spec.model} on {spec.data}: {spec.strategy}, {who} {batch}{how}"
+        who = f"{spec.method.workers(spec)} {spec.method.batches(spec)}"
+        return f"{mark}{spec.model} on {spec.data}: {spec.strategy}, {who}{how}"
 
     def lines(self) -> list[str]:
         """TOML with the source of each value as a comment."""
-        rows = [(name, _toml(getattr(self.spec, name)), printable(self.sources[name])) for name in FIELDS]
+        rows = [(name, _toml(getattr(self.spec, name)), printable(self.sources[name])) for name in self.spec.names]
         width = max(len(f"{name} = {value}") for name, value, _ in rows if value)
         return [
             f"{f'{name} = {value}':<{width}}  # {source}" if value else f"# {name}: not set ({source})"
@@ -263,7 +242,6 @@ class Resolved:
         ]
 
 
-FIELDS = {f.name: f for f in fields(RunSpec)}
 # What other tools call our options: by their name, ours.
 ELSEWHERE = {other: name.replace("_", "-") for name, f in FIELDS.items() for other in f.metadata["elsewhere"]}
 # What other tools have and this has not, and what to know instead.
@@ -299,10 +277,24 @@ def resolve(*layers: tuple[str, Mapping[str, Any]], world: World | None = None, 
             name = _known(key, source)
             values[name] = _checked(name, value, source)
             sources[name] = source
+    given = frozenset(source for source, _ in layers)
     choose(values, sources, world)
     spec = RunSpec(**values)
+    _check_own(spec, sources, given)
     _check_together(spec, world, here)
-    return Resolved(spec, sources, frozenset(source for source, _ in layers))
+    return Resolved(spec, sources, given)
+
+
+def _check_own(spec: RunSpec, sources: Mapping[str, str], given: frozenset[str]) -> None:
+    """Refuse options that somebody has given and the strategy does not have."""
+    for name in OWN:
+        if sources[name] in given and name not in spec.method.names:
+            having = strategies.having(name)
+            why = "" if sources["strategy"] in given else f", the {sources['strategy']},"
+            raise UsageError(
+                f"{sources[name]}: strategy {spec.strategy}{why} has no {flag(name)}: leave it out, or use --strategy "
+                f"{' or '.join([', '.join(having[:-1]), having[-1]]) if len(having) > 1 else having[0]}"
+            )
 
 
 def _known(key: str, source: str) -> str:
@@ -316,30 +308,29 @@ def _known(key: str, source: str) -> str:
 
 def _checked(name: str, value: Any, source: str) -> Any:
     """The value as its field's type, or an error that says what the field takes."""
-    meta, hint = FIELDS[name].metadata, typing.get_type_hints(RunSpec)[name]
+    meta, hint, shown = FIELDS[name].metadata, KINDS[name], flag(name)
     kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-    flag = "--" + name.replace("_", "-")
     if value is None and types.NoneType in kinds:
         return None
     if kinds[0] == tuple[int, ...]:
         items = value if isinstance(value, list | tuple) else None
         if not items or not all(type(item) is int and item >= meta["least"] for item in items):
-            raise UsageError(f"{source}: {flag} is {value!r}; it takes whole numbers of at least 1, such as 256,64")
+            raise UsageError(f"{source}: {shown} is {value!r}; it takes whole numbers of at least 1, such as 256,64")
         return tuple(items)
     if kinds[0] is float and type(value) is int and abs(value) < 10**300:
         value = float(value)
     if type(value) is not kinds[0]:
         expected = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}[kinds[0]]
-        raise UsageError(f"{source}: {flag} is {value!r}; it takes {expected}")
+        raise UsageError(f"{source}: {shown} is {value!r}; it takes {expected}")
     if meta["choices"] and value not in meta["choices"]:
-        error = unknown(flag[2:].replace("-", " "), value, meta["choices"])
+        error = unknown(shown[2:].replace("-", " "), value, meta["choices"])
         raise UsageError(f"{source}: {error}")
     least, most = meta["least"], meta["most"]
     if (least is not None and not value >= least) or (most is not None and not value <= most) or value == float("inf"):
         limits = f"of at least {least:g}" if most is None else f"from {least:g} to {most:.15g}"
         if value == float("inf"):
             limits = "that are finite"
-        raise UsageError(f"{source}: {flag} is {value}; it takes numbers {limits}")
+        raise UsageError(f"{source}: {shown} is {value}; it takes numbers {limits}")
     return value
 
 
@@ -357,8 +348,7 @@ def _check_together(spec: RunSpec, world: World | None, here: bool) -> None:
         raise UsageError(
             f"--read scatter with --transport {spec.transport}: samples are scattered between CPUs; use --read own"
         )
-    check_served(spec)
-    check_divided(spec)
+    check_strategy(spec)
     if world and spec.ranks != world.size:
         servers = f" and --servers {spec.servers}" if spec.servers else ""
         raise UsageError(
@@ -366,9 +356,9 @@ def _check_together(spec: RunSpec, world: World | None, here: bool) -> None:
             f"{world.size} ranks: "
             f"leave --workers out, or start as many ranks"
         )
-    if spec.strategy == "sequential" and spec.workers > 1:
-        parallel = ", ".join(name for name in strategies.TABLE if name != "sequential")
-        raise UsageError(f"strategy sequential with {spec.workers} workers: use one worker, or one of {parallel}")
+    if spec.method.single and spec.workers > 1:
+        parallel = ", ".join(name for name, each in strategies.TABLE.items() if not each.single)
+        raise UsageError(f"strategy {spec.strategy} with {spec.workers} workers: use one worker, or one of {parallel}")
     if spec.weights is not None and not Path(spec.weights).is_file():
         why = "it is not a regular file" if Path(spec.weights).exists() else "there is no such file"
         raise UsageError(f"--weights {spec.weights}: {why}")
@@ -401,7 +391,7 @@ def check_data(spec: RunSpec, data: datasets.DataInfo) -> None:
         raise UsageError(f"--validation {spec.validation:g} of {data.train} samples is none: give a larger part, or 0")
     samples = data.train - spec.validation_samples(data)
     if spec.global_batch > samples:
-        workers = spec.global_batch // spec.batch_size
+        workers = spec.shares
         raise UsageError(
             f"a global batch of {spec.batch_size} x {workers} worker{'s' if workers > 1 else ''} = {spec.global_batch} "
             f"samples is larger "

@@ -1,8 +1,8 @@
-"""What a spec's values are where nobody has said; no torch."""
+"""Defaults that depend on other options; no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +10,14 @@ from paceline.comm import table as transports
 from paceline.data import table as datasets
 from paceline.emulation import table as emulation
 from paceline.emulation.measured import seconds_per_image
+from paceline.errors import UsageError
 from paceline.strategies import table as strategies
 
 if TYPE_CHECKING:
     from paceline.spec import World
+    from paceline.strategies.base import Strategy
 
 DEFAULT_LR = {"adam": 0.001, "sgd": 0.01}
-DEFAULT_STALENESS = {"ps-sync": 0, "ps-bounded": 4}
-DEFAULT_MICROBATCHES = 8
 
 
 def choose(values: dict[str, Any], sources: dict[str, str], world: World | None) -> None:
@@ -26,21 +26,11 @@ def choose(values: dict[str, Any], sources: dict[str, str], world: World | None)
     def fill(name: str, value: Any, why: str) -> None:
         values[name], sources[name] = value, why
 
-    strategy = values["strategy"]
-    served = strategy is not None and strategies.TABLE[strategy].served
-    for name, default in {"servers": 1, "staleness": DEFAULT_STALENESS.get(strategy)}.items() if served else ():
+    method = _choose_strategy(values, fill, world)
+    _divide_batch(values, sources, method)
+    for name, value in method.fill(values).items():
         if values[name] is None:
-            fill(name, default, f"default for {strategy}")
-    if world and values["workers"] is None:
-        fill("workers", max(1, world.size - (values["servers"] or 0)), f"from {world.launcher}")
-    if values["workers"] is None:
-        alone = values["strategy"] in (None, "sequential")
-        fill("workers", 1 if alone else 2, f"default for {values['strategy'] or 'no strategy'}")
-    if values["strategy"] is None:
-        fill("strategy", "sequential" if values["workers"] == 1 else "allreduce", "default for the workers")
-    for name, value in _of_parts(values).items():
-        if values[name] is None:
-            fill(name, value, f"default for {values['strategy']}")
+            fill(name, value, f"default for {method.name}")
     if values["lr"] is None:
         fill("lr", DEFAULT_LR[values["optimizer"]], f"default for {values['optimizer']}")
     data = datasets.describe(values["data"])
@@ -55,21 +45,45 @@ def choose(values: dict[str, Any], sources: dict[str, str], world: World | None)
     if values["transport"] == "auto":
         found, why = transports.choose(
             world.launcher if world else None,
-            servers=served,
+            servers=method.servers(values) > 0,
             files=values["read"] == "mpi-io",
             gpu=values["device"] == "cuda" and values["workers"] > 1,
         )
         fill("transport", found, why)
 
 
-def _of_parts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """How a model is divided, where it is."""
-    if values["strategy"] == "pipeline":
-        micros = min(DEFAULT_MICROBATCHES, values["batch_size"])
-        return {"stages": values["workers"], "microbatches": micros, "schedule": "1f1b", "averaging": "allreduce"}
-    if values["strategy"] == "tensor":
-        return {"tensor": values["workers"], "microbatches": 1, "averaging": "allreduce"}
-    return {"microbatches": 1}
+def _choose_strategy(values: dict[str, Any], fill: Callable[[str, Any, str], None], world: World | None) -> Strategy:
+    """The strategy from the workers, or the workers from the strategy; by default one process."""
+    if values["strategy"] is None:
+        if values["workers"] is None:
+            fill(
+                "workers", world.size if world else 1, f"from {world.launcher}" if world else "default for no strategy"
+            )
+        fill("strategy", strategies.default(values["workers"]).name, "default for the workers")
+    method = strategies.TABLE[values["strategy"]]
+    if values["workers"] is None and world:
+        fill("workers", max(1, world.size - method.servers(values)), f"from {world.launcher}")
+    elif values["workers"] is None:
+        fill("workers", 1 if method.single else 2, f"default for {method.name}")
+    return method
+
+
+def _divide_batch(values: dict[str, Any], sources: dict[str, str], method: Strategy) -> None:
+    """The batch of a worker from that of all, or the other way round. A given global batch has a given rate."""
+    shares, total = method.shares(values), values["global_batch"]
+    if total is None:
+        values["global_batch"], sources["global_batch"] = values["batch_size"] * max(1, shares), "--batch-size"
+        return
+    each = -(-total // max(1, shares))
+    if sources["batch_size"] == "default":
+        values["batch_size"], sources["batch_size"] = each, "--global-batch"
+    elif values["batch_size"] != each:
+        raise UsageError(
+            f"--global-batch {total} is {each} samples for each of {shares}, and --batch-size is "
+            f"{values['batch_size']}: give one of them"
+        )
+    if sources["scale_lr"] == "default":
+        values["scale_lr"], sources["scale_lr"] = False, "--global-batch"
 
 
 def _measured(folder: Path, values: Mapping[str, Any], data: datasets.DataInfo | None) -> str:

@@ -1,10 +1,13 @@
-"""Packages of others add transports by entry points; one that cannot be loaded is a user's error."""
+"""Packages of others add to ours by entry points; one that cannot be loaded is a user's error."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -42,3 +45,60 @@ def test_one_that_cannot_be_loaded_is_named(tmp_path: Path, code: str, why: str)
     assert "the plug-in carts (carts:CARTS) of paceline.transports" in done.stderr
     assert why in done.stderr
     assert "Traceback" not in done.stderr
+
+
+GOSSIP = Path(__file__).parent.parent / "plugins" / "gossip"
+
+
+@pytest.fixture(scope="module")
+def gossip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package with a strategy, a model and a data set, built and installed by pip into a folder of its own."""
+    source, target = tmp_path_factory.mktemp("source") / "gossip", tmp_path_factory.mktemp("installed")
+    shutil.copytree(GOSSIP, source)  # a build leaves files beside what it builds
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-build-isolation", "--no-deps",
+               "--target", str(target), str(source)]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def test_a_strategy_of_another_package_is_helped_with_trained_and_reported(gossip: Path, tmp_path: Path) -> None:
+    helped = paceline(gossip, "train", "--help").stdout
+    assert "gossip        data parallel; each worker averages its weights with one neighbour" in helped
+    assert "options of gossip:\n  --gossip-every N" in helped
+    words = ("train", "--model", "two-layers", "--data", "stripes", "--global-batch", "12", "--epochs", "2", "--lr",
+             "0.01", "--output-dir", str(tmp_path))  # fmt: skip
+    for more in (("--strategy", "gossip", "--workers", "3", "--gossip-every", "2"), ()):
+        done = paceline(gossip, *words, *more)
+        assert done.returncode == 0, done.stderr
+    folders = sorted(tmp_path.glob("two-layers-*"))
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
+    assert [(s["strategy"], s["workers"], s["steps"]) for s in summaries] == [("gossip", 3, 16), ("sequential", 1, 16)]
+    assert tomllib.loads((folders[0] / "spec.toml").read_text())["gossip_every"] == 2
+    done = paceline(gossip, "report", str(tmp_path), "-o", str(tmp_path / "report.html"))
+    assert done.returncode == 0, done.stderr
+    assert "gossip" in (tmp_path / "report.html").read_text()
+
+
+def test_its_options_are_refused_by_name_where_the_strategy_has_none(gossip: Path) -> None:
+    done = paceline(gossip, "train", "--strategy", "ring", "--gossip-every", "2")
+    assert done.returncode == 2
+    assert "strategy ring has no --gossip-every: leave it out, or use --strategy gossip" in done.stderr
+
+
+def test_a_run_is_reported_where_its_strategys_package_is_not_installed(gossip: Path, tmp_path: Path) -> None:
+    words = ("--model", "mlp", "--data", "synthetic:1x8x8,train=96,test=16", "--epochs", "1", "--batch-size", "8")
+    done = paceline(gossip, "train", "--strategy", "gossip", *words, "--name", "run", "--output-dir", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    done = paceline(tmp_path / "nothing", "report", str(tmp_path), "-o", str(tmp_path / "report.html"))
+    assert done.returncode == 0, done.stderr
+    assert "gossip" in (tmp_path / "report.html").read_text()
+
+
+def test_a_plug_in_with_the_name_of_another_is_refused(tmp_path: Path) -> None:
+    install(
+        tmp_path, "from paceline.comm.table import Transport\nCARTS = Transport('gloo', 'by horse', 'carts:world')\n"
+    )
+    done = paceline(tmp_path, "train", "--help")
+    assert done.returncode == 2
+    assert "is called gloo, and there is one of that name already" in done.stderr

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from paceline.comm.base import Comm
 from paceline.comm.metered import MeteredComm
+from paceline.data.batch import Batch
 from paceline.layout import share
-from paceline.strategies.base import Batch, Laps, Strategy
+from paceline.strategies.engine import Laps, Lockstep
 from paceline.strategies.sequential import Sequential
 from paceline.strategies.synchronous import Options
-from paceline.strategies.tensor import TensorParallel
+from paceline.strategies.tensor.engine import TensorParallel
 from paceline.tensor.apply import split_wide
 from paceline.tensor.layers import ChannelConv2d, ColumnLinear, RowLinear
 
@@ -221,7 +222,7 @@ def divided(
     return strategy, Sequential(comm, plain, make_optimizer(plain, optimizer)), split
 
 
-def weights_differ(strategy: TensorParallel, alone: Strategy) -> float:
+def weights_differ(strategy: TensorParallel, alone: Lockstep) -> float:
     whole = {name: p.detach() for name, p in alone.model.named_parameters()} | dict(alone.model.named_buffers())
     own = {name: p.detach() for name, p in strategy.model.named_parameters()} | dict(strategy.model.named_buffers())
     wanted = parts_of(whole, dict(strategy.split), strategy.shards_comm)

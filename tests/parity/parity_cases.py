@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fitting import fitting
 from plain_loop import Data, Recipe, Trained
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -22,9 +23,9 @@ from paceline.launch.folder import begin_summary
 from paceline.models.build import build
 from paceline.records import Summary, read_summary
 from paceline.spec import Resolved, resolve
+from paceline.strategies.setup import choose_place
 from paceline.training.console import Console
-from paceline.training.loop import Job, train
-from paceline.training.setup import choose_place
+from paceline.training.driver import Job, train
 from paceline.training.trace import Trace
 
 STEPS = 21
@@ -140,7 +141,7 @@ def check_trained(summary: Summary, weights: dict[str, Tensor], wanted: Trained,
 
 def train_here(comm: Comm, folder: str, values: dict[str, Any]) -> int:
     """Train as `values` say on this communicator; rank 0 leaves the run folder's files. Returns the steps."""
-    resolved: Resolved = resolve(("test", values))
+    resolved: Resolved = resolve(("test", fitting(values)))
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     metered = MeteredComm(comm)
@@ -148,5 +149,5 @@ def train_here(comm: Comm, folder: str, values: dict[str, Any]) -> int:
     summary = begin_summary(resolved.spec)
     place = choose_place(resolved.spec, 0)
     with closing(Trace(path / f"rank_{comm.rank}.jsonl", comm.rank)) as trace:
-        train(Job(resolved.spec, metered, place, path, Console(None), trace, lambda: False, summary))
+        train(Job(resolved.spec, metered, place, Console(None), lambda: False, summary).opened(path, trace))
     return summary.steps

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from typing import Any
 
 import torch
@@ -13,6 +11,7 @@ from torch import Tensor, nn
 from paceline.comm.base import Comm
 from paceline.errors import DivergedError
 from paceline.models import table as models
+from paceline.plugins import Table
 
 
 class _Spoil(torch.autograd.Function):
@@ -53,17 +52,15 @@ class Blind(nn.Module):
         return out if self.training else out * torch.nan
 
 
-def _build(shape: tuple[int, ...], classes: int, dropout: float) -> nn.Module:
+def build(shape: tuple[int, ...], classes: int, dropout: float) -> nn.Module:
     return Spoiled(shape[0] * shape[1] * shape[2], classes)
 
 
 def register(poison: float) -> None:
     """Make the model known by name, as any model is."""
     Spoiled.poison = poison
-    home = types.ModuleType("paceline.models.spoiled")
-    home.build = _build  # type: ignore[attr-defined]
-    sys.modules[home.__name__] = home
-    models.TABLE["spoiled"] = models.ModelInfo("spoiled", "spoiled:build", 0, 0.0, 8, "a test's model")
+    info = models.ModelInfo("spoiled", f"{__name__}:build", 0, 0.0, 8, "a test's model")
+    models.TABLE = Table("", models.ModelInfo, (*models.TABLE.values(), info))
 
 
 def fails(comm: Comm, folder: str, values: dict[str, Any]) -> tuple[str, int | None]:

@@ -14,18 +14,20 @@ from worlds import ThreadWorld
 
 from paceline.comm.base import Comm
 from paceline.comm.metered import MeteredComm
+from paceline.data.batch import Batch
 from paceline.emulation.device import EmulatedDevice
 from paceline.emulation.timing import measure
 from paceline.launch.folder import begin_summary
 from paceline.models.build import build
 from paceline.records import COMPLETED, Summary, read_lines, read_summary
 from paceline.spec import resolve
-from paceline.strategies.base import Batch, Laps
-from paceline.strategies.make import make_strategy
+from paceline.strategies.emulated import EmulatedSynchronous
+from paceline.strategies.engine import Laps
+from paceline.strategies.setup import choose_place
 from paceline.strategies.synchronous import Options
 from paceline.training import setup
 from paceline.training.console import Console
-from paceline.training.loop import Job, train
+from paceline.training.driver import Job, train
 from paceline.training.trace import Trace
 
 EMULATED = {"compute": "emulated:0.002"}
@@ -100,8 +102,8 @@ def train_alone(folder: Path, values: dict[str, Any], speed: float = 1.0) -> tup
 
     spec = resolve(("test", {"strategy": "sequential", **values})).spec
     summary, shown, trace = begin_summary(spec), io.StringIO(), Trace(folder / "rank_0.jsonl", 0)
-    place = setup.choose_place(spec, 0, speed=speed)
-    train(Job(spec, MeteredComm(SingleComm()), place, folder, Console(shown), trace, lambda: False, summary))
+    place = choose_place(spec, 0, speed=speed)
+    train(Job(spec, MeteredComm(SingleComm()), place, Console(shown), lambda: False, summary).opened(folder, trace))
     trace.close()
     return summary, shown.getvalue()
 
@@ -152,8 +154,7 @@ def step_three_times(comm: Comm) -> list[Any]:
     model = build("mlp", (1, 8, 8), 10)
     before = [p.clone() for p in model.parameters()]
     device = EmulatedDevice(0.0, measure(model, (1, 8, 8)))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    strategy: Any = make_strategy("ring", comm, model, optimizer, Options(bucket_mb=0.001, overlap="on"), device)
+    strategy = EmulatedSynchronous(comm, model, Options("ring", bucket_mb=0.001, overlap="on"), device)
     strategy.setup()
     count = 0 if comm.rank else 4  # a rank can have no samples
     batch = Batch(torch.empty(count, 0), torch.zeros(count, dtype=torch.int64), 4)

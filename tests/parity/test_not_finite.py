@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 import spoiled_cases as cases
+from fitting import fitting
 from parity_cases import values_for
 from served import train_served
 from worlds import ThreadWorld
 
 from paceline.comm.single import SingleComm
+from paceline.data.input import OwnInput
+from paceline.data.sampler import shuffle
 from paceline.spec import resolve
-from paceline.training.input import OwnInput
-from paceline.training.sampler import shuffle
-from paceline.training.setup import choose_place, make_input
+from paceline.strategies.setup import choose_place
+from paceline.training.setup import make_input
 
 STEPS, WORKERS = 4, 3
 
@@ -24,7 +26,7 @@ def spoiled(**more: Any) -> dict[str, Any]:
     """The last sample of the last step is poison: the last of three workers has it."""
     data = {"data": f"synthetic:1x8x8,train={24 * STEPS},test=30", "model": "spoiled", "epochs": 1}
     values = values_for("mlp-sgd", WORKERS, **data, **more)
-    spec = resolve(("test", values | {"model": "mlp"})).spec
+    spec = resolve(("test", fitting(values | {"model": "mlp"}))).spec
     source = make_input(spec, SingleComm(), choose_place(spec, 0))
     assert isinstance(source, OwnInput)
     last = shuffle(24 * STEPS, spec.seed, 0)[-1:]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.server.shard import Shard
-from paceline.strategies.flat import FlatModel
+from paceline.strategies.parameter_server.flat import FlatModel
 
 
 class Noted(nn.Module):

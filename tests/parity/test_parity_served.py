@@ -18,7 +18,7 @@ from worlds import ThreadWorld
 from paceline.models.build import build
 from paceline.records import INTERRUPTED, read_lines
 from paceline.server.shard import CHUNK_BYTES, Layout, cost
-from paceline.strategies.flat import FlatModel
+from paceline.strategies.parameter_server.flat import FlatModel
 
 # Batch-norm over the global batch needs workers that meet.
 SERVED = [name for name, (values, _) in SETTINGS.items() if "sync_batchnorm" not in values]

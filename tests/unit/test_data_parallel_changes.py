@@ -15,9 +15,9 @@ from worlds import ThreadWorld
 
 from paceline.comm.base import Comm
 from paceline.comm.single import SingleComm
+from paceline.data.sampler import Sampler
 from paceline.errors import ReplicaError, UsageError
 from paceline.strategies.data_parallel import DataParallel
-from paceline.training.sampler import Sampler
 
 SIZE = 2
 INPUTS = torch.randn(SIZE, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

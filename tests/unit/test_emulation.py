@@ -17,6 +17,7 @@ from torch import nn
 from paceline.cli.main import main
 from paceline.collectives.choose import TABLE as AVERAGINGS
 from paceline.comm.single import SingleComm
+from paceline.data.batch import Batch
 from paceline.data.table import TABLE as DATASETS
 from paceline.emulation.device import EmulatedDevice
 from paceline.emulation.standin import StandIn
@@ -28,12 +29,12 @@ from paceline.models import table as models
 from paceline.models.build import build
 from paceline.records import COMPLETED, RUNNING, LineWriter, Summary, write_summary
 from paceline.spec import resolve
-from paceline.strategies.base import Batch, Laps
 from paceline.strategies.buckets import GradientBuckets
 from paceline.strategies.comm_thread import CommThread
 from paceline.strategies.emulated import EmulatedSynchronous, bucket_times
+from paceline.strategies.engine import Laps
+from paceline.strategies.setup import choose_place, make_emulation
 from paceline.strategies.synchronous import Options
-from paceline.training.setup import choose_place, make_emulation
 
 MODELS = [("mnist-cnn", (1, 28, 28)), ("resnet18", (3, 16, 16)), ("mlp", (1, 8, 8))]
 

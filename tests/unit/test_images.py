@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.training.images import Prepare, draws, shifted
+from paceline.data.transforms import Prepare, draws, shifted
 
 CPU = torch.device("cpu")
 

@@ -13,12 +13,12 @@ from torch import Tensor
 from paceline.comm.base import Comm
 from paceline.comm.single import SingleComm
 from paceline.comm.threads import thread_world
+from paceline.data.batch import Batch
+from paceline.data.input import AHEAD, BatchesOf, Input, OwnInput, Samples, ScatteredInput
 from paceline.data.load import Dataset, load
+from paceline.data.sampler import Sampler
+from paceline.data.transforms import Prepare
 from paceline.errors import PacelineError
-from paceline.strategies.base import Batch
-from paceline.training.images import Prepare
-from paceline.training.input import AHEAD, BatchesOf, Input, OwnInput, Samples, ScatteredInput
-from paceline.training.sampler import Sampler
 
 DATA = "synthetic:3x16x16,classes=5,train=70,test=33"
 READY = Prepare(torch.float64, torch.device("cpu"), augment="crop-flip", size=(24, 24))

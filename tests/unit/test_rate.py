@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.spec import RunSpec
-from paceline.training.rate import learning_rate
+from paceline.strategies.rate import learning_rate
 
 LR, STEPS_PER_EPOCH, EPOCHS = 0.1, 100, 5
 TOTAL = STEPS_PER_EPOCH * EPOCHS
@@ -22,7 +22,7 @@ def rates(
     steps_per_epoch: int = STEPS_PER_EPOCH,
     total: int = TOTAL,
 ) -> list[float]:
-    spec = RunSpec(lr=LR, workers=workers, scale_lr=scale_lr, warmup_epochs=warmup_epochs, decay=decay)
+    spec = RunSpec(strategy="ring", lr=LR, workers=workers, scale_lr=scale_lr, warmup_epochs=warmup_epochs, decay=decay)
     return [learning_rate(spec, step, steps_per_epoch, total) for step in range(total)]
 
 

@@ -316,3 +316,30 @@ def test_a_wrong_value_in_a_config_file_is_told_with_the_file(tmp_path: Path) ->
     config.write_text("lr = nan\n")
     with pytest.raises(UsageError, match=r"run\.toml: --lr is nan"):
         resolve((f"config file {config}", read_config(str(config))), ("flag", {"lr": 0.1}))
+
+
+def test_a_global_batch_is_divided_over_the_workers_and_keeps_the_rate() -> None:
+    spec = resolve(("flag", {"workers": 4, "global_batch": 256})).spec
+    assert (spec.batch_size, spec.global_batch, spec.lr_scale) == (64, 256, 1)
+    spec = resolve(("flag", {"workers": 4, "batch_size": 64})).spec
+    assert (spec.batch_size, spec.global_batch, spec.lr_scale) == (64, 256, 4)
+    scaled = resolve(("flag", {"workers": 4, "global_batch": 256, "scale_lr": True})).spec
+    assert (scaled.batch_size, scaled.lr_scale) == (64, 4)
+
+
+def test_a_global_batch_need_not_be_a_multiple_of_the_workers() -> None:
+    resolved = resolve(("flag", {"workers": 4, "global_batch": 10}))
+    assert (resolved.spec.batch_size, resolved.spec.global_batch) == (3, 10)
+    assert "4 workers with a global batch of 10, up to 3 each" in resolved.introduction()[0]
+
+
+def test_a_global_batch_is_divided_over_replicas_not_workers() -> None:
+    spec = resolve(("flag", {"strategy": "pipeline", "workers": 4, "stages": 2, "global_batch": 64})).spec
+    assert (spec.batch_size, spec.microbatches) == (32, 8)
+    assert resolve(("flag", {"strategy": "ps-async", "workers": 4, "global_batch": 64})).spec.batch_size == 64
+
+
+def test_a_batch_of_a_worker_and_one_of_all_must_fit() -> None:
+    assert resolve(("flag", {"workers": 4, "global_batch": 10, "batch_size": 3})).spec.global_batch == 10
+    with pytest.raises(UsageError, match="--global-batch 10 is 3 samples for each of 4, and --batch-size is 4"):
+        resolve(("flag", {"workers": 4, "global_batch": 10, "batch_size": 4}))

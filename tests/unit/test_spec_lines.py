@@ -17,12 +17,11 @@ from paceline.spec import FIELDS, Resolved, RunSpec, resolve
 Values = Mapping[str, Any]
 
 NUMBERS = st.fixed_dictionaries(
-    {"model": st.just("mlp")},
+    {"model": st.just("mlp"), "strategy": st.sampled_from(["allreduce", "ring", "reduce-bcast", "gather"])},
     optional={
         "hidden": st.lists(st.integers(1, 10**6), min_size=1, max_size=4),
         "dropout": st.floats(0, 0.95),
         "validation": st.just(0.0) | st.floats(0.001, 0.5),
-        "strategy": st.sampled_from(["allreduce", "ring", "reduce-bcast", "gather"]),
         "workers": st.integers(1, 5),
         "transport": st.sampled_from(["auto", "gloo", "threads"]),
         "bucket_mb": st.floats(0.001, 1e12) | st.integers(1, 10**12),
@@ -67,9 +66,11 @@ def test_the_lines_are_toml_whatever_the_config_file_is_called(path: str) -> Non
 
 
 def test_the_lines_say_where_each_value_came_from() -> None:
-    lines = resolve(("config file run.toml", {"epochs": 2}), ("flag", {"workers": 3})).lines()
+    resolved = resolve(("config file run.toml", {"epochs": 2}), ("flag", {"workers": 3}))
+    lines = resolved.lines()
     named = {re.split(r"[ :=]+", line.removeprefix("# "), maxsplit=1)[0]: line for line in lines}
-    assert list(named) == list(FIELDS)
+    assert list(named) == resolved.spec.names
+    assert {"overlap", "epochs"} <= named.keys() <= FIELDS.keys() - {"stages", "servers"}
     assert re.fullmatch(r"epochs = 2 +# config file run\.toml", named["epochs"])
     assert re.fullmatch(r"workers = 3 +# flag", named["workers"])
     assert re.fullmatch(r"lr = 0\.001 +# default for adam", named["lr"])
@@ -90,10 +91,10 @@ def test_the_introduction_shows_each_value_with_its_source() -> None:
             source, values = re.split(" {2,}", values, maxsplit=1)
         shown[source] = f"{shown.get(source, '')} {values}"
     expected: dict[str, set[str]] = {}
-    for name, why in resolved.sources.items():
+    for name in resolved.spec.names:
         value = getattr(resolved.spec, name)
         text = "not set" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-        expected.setdefault(why, set()).add(f"{name} {text}")
+        expected.setdefault(resolved.sources[name], set()).add(f"{name} {text}")
     assert {why: {part.strip() for part in text.split(",")} for why, text in shown.items()} == expected
     assert list(shown)[-1] == "default"
 
@@ -106,7 +107,7 @@ def test_without_being_asked_it_shows_what_was_given_and_derived_and_the_rate_th
     )
     text = "\n".join(lines)
     assert "workers 4, epochs 2, lr 0.01" in text
-    assert "  derived  normalize false, strategy allreduce, microbatches 1, transport gloo" in lines
+    assert "  derived  normalize false, strategy allreduce, transport gloo" in lines
     assert "momentum" not in text
     assert "--verbose" in lines[-1]
     assert len(lines) == 5

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.spec import RunSpec, World, resolve
-from paceline.training.rate import learning_rate
+from paceline.strategies.rate import learning_rate
 
 
 def spec_of(world: World | None = None, **values: Any) -> RunSpec:
@@ -17,7 +17,7 @@ def spec_of(world: World | None = None, **values: Any) -> RunSpec:
 
 def test_a_server_a_bound_and_a_transport_follow_from_the_strategy() -> None:
     synchronous, bounded, unbounded = (spec_of(strategy=name) for name in ("ps-sync", "ps-bounded", "ps-async"))
-    assert [spec.staleness for spec in (synchronous, bounded, unbounded)] == [0, 4, None]
+    assert [spec.staleness for spec in (synchronous, bounded, unbounded)] == [None, 4, None]
     assert {spec.servers for spec in (synchronous, bounded, unbounded)} == {1}
     assert {spec.transport for spec in (synchronous, bounded, unbounded)} == {"zmq"}
     assert {spec.workers for spec in (synchronous, bounded, unbounded)} == {2}
@@ -43,19 +43,22 @@ def test_an_asynchronous_update_is_one_workers_batch_at_one_workers_rate() -> No
     [
         (
             {"strategy": "ring", "workers": 2, "servers": 1},
-            "--servers is for parameter servers; strategy ring has none",
+            "strategy ring has no --servers: leave it out, or use --strategy ps-sync, ps-async or ps-bounded",
         ),
-        ({"strategy": "ring", "workers": 2, "staleness": 2}, "--staleness is for parameter servers"),
-        ({"strategy": "ring", "workers": 2, "restarts": 1}, "--restarts is for parameter servers"),
-        ({"strategy": "ring", "workers": 2, "encrypt": False}, "--encrypt is for parameter servers"),
-        ({"strategy": "ring", "workers": 2, "worker_timeout": 3.0}, "--worker-timeout is for parameter servers"),
+        ({"strategy": "ring", "workers": 2, "staleness": 2}, "strategy ring has no --staleness"),
+        ({"strategy": "ring", "workers": 2, "restarts": 1}, "strategy ring has no --restarts"),
+        ({"strategy": "ring", "workers": 2, "encrypt": False}, "strategy ring has no --encrypt"),
+        ({"strategy": "ring", "workers": 2, "worker_timeout": 3.0}, "strategy ring has no --worker-timeout"),
         ({"strategy": "ring", "workers": 2, "transport": "zmq"}, "only parameter servers use it"),
         ({"strategy": "ps-sync", "transport": "gloo"}, "it speaks ZeroMQ; leave --transport out"),
-        ({"strategy": "ps-async", "staleness": 3}, "no bound"),
-        ({"strategy": "ps-sync", "staleness": 3}, "use ps-bounded"),
-        ({"strategy": "ps-sync", "staleness_lr": True}, "it is for ps-async"),
-        ({"strategy": "ps-sync", "sync_batchnorm": True}, "workers of a server do not meet"),
-        ({"strategy": "ps-sync", "check_replicas": 5}, "come from the server"),
+        ({"strategy": "ps-async", "staleness": 3}, "strategy ps-async has no --staleness"),
+        ({"strategy": "ps-sync", "staleness": 3}, "has no --staleness: leave it out, or use --strategy ps-bounded"),
+        (
+            {"strategy": "ps-sync", "staleness_lr": True},
+            "has no --staleness-lr: .*use --strategy ps-async",
+        ),
+        ({"strategy": "ps-sync", "sync_batchnorm": True}, "strategy ps-sync has no --sync-batchnorm"),
+        ({"strategy": "ps-sync", "check_replicas": 5}, "strategy ps-sync has no --check-replicas"),
         ({"strategy": "ps-sync", "read": "scatter"}, "use --read own"),
         ({"strategy": "ps-sync", "device": "cuda"}, "use --device cpu"),
         ({"strategy": "ps-bounded", "staleness": -1}, "from 0 to 1000"),

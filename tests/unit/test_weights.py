@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from paceline.errors import UsageError
 from paceline.models.build import build
-from paceline.training import weights
+from paceline.strategies import weights
 
 SHAPE = (1, 16, 16)
 

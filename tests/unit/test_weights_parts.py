@@ -21,8 +21,8 @@ from paceline.comm.single import SingleComm
 from paceline.errors import UsageError
 from paceline.layout import share
 from paceline.models.build import build
-from paceline.training import weights
-from paceline.training.weights import Piece
+from paceline.strategies import weights
+from paceline.strategies.weights import Piece
 
 # Shape, type, and the dimension it is divided along; None: one rank has it.
 TENSORS: dict[str, tuple[tuple[int, ...], torch.dtype, int | None]] = {
@@ -189,7 +189,7 @@ from pathlib import Path
 import torch
 from paceline.comm.threads import thread_world
 from paceline.layout import peak_rss_bytes
-from paceline.training.weights import Piece, save_parts
+from paceline.strategies.weights import Piece, save_parts
 
 size = (15_000, 1000)
 whole = {name: torch.empty(size, device="meta") for name in ("rows", "columns")}

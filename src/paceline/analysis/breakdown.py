@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from statistics import fmean
 
-from paceline.analysis.runs import APART, Run
+from paceline.analysis.runs import Run
 from paceline.records import Step
 
 COMPUTE = ("forward", "recompute", "backward")
@@ -49,10 +49,10 @@ def _by_rank(run: Run) -> dict[int, Parts]:
     workers = {rank: steps for rank, steps in run.steps.items() if rank >= run.summary.servers and steps}
     if not workers:
         return {}
-    if run.summary.strategy in APART:  # nobody waits for the slowest; each made its part of the updates
+    if run.method.asynchronous:  # nobody waits for the slowest; each made its part of the updates
         skip = run.warm_up // run.at_once
         return {rank: mean([_parts(step, 0.0) for step in steps[skip:] or steps]) for rank, steps in workers.items()}
-    if run.summary.strategy == "pipeline":
+    if run.method.timelines:  # a pipeline's stages
         return {rank: mean([_of_stage(step) for step in steps[run.warm_up :]]) for rank, steps in workers.items()}
     by_number: dict[int, dict[int, Step]] = {}
     for rank, steps in workers.items():

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from paceline.analysis.resources import preemptions
-from paceline.analysis.runs import APART, Run
+from paceline.analysis.runs import Run
 from paceline.analysis.scaling import Curve, Group, along_workers, label, machine_of, telling
 from paceline.analysis.statistics import ENOUGH_SAMPLES, Interval, drift, ratio, two_humps
 from paceline.analysis.wording import count, listing, some
@@ -178,7 +178,7 @@ def check_losses(groups: Sequence[Group]) -> Iterator[Doubt]:
     seen: dict[str, tuple[str, float]] = {}
     for run in (run for group in groups for run in group.runs):
         s = run.summary
-        if not s.train_loss or run.emulated or s.strategy in APART or s.lost_workers or not _divides_alike(run):
+        if not s.train_loss or run.emulated or not run.method.exact or s.lost_workers or not _divides_alike(run):
             continue
         name, loss = seen.setdefault(_training(run), (run.folder.name, s.train_loss[0]))
         if not abs(loss - s.train_loss[0]) <= 0.02 * max(abs(loss), 1e-3):

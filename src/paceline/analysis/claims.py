@@ -16,6 +16,7 @@ from paceline.analysis.statistics import Interval
 from paceline.analysis.trust import allow, decide, doubt
 from paceline.analysis.verdicts import FAILS, HOLDS, IN_PART, UNTOLD, Case, Claim, Found, claim, fewest_runs, place
 from paceline.analysis.wording import count, percent, percents, within
+from paceline.collectives.ring import RING
 
 __all__ = ["FAILS", "HOLDS", "IN_PART", "UNTOLD", "Case", "Claim", "claims"]
 
@@ -26,7 +27,8 @@ PROPORTIONAL = 0.7  # of the ideal speedup
 def claims(groups: Sequence[Group], curves: Iterable[Curve]) -> list[Claim]:
     """All of them, of a study that has both parameter servers and rings; of others none."""
     every = all_lines(groups)
-    served, rings = [line for line in every if line.servers], [line for line in every if line.strategy == "ring"]
+    served = [line for line in every if line.servers]
+    rings = [line for line in every if line.method.averaging == RING.name]
     if not served or not rings:
         return []
     made = [

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.analysis.runs import DIVIDED, Run
+from paceline.analysis.runs import Run
 from paceline.analysis.wording import count
 
-# Of the spec, what is about that: a run's own summary says it better, and nothing where it has no meaning.
+# Options about that: a run's own summary says it better, and nothing where it has no meaning.
 IN_SPEC = ("stages", "tensor", "microbatches", "schedule", "recompute", "averaging", "cut", "memory", "speed")
+# Those that say how many parts a replica has.
+PARTS = ("stages", "tensor")
 # The same of a setting.
 KEYS = ("stages", "tensor", "schedule", "microbatches", "recompute", "averaging", "cut", "stage_memory", "stage_speed")
 CUTS = {"measured": "cut by measured times", "layers": "cut by layers", "parameters": "cut by parameters"}
@@ -17,17 +19,14 @@ CUTS = {"measured": "cut by measured times", "layers": "cut by layers", "paramet
 
 def division(run: Run) -> dict[str, Any]:
     """What of a setting is about it."""
-    s, spec = run.summary, run.spec
-    found: dict[str, Any] = {}
-    if s.strategy == "pipeline":
-        found = {"stages": s.stages, "schedule": s.schedule, "recompute": s.recompute,
-                 "cut": spec.get("cut", "measured")}  # fmt: skip
-        found |= {f"stage_{key}": spec[key] for key in ("memory", "speed") if spec.get(key)}
-    if s.strategy == "tensor":
-        found = {"tensor": s.tensor}
-    if s.strategy == "pipeline" or s.microbatches > 1:
+    s, spec, options = run.summary, run.spec, run.method.names
+    found = {key: getattr(s, key) for key in (*PARTS, "schedule", "recompute") if key in options}
+    if "cut" in options:
+        found["cut"] = spec.get("cut", "measured")
+    found |= {f"stage_{key}": spec[key] for key in ("memory", "speed") if key in options and spec.get(key)}
+    if "schedule" in options or s.microbatches > 1:
         found["microbatches"] = s.microbatches
-    if s.strategy in DIVIDED:
+    if "averaging" in options:
         found["averaging"] = s.averaging
     return found
 
@@ -55,19 +54,16 @@ def micro_batches(number: int) -> str:
 
 def workers(run: Run) -> str:
     """4 workers; or 2 replicas × 2 stages, 4 shards, where they have a part of the model each."""
-    s = run.summary
-    if s.strategy not in DIVIDED:
-        return count(s.workers, "worker")
+    if not run.method.part:
+        return count(run.summary.workers, "worker")
     return f"{replicas(run)} × {parts(run)}" if run.replicas > 1 else parts(run)
 
 
 def parts(run: Run) -> str:
     """Of a replica; empty where it has none."""
-    s = run.summary
-    if s.strategy not in DIVIDED:
-        return ""
-    return count(s.stages, "stage") if s.strategy == "pipeline" else count(s.tensor, "shard")
+    s, part = run.summary, run.method.part
+    return count(s.stages * s.tensor, part) if part else ""
 
 
 def replicas(run: Run) -> str:
-    return count(run.replicas, "replica") if run.summary.strategy in DIVIDED else ""
+    return count(run.replicas, "replica") if run.method.part else ""

@@ -14,7 +14,8 @@ from paceline.analysis.wording import accuracy, count, percent, seconds, some, s
 
 POINT = 0.01  # of accuracy: of few runs, less is not told from chance
 ALIKE = 0.02  # of the images seen: a last batch more or less makes no difference
-FOLLOWS_BATCH = ("batch_size", "lr", "warmup_epochs", "threads")  # may be chosen anew for each batch size
+# What may be chosen anew for each batch size.
+FOLLOWS_BATCH = ("batch_size", "global_batch", "lr", "warmup_epochs", "threads")
 
 Scored = tuple[Group, list[float]]  # a setting, and the accuracy of each of its runs
 

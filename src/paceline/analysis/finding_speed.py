@@ -87,9 +87,7 @@ def widest(problem: Problem, curves: Sequence[Curve]) -> list[tuple[Curve, Point
 
 
 def of_kind(curves: Sequence[Curve], kind: str) -> list[Curve]:
-    """An update of ps-async is of one worker's batch: no batch of all is divided, and its scaling is weak."""
-    return [curve for curve in curves if curve.kind == kind
-            and not (kind == "strong" and curve.label["strategy"] == "ps-async")]  # fmt: skip
+    return [curve for curve in curves if curve.kind == kind]
 
 
 def efficiency(curve: Curve, point: Point) -> Interval:

@@ -12,7 +12,7 @@ from paceline.analysis.finding_pipeline import bubbles
 from paceline.analysis.finding_speed import best, cost, not_worth, scaling
 from paceline.analysis.lines import ENOUGH_RUNS, links
 from paceline.analysis.problems import Problem, problems
-from paceline.analysis.runs import DIVIDED, LeftOut
+from paceline.analysis.runs import LeftOut
 from paceline.analysis.scaling import Curve, Group, label, nodes_of, stands_for
 from paceline.analysis.statistics import ENOUGH_SAMPLES
 from paceline.analysis.wording import count, link, listing, numbers, ranged, some
@@ -66,7 +66,7 @@ def ran(groups: Sequence[Group]) -> str:
     each = f"{count(min(runs), 'run')} each" if min(runs) == max(runs) else f"{min(runs)} to {max(runs)} runs each"
     size = f"{count(len(groups), 'setting')}, {each}" if len(groups) > 1 else count(runs[0], "run")
     servers = {s.servers for s in summaries if s.servers}
-    of = " or replica" if any(s.strategy in DIVIDED for s in summaries) else ""
+    of = " or replica" if any(one.method.part for one in groups) else ""
     words = [
         f"{verb} {_names(s.model for s in summaries)} on {_names(s.data for s in summaries)}",
         f"by {_names(s.strategy for s in summaries)}",

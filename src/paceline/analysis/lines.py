@@ -11,18 +11,19 @@ from paceline.analysis.compare import BETWEEN_RUNS
 from paceline.analysis.runs import MACHINE
 from paceline.analysis.scaling import (
     AT_LAST,
-    BY_DIVISION,
-    BY_WORKERS,
+    NETWORK,
     OF_STRATEGY,
     Group,
     along_workers,
     certain,
     nodes_of,
+    problem_of,
     size,
     stands_for,
 )
 from paceline.analysis.statistics import Interval, ratio
 from paceline.analysis.wording import count, link, listing
+from paceline.strategies.base import Strategy
 
 LENGTH = scaling.LENGTH
 ENOUGH_RUNS = 3
@@ -57,9 +58,14 @@ class Line:
         return self.first.strategy
 
     @property
+    def method(self) -> Strategy:
+        return self.first.method
+
+    @property
     def family(self) -> str:
         """What lines must have in common so that their strategies can be compared."""
-        kept = {key: value for key, value in self.first.setting.items() if key not in (*BY_DIVISION, *BY_WORKERS)}
+        network = {key: value for key, value in self.first.setting.items() if key in NETWORK}
+        kept = problem_of(self.first) | network
         return repr((sorted(kept.items()), links(self.first), self.kind, size(self.first, self.kind)))
 
 

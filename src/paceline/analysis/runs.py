@@ -27,17 +27,15 @@ from paceline.records import (
     read_steps,
     read_toml,
 )
-from paceline.spec import RunSpec
+from paceline.spec import OWN, RunSpec
+from paceline.strategies.base import Strategy
+from paceline.strategies.table import describe
 from paceline.strict_json import LARGEST, Bounds, Count, Seconds, build, naming, parse, read_text
 
 # Lists of the summary that have a value for each rank.
 BY_RANK = ("gradients", "wait_seconds", "cpu_seconds", "bytes_sent", "bytes_received", "messages_sent",
            "messages_received", "comm_seconds", "input_seconds", "peak_rss_bytes")  # fmt: skip
 MOST_MICROBATCHES = 10_000
-# Workers of these do not wait for each other.
-APART = ("ps-async", "ps-bounded")
-# Workers of these have a part of the model each; so many of them are a replica.
-DIVIDED = ("pipeline", "tensor")
 # Of the environment, what can make a difference in speed.
 MACHINE = ("processor", "cores", "gpus", "torch", "python", "platform")
 
@@ -73,7 +71,7 @@ class Run:
     """A completed run. Of a pipeline, also what its stages did in the first steps, and the plan that it was cut by."""
 
     folder: Path
-    spec: dict[str, Any]
+    spec: dict[str, Any]  # as runs are compared: see `_comparable`
     summary: Summary
     environment: dict[str, Any]
     steps: dict[int, list[Step]] = field(repr=False)  # by rank
@@ -82,9 +80,18 @@ class Run:
     plan: Plan | None = field(default=None, repr=False)
 
     @property
+    def method(self) -> Strategy:
+        """Its strategy, with what that can do."""
+        return describe(self.summary.strategy)
+
+    def has(self, option: str) -> bool:
+        """Whether its strategy has this option."""
+        return option in (self.method.names if self.method.installed else self.spec)
+
+    @property
     def replicas(self) -> int:
         """How many have the whole model, each with its own part of the global batch."""
-        return self.summary.workers // (self.summary.stages * self.summary.tensor)
+        return _replicas(self.summary)
 
     @property
     def emulated(self) -> bool:
@@ -92,10 +99,10 @@ class Run:
 
     @property
     def at_once(self) -> int:
-        """Updates that are timed together. Those of ps-async come in bursts, and one gap between two of them is no
-        measure of anything; as many as there are workers take as long as a worker needs for one.
+        """Updates that are timed together. Where each worker makes its own, they come in bursts, and one gap between
+        two of them is no measure of anything; as many as there are workers take as long as a worker needs for one.
         """
-        return self.summary.workers if self.summary.strategy == "ps-async" else 1
+        return self.summary.workers if self.method.updates_by_worker else 1
 
     @property
     def cores(self) -> int | None:
@@ -193,10 +200,11 @@ def _read(folder: Path, summary: Summary) -> Run:
     environment = check_environment(folder)
     ranks = range(summary.servers + summary.workers)
     steps = {rank: read_steps(folder / f"rank_{rank}.jsonl") for rank in ranks}
-    staged = ranks if summary.strategy == "pipeline" else ()
+    staged = ranks if describe(summary.strategy).timelines else ()
     timelines = {rank: _timelines(folder / f"rank_{rank}.jsonl") for rank in staged}
     plan = _plan(folder / "plan.json") if staged else None
-    return Run(folder, _spec(folder / "spec.toml"), summary, environment, steps, read_nodes(folder), timelines, plan)
+    spec = _comparable(_spec(folder / "spec.toml"), summary)
+    return Run(folder, spec, summary, environment, steps, read_nodes(folder), timelines, plan)
 
 
 def _spec(path: Path) -> dict[str, Any]:
@@ -204,6 +212,26 @@ def _spec(path: Path) -> dict[str, Any]:
     with naming(path):
         build(RunSpec, values, extra=True)
     return values
+
+
+def _comparable(spec: dict[str, Any], summary: Summary) -> dict[str, Any]:
+    """The spec, with the same values for the same setting whichever version wrote it.
+
+    Options that only other strategies have are at their defaults, as earlier versions wrote them; those of a strategy
+    that is not installed here are kept as they are. A global batch that follows from the batch size is left out.
+    """
+    method, found = describe(summary.strategy), dict(spec)
+    if method.installed:
+        others = {name: made.default for name, (made, _) in OWN.items() if name not in method.names or name not in spec}
+        found = {name: value for name, value in (spec | others).items() if value is not None}
+    shares = 1 if method.updates_by_worker else _replicas(summary)
+    if summary.global_batch == summary.batch_size * shares:
+        found.pop("global_batch", None)
+    return found
+
+
+def _replicas(summary: Summary) -> int:
+    return summary.workers // (summary.stages * summary.tensor)
 
 
 def _faults(run: Run) -> Iterator[str]:
@@ -228,7 +256,7 @@ def _faults(run: Run) -> Iterator[str]:
     for name in BY_RANK:
         if len(getattr(s, name)) not in (0, s.servers + s.workers):
             yield f"{name} is not of {s.servers + s.workers} ranks"
-    if s.strategy == "pipeline" and (s.schedule not in SCHEDULES or s.microbatches > MOST_MICROBATCHES):
+    if "schedule" in run.method.names and (s.schedule not in SCHEDULES or s.microbatches > MOST_MICROBATCHES):
         yield f"a schedule {s.schedule!r} of {s.microbatches} micro-batches cannot be"
     if run.plan and len(run.plan.stages) != s.stages:
         yield f"plan.json has {len(run.plan.stages)} stages, and the summary says {s.stages}"
@@ -238,8 +266,8 @@ def _faults(run: Run) -> Iterator[str]:
 
 
 def _is_together(summary: Summary) -> bool:
-    """Whether every worker has a part in every update; those of a server are given up when they are silent."""
-    return summary.strategy not in APART and not summary.lost_workers and not summary.returns
+    """Whether every worker surely has a part in every update; those of a server are given up when they are silent."""
+    return describe(summary.strategy).exact and not summary.lost_workers and not summary.returns
 
 
 def _timelines(path: Path) -> list[Timeline]:

@@ -5,31 +5,35 @@ each worker (weak).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
 from paceline.analysis import division
-from paceline.analysis.runs import DIVIDED, MACHINE, Run
+from paceline.analysis.runs import MACHINE, Run
 from paceline.analysis.statistics import ENOUGH_SAMPLES, Interval, Series, amdahl, gustafson, median, middle, ratio
 from paceline.analysis.wording import count, link
+from paceline.spec import OWN, Common
+from paceline.strategies.base import Strategy
 
 # What makes two runs repeats of each other is all of the spec but these, and the machine.
 NOT_THE_SETTING = ("seed", "name", "output_dir", "timeout", "log_every", "check_replicas")
+# Of strategies' options, what changes the function that is trained, as options of the model do.
+OF_MODEL = ("sync_batchnorm",)
+# What a strategy has of its own: it tells its settings apart, and not one strategy from another.
+OF_STRATEGY = ("transport", "read", "threads", "scale_lr",
+               *(key for key in OWN if key not in (*division.IN_SPEC, *OF_MODEL)), *division.KEYS)  # fmt: skip
 # What may differ between a run and the run of one worker that it is compared with.
-BY_DIVISION = ("strategy", "workers", "servers", "batch_size", "transport", "overlap", "bucket_mb", "read",
-               "staleness", "staleness_lr", "worker_timeout", "snapshot_every", "restarts", "encrypt",
-               "threads", *division.KEYS)  # fmt: skip
+BY_DIVISION = ("strategy", "workers", "batch_size", "global_batch", *OF_STRATEGY)
 # How long a run was and what came after it: its speed is not of them.
 LENGTH = ("epochs", "steps", "test", "validation")
 # What follows from the number of workers, and so may differ along a line.
-BY_WORKERS = ("workers", "batch_size", "threads", "lab", *LENGTH)
+BY_WORKERS = ("workers", "batch_size", "global_batch", "threads", "lab", *LENGTH)
+# What is left of the options that all runs have, and of the machine.
+SAME_PROBLEM = tuple(key for key in (*(f.name for f in fields(Common)), *MACHINE) if key not in (*BY_DIVISION, *LENGTH))
 # Of a lab, what is between its nodes; one worker has nothing of it.
 NETWORK = ("mtu", "racks", "faults")
 USUAL_MTU = 1500
-# What a strategy has of its own: it tells its settings apart, and not one strategy from another.
-OF_STRATEGY = ("servers", "transport", "read", "threads", "encrypt", "overlap", "bucket_mb", "staleness",
-               "staleness_lr", "worker_timeout", "snapshot_every", "restarts", *division.KEYS)  # fmt: skip
 # What is told apart only where these are the same.
 ONLY_WITHIN: dict[str, tuple[str, ...]] = dict.fromkeys(OF_STRATEGY, ("strategy",))
 ONLY_WITHIN["averaging"] = ("strategy", "workers")
@@ -58,6 +62,10 @@ class Group:
     @property
     def strategy(self) -> str:
         return self.first.summary.strategy
+
+    @property
+    def method(self) -> Strategy:
+        return self.first.method
 
     @property
     def series(self) -> list[Series]:
@@ -163,7 +171,7 @@ def _words(one: Group, *, scaled: bool) -> dict[str, str]:
     links = sorted({(node["up"], node["down"]) for node in setting.pop("lab")})
     faults = [f"{fault['node']} {fault['do']} at {fault['at']:g} s" for fault in setting.pop("faults", [])]
     racks = sorted({_ends(rack["up"], rack["down"]) for rack in setting.pop("racks", [])})
-    divided = {key: text for key, text in division.words(setting).items() if key not in ("stages", "tensor")}
+    divided = {key: text for key, text in division.words(setting).items() if key not in division.PARTS}
     said = {"model": s.model, "data": s.data, "strategy": s.strategy, "workers": division.workers(one.first),
             "servers": count(s.servers, "server") if s.servers else "", **divided,
             "nodes": count(nodes_of(one.first), "node"), "batch": f"batch {s.batch_size}",
@@ -215,7 +223,8 @@ def setting_of(run: Run) -> dict[str, Any]:
     nodes = [{key: node.get(key) for key in ("up", "down", "cpu", "speed", "rack")} for node in lab.get("nodes", [])]
     machine = {key: run.environment[key] for key in MACHINE if run.environment.get(key) is not None}
     rest = {key: lab[key] for key in NETWORK if lab.get(key) and (key, lab[key]) != ("mtu", USUAL_MTU)}
-    spec = {key: value for key, value in run.spec.items() if key not in (*NOT_THE_SETTING, *division.IN_SPEC)}
+    left_out = (*NOT_THE_SETTING, *(division.IN_SPEC if run.method.installed else ()))
+    spec = {key: value for key, value in run.spec.items() if key not in left_out}
     return spec | division.division(run) | machine | rest | {"lab": nodes}
 
 
@@ -265,13 +274,14 @@ def size(one: Group, kind: str) -> float:
     s = one.first.summary
     if kind != "weak":
         return s.global_batch
-    if one.strategy not in DIVIDED:
+    if not one.method.part:
         return s.batch_size
     return s.global_batch // s.workers if s.global_batch % s.workers == 0 else s.global_batch / s.workers
 
 
 def along_workers(groups: Iterable[Group], kind: str) -> list[dict[int, Group]]:
-    """Settings that differ in their number of workers alone, by workers, rising; ps-async has no batch to divide.
+    """Settings that differ in their number of workers alone, by workers, rising. Workers whose batches are
+    updates of their own have no batch to divide: their scaling is weak.
 
     The same workers on several numbers of nodes, or with several numbers of threads, make lines of their own; of
     settings that differ in their length alone, the longest counts. Workers of a model in parts are more replicas of as
@@ -279,9 +289,9 @@ def along_workers(groups: Iterable[Group], kind: str) -> list[dict[int, Group]]:
     """
     found: dict[str, list[Group]] = {}
     for one in groups:
-        if kind == "strong" and one.strategy == "ps-async":
+        if kind == "strong" and one.method.updates_by_worker:
             continue
-        for but in ((), ("stages", "tensor")) if one.strategy in DIVIDED and one.first.replicas == 1 else ((),):
+        for but in ((), division.PARTS) if one.method.part and one.first.replicas == 1 else ((),):
             kept = {key: value for key, value in one.setting.items() if key not in (*BY_WORKERS, *but)}
             key = repr((sorted(kept.items()), but, links(one), one.first.summary.transport, size(one, kind)))
             found.setdefault(key, []).append(one)
@@ -311,9 +321,15 @@ def _varied(one: Group, among: Sequence[Group]) -> tuple[Any, ...]:
     return tuple(found)
 
 
+def problem_of(one: Group) -> dict[str, Any]:
+    """Of its setting, what speeds can be compared within; a strategy that lacks an option of OF_MODEL has it off."""
+    return {key: value for key, value in one.setting.items()
+            if key in SAME_PROBLEM or (key in OF_MODEL and value)}  # fmt: skip
+
+
 def family(one: Group) -> str:
     """Settings that differ only in how the work is divided, how long it goes on, and in links; on one machine."""
-    kept = {key: value for key, value in one.setting.items() if key not in (*BY_DIVISION, *LENGTH, *NETWORK, "lab")}
+    kept = problem_of(one)
     devices = {(node["cpu"], node["speed"]) for node in one.setting["lab"]}
     return repr(sorted(kept.items())) + repr(sorted(devices, key=repr))
 

@@ -8,8 +8,6 @@ from paceline.analysis.scaling import Group, certain, disturbed
 from paceline.analysis.statistics import Interval
 from paceline.analysis.wording import count
 
-ASYNCHRONOUS = ("ps-async", "ps-bounded")
-
 
 def allow(found: Interval, *groups: Group) -> Interval:
     """With fewer than 3 runs of a setting at least 10 % either way: nobody knows how much its runs differ."""
@@ -21,7 +19,7 @@ def allow(found: Interval, *groups: Group) -> Interval:
 
 def asynchronous(one: Group) -> bool:
     """Whether its workers do not wait for each other, so that its images were not all seen by the newest weights."""
-    return one.strategy in ASYNCHRONOUS
+    return one.method.asynchronous
 
 
 def doubt(*groups: Group) -> str:

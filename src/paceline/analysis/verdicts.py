@@ -9,6 +9,7 @@ from paceline.analysis.lines import ENOUGH_RUNS, Line, links, name
 from paceline.analysis.scaling import stands_for
 from paceline.analysis.trust import asynchronous
 from paceline.analysis.wording import count, link, listing, numbers, sentence
+from paceline.collectives.ring import RING
 
 HOLDS, FAILS, IN_PART, UNTOLD = "holds", "fails", "holds in part", "cannot be told"
 WORDS = {True: HOLDS, False: FAILS, None: UNTOLD}
@@ -60,7 +61,7 @@ def place(line: Line, among: Sequence[Line]) -> str:
     """What tells a line from these, beside its model and servers; links by the real ones that they stand for."""
     always = ["strategy"] if asynchronous(line.widest) else []
     ways = {str(each.widest.setting.get("overlap")) for each in among if each.strategy == line.strategy}
-    always += ["overlap"] if line.strategy == "ring" and len(ways) > 1 else []
+    always += ["overlap"] if line.method.averaging == RING.name and len(ways) > 1 else []
     scaled = {(links(each.widest), each.widest.first.summary.shrink): stands_for(each.widest) for each in among}
     real = set(scaled.values())
     if len(real) < 2 or len(real) < len(scaled) or None in real:

@@ -8,7 +8,7 @@ import json
 import random
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,14 @@ from paceline.errors import UsageError, nearest, refuse_pipe, unknown
 from paceline.lab.plan import PRESETS, Plan, make_plan
 from paceline.layout import cores
 from paceline.report.table import CHARTS
-from paceline.spec import FIELDS, Resolved, resolve
+from paceline.spec import FIELDS, OWN, Resolved, resolve
+from paceline.strategies import table as strategies
 
-# Beside the spec's own keys: the lab to run in and its nodes, a batch of all workers together, what a grid needs.
-EXTRA = ("lab", "nodes", "global_batch", "needs")
+# Beside the spec's own keys: the lab to run in and its nodes, what a grid needs.
+EXTRA = ("lab", "nodes", "needs")
 TOP = ("title", "about", "source", "limits", "repeats", "fixed", "grid", "quick", "draw", "paper")
 QUICK = ("about", "limits", "repeats", "fixed", "grid")
-OWN = ("name", "output_dir")  # of a run, given by us
+CHOSEN = ("name", "output_dir")  # of a run, given by us
 GIVEN = "experiment"  # the source of values that are from the file
 ALL_CORES = "all"  # as a number of threads: the cores of this machine
 MOST_RUNS = 5000
@@ -41,7 +42,8 @@ class Point:
 
     def digest(self) -> str:
         """Of all that decides what is run."""
-        spec = {name: getattr(self.resolved.spec, name) for name in FIELDS if name not in OWN}
+        given = self.resolved.spec
+        spec = {name: getattr(given, name) for name in given.names if name not in CHOSEN}
         text = json.dumps([spec, self.plan.to_json() if self.plan else ""], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -57,10 +59,15 @@ class Task:
     def name(self) -> str:
         spec = self.point.resolved.spec
         model = "".join(c if c.isalnum() or c in "-_." else "-" for c in spec.model)
-        servers = f"-s{spec.servers}" if spec.servers else ""
+        servers = f"-s{self.servers}" if self.servers else ""
         return (
             f"{model}-{spec.strategy}{servers}-w{spec.workers}-b{spec.batch_size}-{self.point.digest()}-{self.repeat}"
         )
+
+    @property
+    def servers(self) -> int:
+        spec = self.point.resolved.spec
+        return spec.method.servers(vars(spec))
 
     @property
     def seed(self) -> int:
@@ -69,17 +76,17 @@ class Task:
     def __str__(self) -> str:
         spec = self.point.resolved.spec
         parts = [spec.model, str(spec.strategy), _count(spec.workers or 1, "worker")]
-        parts += [_count(spec.servers, "server")] if spec.servers else []
+        parts += [_count(self.servers, "server")] if self.servers else []
         parts += [_count(len(self.point.plan.nodes), "node")] if self.point.plan else []
         parts += [f"batch {spec.batch_size}", *([spec.compute] if spec.emulated else [])]
-        given = [key for key in SHOWN if self.point.resolved.sources[key] == GIVEN]
+        options = (*(key for key in spec.method.names if key != "servers"), *SHOWN)
+        given = [key for key in options if self.point.resolved.sources[key] == GIVEN]
         parts += [f"{key} {str(getattr(spec, key)).lower()}" for key in given]
         return ", ".join([*parts, f"repeat {self.repeat + 1}"])
 
 
-# What a line about a run says of it, where the experiment does.
-SHOWN = ("stages", "tensor", "microbatches", "schedule", "recompute", "cut", "averaging", "threads", "overlap", "read",
-         "shrink")  # fmt: skip
+# What a line about a run says of it, where the experiment does, beside the strategy's own options.
+SHOWN = ("threads", "read", "shrink")
 
 
 def _count(number: int, what: str) -> str:
@@ -154,18 +161,35 @@ def _all_points(values: Mapping[str, Any], over: Mapping[str, Any], path: Path) 
     grids = over.get("grid", values.get("grid", [{}]))
     if not isinstance(grids, list) or not grids:
         raise UsageError(f"{where}: {grids!r} is not a list of tables; write [[grid]]")
-    found, left_out = dict[str, Point](), []
+    found, left_out, used = dict[str, Point](), [], set[str]()
     for number, grid in enumerate(grids, 1):
         place = f"{where} {number}"
-        given = _over(fixed, _named(grid, place))
+        own = _named(grid, place)
+        given = _over(fixed, own)
         if why := _lacking(given.pop("needs", "gpu:0"), place):
             left_out.append(f"grid {number} {why}")
             continue
-        for point in _points(given, place, path.parent):
+        points = list(_points(given, place, path.parent))
+        names = {name for point in points for name in point.resolved.spec.names}
+        _check_used(own, names, place)
+        used |= names
+        for point in points:
             found.setdefault(point.digest(), point)
     if not found:
         raise UsageError(f"{path}: nothing can be run here: {'; '.join(left_out)}")
+    if not left_out:  # grids that are left out may use what others do not
+        _check_used(fixed, used, f"{path}: fixed")
     return list(found.values()), left_out
+
+
+def _check_used(values: Mapping[str, Any], names: Collection[str], where: str) -> None:
+    """Refuse an option that none of these runs has: it is of other strategies."""
+    for name in values:
+        if name in OWN and name not in names:
+            raise UsageError(
+                f"{where}: no run has {name}: leave it out, or use one of the strategies that have it "
+                f"({', '.join(strategies.having(name))})"
+            )
 
 
 def _over(fixed: Mapping[str, Any], grid: dict[str, Any]) -> dict[str, Any]:
@@ -217,18 +241,12 @@ def _points(values: Mapping[str, Any], where: str, folder: Path) -> Iterator[Poi
 
 
 def _point(values: Mapping[str, Any], folder: Path) -> Point:
-    spec = {key: value for key, value in values.items() if key not in EXTRA}
-    for key in OWN:
+    spec = _applying({key: value for key, value in values.items() if key not in EXTRA})
+    for key in CHOSEN:
         if key in spec:
             raise UsageError(f"{key} is chosen for every run; leave it out")
-    together = values.get("global_batch")
-    if together is not None:
-        workers = spec.get("workers", 1)
-        if "batch_size" in spec:
-            raise UsageError("global_batch and batch_size are both given; leave one out")
-        if type(together) is not int or type(workers) is not int or together < 1 or workers < 1 or together % workers:
-            raise UsageError(f"global_batch {together!r} cannot be divided over {workers!r} workers")
-        spec["batch_size"] = together // workers
+    if "global_batch" in spec and "batch_size" in spec:
+        raise UsageError("global_batch and batch_size are both given; leave one out")
     if spec.get("threads") == ALL_CORES:
         spec["threads"] = cores()
     resolved = resolve((GIVEN, spec))
@@ -244,6 +262,15 @@ def _point(values: Mapping[str, Any], folder: Path) -> Point:
         )
     lab = _lab(values["lab"], {"ranks": resolved.spec.ranks, "workers": resolved.spec.workers, "nodes": nodes}, folder)
     return Point(resolved, lab, make_plan(lab, "lab"))
+
+
+def _applying(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the options that the strategy of this point does not have; other points of its grid may."""
+    name = spec.get("strategy") or strategies.default(spec.get("workers")).name
+    method = strategies.TABLE.get(name) if isinstance(name, str) else None
+    if method is None:  # the spec says what is wrong with it
+        return dict(spec)
+    return {key: value for key, value in spec.items() if key not in OWN or key in method.names}
 
 
 def _lab(given: Any, numbers: Mapping[str, Any], folder: Path) -> dict[str, Any]:

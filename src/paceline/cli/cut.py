@@ -10,6 +10,7 @@ from paceline.cli import train
 from paceline.pipeline import showing
 from paceline.pipeline.sizes import parse_bandwidth
 from paceline.spec import RunSpec, resolve
+from paceline.strategies.pipeline import PIPELINE
 from paceline.strict_json import dump
 
 FIELDS = ("model", "hidden", "dropout", "data", "data_dir", "image_size", "batch_size", "microbatches", "schedule",
@@ -28,14 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def spec_of(args: argparse.Namespace) -> RunSpec:
     """The training whose plan is asked for, checked."""
     flags = {name: value for name, value in vars(args).items() if name not in NOT_SPEC}
-    pipeline = {"strategy": "pipeline", "workers": args.stages}
+    pipeline = {"strategy": PIPELINE.name, "workers": args.stages}
     return resolve(("flag", flags), ("stages", pipeline)).spec
 
 
 def run(args: argparse.Namespace) -> int:
     spec = spec_of(args)
     link = parse_bandwidth(args.bandwidth, "--bandwidth") if args.bandwidth is not None else None
-    from paceline.training.planning import plan_cut
+    from paceline.strategies.pipeline.planning import plan_cut
 
     progress = Progress(sys.stderr)
     plan = plan_cut(spec, progress, link)

@@ -111,7 +111,7 @@ def check_training(flags: list[str], tasks: int) -> Resolved:
 def write_script(args: argparse.Namespace, words: list[str], resolved: Resolved) -> str:
     """The text for sbatch. Options that nobody gave are left to Slurm."""
     given = {name.replace("_", "-"): getattr(args, name) for name in HANDED_ON if getattr(args, name) is not None}
-    options = SERVED if resolved.spec.served else TOGETHER
+    options = SERVED if resolved.spec.servers else TOGETHER
     if args.cpus_per_task:
         options += ' --cpus-per-task="$SLURM_CPUS_PER_TASK"'  # srun does not take it from the job by itself
     asked = [f"--{name}={value}" for name, value in given.items()]

@@ -6,8 +6,9 @@ import argparse
 import sys
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, replace
+from itertools import groupby
 from typing import Any
 
 from paceline.cli import nodes
@@ -18,7 +19,7 @@ from paceline.launch.cluster import Cluster, read_cluster, split_address
 from paceline.launch.env import find_seat, in_lab
 from paceline.launch.run import launch
 from paceline.launch.signals import quiet_interrupt
-from paceline.spec import FIELDS, RunSpec, World, read_config, resolve
+from paceline.spec import FIELDS, KINDS, OWN, RunSpec, World, read_config, resolve
 from paceline.strategies import table as strategies
 from paceline.strict_json import dump
 
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One flag for each field of the spec; only those that are given end up in the namespace."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     abouts = {
-        "strategies": {info.name: info.about for info in strategies.TABLE.values()},
+        "strategies": {each.name: each.summary for each in strategies.TABLE.values()},
         "transports": {info.name: info.about for info in transports.TABLE.values()},
     }
     parser.epilog = "\n\n".join(
@@ -38,21 +39,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         for title, table in abouts.items()
     )
     parser.add_argument("--config", metavar="FILE", help="a TOML file with values for these flags; flags win")
-    parser.add_argument("--cluster", metavar="FILE", help="of ps-*: the addresses of all ranks, one started on each")
+    parser.add_argument(
+        "--cluster",
+        metavar="FILE",
+        help="parameter servers: a file with the addresses of all ranks, one of which is started here",
+    )
     parser.add_argument("--role", metavar="ps|worker", help="with --cluster: what this one is")
     parser.add_argument("--index", type=reader(int), metavar="N", help="with --cluster: which of its role, from 0")
     parser.add_argument("--json", action="store_true", help="print the summary as the last line of standard output")
     parser.add_argument("--verbose", action="store_true", help="print every option at the start, defaults included")
-    add_fields(parser, FIELDS)
+    add_fields(parser, (name for name in FIELDS if name not in OWN))
+    for having, names in groupby(sorted(OWN, key=_first), key=strategies.having):
+        add_fields(parser.add_argument_group(f"options of {_and(having)}"), names)
 
 
-def add_fields(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+def _first(name: str) -> tuple[int, ...]:
+    """Sorts options by the strategies that have them, as those are in the table."""
+    table = list(strategies.TABLE)
+    return tuple(table.index(strategy) for strategy in strategies.having(name))
+
+
+def _and(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def add_fields(parser: argparse._ActionsContainer, names: Iterable[str]) -> None:
     """A flag for each of these fields of the spec."""
-    hints = typing.get_type_hints(RunSpec)
     for name in names:
-        f = FIELDS[name]
+        f, kind = FIELDS[name], KINDS[name]
         flag, about = "--" + name.replace("_", "-"), f.metadata["about"]
-        kind = hints[name]
         kind = typing.get_args(kind)[0] if isinstance(kind, types.UnionType) else kind
         if f.default not in (None, MISSING) and str(f.default) not in about:
             about += f" (default: {str(f.default).lower() if kind is bool else f.default})"
@@ -126,14 +141,20 @@ def run(args: argparse.Namespace) -> int:
     seat, cluster = find_seat(), None
     if args.cluster:
         cluster, seat = _cluster_seat(args, seat)
-        layers.insert(0, (f"cluster file {args.cluster}", {"strategy": "ps-sync", "servers": len(cluster.ps)}))
+        layers.insert(
+            0,
+            (
+                f"cluster file {args.cluster}",
+                {"strategy": strategies.default(None, servers=True).name, "servers": len(cluster.ps)},
+            ),
+        )
     elif args.role is not None or args.index is not None:
         raise UsageError("--role and --index say which rank of a cluster file this is: give --cluster FILE, too")
     world = World(seat.size, seat.launcher) if seat else None
     resolved = replace(resolve(*layers, world=world), verbose=args.verbose)
-    if cluster and not resolved.spec.served:
+    if cluster and not resolved.spec.servers:
         raise UsageError(
-            f"--cluster with strategy {resolved.spec.strategy}: it is for ps-sync, ps-async and ps-bounded"
+            f"--cluster with strategy {resolved.spec.strategy}: it is for {_and(strategies.having('servers'))}"
         )
     check_processes(resolved.spec, world)
     if seat:

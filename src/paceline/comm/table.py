@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import UsageError, unknown
-from paceline.plugins import plugins
+from paceline.plugins import Table
 
 if TYPE_CHECKING:
     from paceline.comm.base import Comm
@@ -96,7 +96,7 @@ NCCL = Transport(
 )
 ZMQ = Transport("zmq", "ZeroMQ; what parameter servers and their workers speak, and only they", for_servers=True)
 THREADS = Transport("threads", "ranks as threads of one process; for tests and for looking around", in_one_process=True)
-TABLE = {each.name: each for each in (THREADS, GLOO, NCCL, MPI, ZMQ, *plugins("paceline.transports", Transport))}
+TABLE = Table("paceline.transports", Transport, (THREADS, GLOO, NCCL, MPI, ZMQ))
 
 
 def choose(launcher: str | None, *, servers: bool = False, files: bool = False, gpu: bool = False) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,8 @@ def load(name: str, folder: Path | None = None, *, prepared: bool = False) -> Da
         return _mapped(name, info, path)
     if info is None:
         return _called(name, folder)
+    if info.load:
+        return _checked(info, _called(info.load, folder))
     if name == "mnist-mini":
         raw = [np.frombuffer(mini.read(file), np.uint8) for file in MINI]
         made: Sequence[NDArray[Any]] = [idx.decode(*each) for each in zip(raw, NAMES, idx.DIMS, strict=True)]
@@ -95,6 +97,17 @@ def _mapped(name: str, info: DataInfo | None, path: Path) -> Dataset:
     if name not in ORIGINS and not all(0 <= labels.min() <= labels.max() < info.classes for labels in made[1::2]):
         raise DataError(f"{path} is damaged: it has labels that are not of its {info.classes} classes; remove it")
     return _dataset(info, made, records)
+
+
+def _checked(info: DataInfo, made: Dataset) -> Dataset:
+    """What a plug-in's function returned, under the name and with the facts that the plug-in gives."""
+    facts = [(each.shape, each.classes, each.train, each.test) for each in (info, made.info)]
+    if facts[0] != facts[1]:
+        raise DataError(
+            f"data set {info.name}: its plug-in says (shape, classes, training samples, test samples) are {facts[0]}, "
+            f"and {info.load} returned {facts[1]}"
+        )
+    return replace(made, info=info)
 
 
 def _called(name: str, folder: Path | None) -> Dataset:

@@ -7,6 +7,7 @@ from pathlib import Path
 from paceline import own_code
 from paceline.data.origins import ORIGINS
 from paceline.errors import DataError, UsageError, unknown
+from paceline.plugins import Table
 
 
 @dataclass(frozen=True)
@@ -21,47 +22,46 @@ class DataInfo:
     about: str
     mean: tuple[float, ...] | None = None  # of each channel of the training images, bytes as parts of 255
     std: tuple[float, ...] | None = None
+    load: str | None = None  # of another package: module:function that returns ((x_train, y_train), (x_test, y_test))
     normalize: bool = False  # whether training subtracts the mean and divides by std unless it is told otherwise
 
 
-TABLE: dict[str, DataInfo] = {
-    info.name: info
-    for info in (
-        DataInfo(
-            "mnist-mini",
-            (1, 28, 28),
-            10,
-            10_000,
-            2_000,
-            "the first digits of MNIST, as many of each class",
-            mean=(0.132074,),
-            std=(0.3096,),
-        ),
-        DataInfo("mnist", (1, 28, 28), 10, 60_000, 10_000, "handwritten digits", mean=(0.13066,), std=(0.308108,)),
-        DataInfo(
-            "fashion-mnist",
-            (1, 28, 28),
-            10,
-            60_000,
-            10_000,
-            "clothes; harder than digits, of the same shape",
-            mean=(0.286041,),
-            std=(0.353024,),
-        ),
-        DataInfo(
-            "cifar10",
-            (3, 32, 32),
-            10,
-            50_000,
-            10_000,
-            "small photographs of animals and vehicles, in colour",
-            mean=(0.4914, 0.482158, 0.446531),
-            std=(0.247032, 0.243485, 0.261588),
-            normalize=True,
-        ),
-        DataInfo("synthetic", (1, 28, 28), 10, 10_000, 2_000, "made-up patterns and noise, of any shape and number"),
-    )
-}
+_OURS = (
+    DataInfo(
+        "mnist-mini",
+        (1, 28, 28),
+        10,
+        10_000,
+        2_000,
+        "the first digits of MNIST, as many of each class",
+        mean=(0.132074,),
+        std=(0.3096,),
+    ),
+    DataInfo("mnist", (1, 28, 28), 10, 60_000, 10_000, "handwritten digits", mean=(0.13066,), std=(0.308108,)),
+    DataInfo(
+        "fashion-mnist",
+        (1, 28, 28),
+        10,
+        60_000,
+        10_000,
+        "clothes; harder than digits, of the same shape",
+        mean=(0.286041,),
+        std=(0.353024,),
+    ),
+    DataInfo(
+        "cifar10",
+        (3, 32, 32),
+        10,
+        50_000,
+        10_000,
+        "small photographs of animals and vehicles, in colour",
+        mean=(0.4914, 0.482158, 0.446531),
+        std=(0.247032, 0.243485, 0.261588),
+        normalize=True,
+    ),
+    DataInfo("synthetic", (1, 28, 28), 10, 10_000, 2_000, "made-up patterns and noise, of any shape and number"),
+)
+TABLE = Table("paceline.data", DataInfo, _OURS)
 
 _EXAMPLE = "synthetic:3x32x32,classes=100,train=5000,test=1000"
 _PART = re.compile(r"[0-9]{1,9}x[0-9]{1,9}x[0-9]{1,9}|(classes|train|test)=[0-9]{1,9}")

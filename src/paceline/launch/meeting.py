@@ -22,7 +22,6 @@ LONGEST = 107
 
 def meet(spec: RunSpec, seat: Seat, cluster: Cluster | None) -> tuple[Meeting, Listener | None]:
     """Where the servers are; one of them is listening when this returns."""
-    assert spec.servers is not None
     if cluster is None and seat.servers:
         assert seat.secret is not None
         secret = bytes.fromhex(seat.secret)
@@ -75,7 +74,6 @@ def _endpoint(cluster: Cluster, address: str) -> str:
 
 def _meet_at_store(spec: RunSpec, seat: Seat) -> tuple[Meeting, Listener | None]:
     """On several nodes: servers tell where they listen, and the secret, where the launcher lets ranks meet."""
-    assert spec.servers is not None
     store, prefix = store_of(seat, spec.timeout), f"paceline/{seat.attempt}"
     if seat.rank == 0:
         store.set(f"{prefix}/secret", secrets.token_hex(32))

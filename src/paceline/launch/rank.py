@@ -35,10 +35,10 @@ from paceline.launch.usage import NodeUsage
 from paceline.layout import crowded
 from paceline.records import INTERRUPTED, LineWriter, Summary, give_space, write_whole
 from paceline.spec import Resolved
+from paceline.strategies.setup import choose_place
 from paceline.strict_json import dump
 from paceline.training.console import Console
-from paceline.training.loop import Job, train
-from paceline.training.setup import choose_place
+from paceline.training.driver import Job, train
 from paceline.training.trace import Trace
 
 # How long a rank that lost another waits to learn from the run folder who failed first. (Our own launcher does
@@ -109,7 +109,7 @@ class Rank:
             self._introduce(console)
             wish = self.stop.requested if self.stop else lambda: False
             self.summary = begin_summary(self.spec)
-            train(Job(self.spec, comm, place, self.folder, console, trace, wish, self.summary))
+            train(Job(self.spec, comm, place, console, wish, self.summary).opened(self.folder, trace))
             console.line(f"Run folder: {self.folder}")
         finally:
             console.close()

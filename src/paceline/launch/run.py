@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 import warnings
@@ -20,7 +19,7 @@ from paceline.launch.spawn import MPIEXEC_LISTENS, start
 from paceline.launch.supervise import counting_signals, supervise
 from paceline.layout import crowded
 from paceline.records import Summary
-from paceline.spec import Resolved, RunSpec, resolve
+from paceline.spec import FIELDS, Resolved, RunSpec, resolve
 
 
 def launch(resolved: Resolved, show: TextIO | None = None) -> tuple[Path, Ending]:
@@ -72,9 +71,7 @@ def train(spec: RunSpec, *, show: TextIO | None = None) -> Summary:
             f"paceline.train() starts ranks of its own, and {seat.launcher} has started {seat.size} already: "
             f"run `paceline train` under it, or call this from a plain script"
         )
-    defaults = RunSpec()
-    given = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}
-    chosen = {name: value for name, value in given.items() if value != getattr(defaults, name)}
+    chosen = {name: value for name, value in vars(spec).items() if value != FIELDS[name].default}
     folder, ending = launch(resolve(("Python", chosen)), show)
     if ending.exit_code == EXIT_USAGE:
         raise UsageError(ending.message)

@@ -12,7 +12,9 @@ from typing import Any, TextIO
 
 from paceline import own_code
 from paceline.comm.base import Comm
+from paceline.comm.metered import MeteredComm
 from paceline.comm.seat import Seat
+from paceline.comm.single import SingleComm
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, CommTimeout, PacelineError, UsageError
 from paceline.launch.agree import describe
 from paceline.launch.cluster import Cluster, forget_key
@@ -24,10 +26,11 @@ from paceline.records import INTERRUPTED, write_whole
 from paceline.server.client import Unanswered
 from paceline.server.roles import Meeting
 from paceline.spec import Resolved
+from paceline.strategies.parameter_server.engine import Membership
+from paceline.strategies.setup import Place, choose_place
 from paceline.strict_json import dump
 from paceline.training.console import Console
-from paceline.training.served import ServedJob, Server, work
-from paceline.training.setup import choose_place
+from paceline.training.driver import Job, train
 from paceline.training.trace import Trace
 
 
@@ -70,30 +73,32 @@ class ServedRank(Rank):
         self.meeting, listener = meet(spec, seat, self.cluster)
         place = choose_place(spec, seat.local_rank, first=not self.launched, speed=seat.speed)
         about = {"host": socket.gethostname(), "pid": os.getpid()}
-        wish = self.stop.requested if self.stop else lambda: False
-        job = ServedJob(spec, self.meeting, place, seat.rank, random.getrandbits(63), about, wish, self._gone)
-        if seat.rank >= self.servers:
-            self.left = work(job, self._open_trace)
+        opened = self._open_trace if seat.rank >= self.servers else self._open
+        member = Membership(self.meeting, listener, seat.rank, random.getrandbits(63), about, opened, gone=self._gone,
+                            folder=self.folder, restarted=seat.lives > 0)  # fmt: skip
+        if seat.rank == 0:
+            self._lead(member, place)
         else:
-            assert listener is not None
-            server = Server(job, listener)
-            if seat.rank:
-                self.left = server.serve(self.folder, self._open)
-            else:
-                self._lead(server, about)
+            train(self._job(member, place, Console(None)))
+            self.left = member.left
+
+    def _job(self, member: Membership, place: Place, console: Console) -> Job:
+        wish = self.stop.requested if self.stop else lambda: False
+        comm = MeteredComm(SingleComm(self.spec.timeout))  # servers and workers speak by sockets of their own
+        return Job(self.spec, comm, place, console, wish, begin_summary(self.spec), member)
 
     def _gone(self) -> dict[int, str]:
         """The workers that our launcher has seen end before they could join, and why."""
         marks = {rank: gone_mark(self.folder, rank) for rank in range(self.spec.ranks)} if self.folder else {}
         return {rank: mark.read_text() for rank, mark in marks.items() if self.launched and mark.exists()}
 
-    def _lead(self, server: Server, about: dict[str, Any]) -> None:
+    def _lead(self, member: Membership, place: Place) -> None:
         if self.folder is None:
             self.folder = make_folder(self.spec).absolute()
             open_run(self.folder, self.resolved)
         folder = self.folder
         self._watch_node()
-        rows = {0: {"rank": 0, "role": "server", **about}}
+        rows = {0: {"rank": 0, "role": "server", **member.about}}
 
         def ranks_up(known: dict[int, dict[str, Any]]) -> None:
             self.begun = True
@@ -103,12 +108,14 @@ class ServedRank(Rank):
             ranks = [rows[rank] for rank in sorted(rows)]
             write_whole(folder / "env.json", dump(describe(ranks), indent=1) + "\n")
 
+        member.ranks_up = ranks_up
         trace = Trace(folder / "rank_0.jsonl", 0)
         console = Console(self.stream, self._log())
-        self.summary = begin_summary(self.spec)
+        job = self._job(member, place, console).opened(folder, trace)
+        self.summary = job.summary
         try:
             self._introduce(console)
-            server.lead(folder, console, trace, self.summary, ranks_up, restarted=self.seat.lives > 0)
+            train(job)
             console.line(f"Run folder: {folder}")
         finally:
             console.close()

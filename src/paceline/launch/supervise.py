@@ -44,7 +44,7 @@ def supervise(crew: Crew, folder: Path, signals: list[int], spec: RunSpec) -> En
                 if signals[asked - 1] == signal.SIGINT if asked > 1 else not _ask_to_stop(crew, folder):
                     break
             # A run with servers is over when its leader is, whatever has become of a worker that was given up.
-            led = spec.served and crew.exits.get(0) in GOOD_EXITS
+            led = bool(spec.servers) and crew.exits.get(0) in GOOD_EXITS
             if ended_at is None and (led or _has_failed(crew, folder, spec, asked > 0)):
                 ended_at = time.monotonic()
             if ended_at is not None and time.monotonic() - ended_at > GRACE_SECONDS:
@@ -62,9 +62,8 @@ def supervise(crew: Crew, folder: Path, signals: list[int], spec: RunSpec) -> En
 def _has_failed(crew: Crew, folder: Path, spec: RunSpec, stopping: bool) -> bool:
     """Whether the run is lost; ranks that it can do without, or that get another life, do not lose it."""
     bad = {rank: code for rank, code in crew.exits.items() if code not in GOOD_EXITS}
-    if not crew.exits or not spec.served or crew.lost_zygote():
+    if not crew.exits or not spec.servers or crew.lost_zygote():
         return bool(bad)
-    assert spec.servers is not None
     begun = bool(_rank_pids(folder))
     if not begun and any(rank < spec.servers or code > 0 for rank, code in bad.items()):
         return True

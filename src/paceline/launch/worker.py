@@ -35,7 +35,7 @@ def run_seat(
 ) -> int:
     """Run the rank of this process, or all ranks as its threads; returns the exit code."""
     spec = resolved.spec
-    keep_freed_memory(one_arena=spec.served)
+    keep_freed_memory(one_arena=bool(spec.servers))
     # Servers wait most of the time: cores are for workers.
     local_workers = max(1, seat.local_size - (spec.servers or 0)) if seat.one_node else seat.local_size
     torch.set_num_threads(spec.threads or threads_per_rank(local_workers))
@@ -53,7 +53,7 @@ def run_seat(
 
 def make_rank(resolved: Resolved, seat: Seat, folder: Path | None, stream: TextIO, cluster: Cluster | None) -> Rank:
     """ZeroMQ is imported only where it is used."""
-    if not resolved.spec.served:
+    if not resolved.spec.servers:
         return Rank(resolved, seat, folder, stream)
     from paceline.launch.served_rank import ServedRank
 

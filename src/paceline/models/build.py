@@ -24,7 +24,7 @@ def build(
     if info is None:
         return _own(name, tuple(shape), classes, dropout)
     module, function = info.build.split(":")
-    make = cast(Callable[..., nn.Module], getattr(importlib.import_module(f"paceline.models.{module}"), function))
+    make = cast(Callable[..., nn.Module], getattr(importlib.import_module(module), function))
     options: dict[str, object] = {"dropout": info.dropout if dropout is None else dropout}
     if info.hidden:
         options["hidden"] = tuple(hidden or info.hidden)

@@ -1,15 +1,17 @@
 """The models by name; this file is read before torch is."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline import own_code
 from paceline.errors import UsageError, unknown
+from paceline.plugins import Table
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What is known of a model without building it. `build` is `module:function` under paceline.models.
+    """What is known of a model without building it. `build` is `module:function`; it is called with the shape of the
+    images, the number of classes, `dropout`, and `hidden` where the model has some.
 
     The counts are for images of shape `image` and for `classes`: `parameters` are trainable, `statistics` are
     batch-norm's running means and variances, `gmacs` the 10^9 multiply-adds of one image's forward pass.
@@ -62,7 +64,7 @@ _MODELS = (
               143_744, 10.91, used_with=_TORRES),
 )
 # fmt: on
-TABLE = {info.name: info for info in _MODELS}
+TABLE = Table("paceline.models", ModelInfo, (replace(info, build=f"paceline.models.{info.build}") for info in _MODELS))
 
 
 def describe(name: str) -> ModelInfo | None:

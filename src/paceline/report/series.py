@@ -14,9 +14,10 @@ from paceline.analysis.scaling import NETWORK, Group, machine_of, nodes_of, stan
 from paceline.analysis.study import Study
 from paceline.analysis.wording import count, link, listing
 from paceline.report.figure import COLOURS, DASHES, MARKERS
+from paceline.strategies.table import describe
 
 # What names are made of, most telling first; whatever else differs comes after these.
-TELLING = ("model", "data", "strategy", "servers", "stages", "tensor", "schedule", "microbatches", "recompute",
+TELLING = ("model", "data", "strategy", "servers", *division.PARTS, "schedule", "microbatches", "recompute",
            "overlap", "batch", "compute", "stands", "workers", "nodes", "device", "link", "transport", "threads",
            "replicas")  # fmt: skip
 # Of a spec, what these say already, and what follows from them.
@@ -37,7 +38,7 @@ def facets(one: Group) -> dict[str, str]:
     s, setting = one.first.summary, one.setting
     links, speeds, cpus = (_of_nodes(one, key) for key in ("up", "speed", "cpu"))
     staleness, threads, overlap = (setting.get(key) for key in ("staleness", "threads", "overlap"))
-    averages = s.workers > 1 and not s.servers
+    averages = s.workers > 1 and one.first.has("overlap")
     words = {"model": s.model, "data": s.data, "strategy": s.strategy,
              "servers": count(s.servers, "server") if s.servers else "", "batch": f"batch {s.batch_size:,}",
              "workers": count(s.workers, "worker"), "nodes": count(nodes_of(one.first), "node"),
@@ -107,10 +108,10 @@ def name(one: Facets, keys: Iterable[str]) -> str:
 
 
 def natural(text: str) -> tuple[Any, ...]:
-    """To sort by: numbers in a text count as numbers, in one unit, and one worker alone comes last."""
+    """To sort by: numbers in a text count as numbers, in one unit, and the strategy of one worker comes last."""
     alike = re.sub(r"([\d.]+) Gbit/s", lambda found: f"{1000 * float(found[1]):g} Mbit/s", text.replace(",", ""))
     parts = re.split(r"(\d+)", alike)
-    return (text == "sequential", [(part.isdigit(), int(part) if part.isdigit() else part) for part in parts])
+    return (describe(text).single, [(part.isdigit(), int(part) if part.isdigit() else part) for part in parts])
 
 
 def palette(study: Study, key: str) -> list[str]:

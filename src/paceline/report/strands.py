@@ -18,6 +18,7 @@ SIZE: dict[str, Callable[[Group], int]] = {
 
 # What tells one of a server's lines from another that has more servers: its nodes and workers follow from these.
 BY_SERVERS = ("servers", "workers", "nodes")
+BATCH = ("batch_size", "global_batch")
 LINKS = ("link", "stands", "pace", "cpu")
 
 AXES = {"workers": "workers", "batch": "batch size, samples per update"}
@@ -98,12 +99,12 @@ def _batch(one: Group, study: Study) -> str:
 
 def by_batch(study: Study) -> list[Strand]:
     """Settings that differ in their batch size alone."""
-    return [strand for strand in alike(study.groups, "batch", ("batch_size",)) if len(strand.groups) > 1]
+    return [strand for strand in alike(study.groups, "batch", BATCH) if len(strand.groups) > 1]
 
 
 def timed_by_batch(study: Study) -> list[Strand]:
     """The same, however long they are: a time does not depend on that."""
-    strands = alike(_longest(study.groups), "batch", ("batch_size", *LENGTH))
+    strands = alike(_longest(study.groups), "batch", (*BATCH, *LENGTH))
     return [strand for strand in strands if len(strand.groups) > 1]
 
 

@@ -7,6 +7,7 @@ from html import escape
 from statistics import median
 from typing import Any
 
+from paceline.analysis import division
 from paceline.analysis.headline import over_one_process
 from paceline.analysis.resources import preemptions
 from paceline.analysis.runs import Run
@@ -42,7 +43,7 @@ IDENTITY = ("model", "data", "strategy", "transport", "workers", "servers", "nod
 ALWAYS = ("strategy", "workers", "batch_size")
 BY_COMPUTE = ("steps", "epochs", "test", "validation")
 FOLLOWS = {"links": "nodes", "shrink": "links_as_of"}
-IMPLIED = ("lab", "normalize", "global_batch")
+IMPLIED = ("lab", "normalize")
 HEADERS = {
     "batch_size": "batch",
     "tensor": "shards",
@@ -117,7 +118,7 @@ def _speedup(one: Group, curves: Iterable[Curve]) -> Interval | None:
 
 def _order(one: Group) -> tuple[Any, ...]:
     s = one.first.summary
-    return (s.model, s.data, s.compute, stands_for(one) or 0, s.strategy != "sequential", s.strategy, s.servers,
+    return (s.model, s.data, s.compute, stands_for(one) or 0, not one.method.single, s.strategy, s.servers,
             s.stages, s.tensor, facets(one)["overlap"], s.workers, nodes_of(one.first), s.batch_size)  # fmt: skip
 
 
@@ -130,11 +131,11 @@ def _identity(groups: Sequence[Group]) -> list[str]:
 def _told(one: Group, name: str) -> Any:
     if name.startswith("links"):
         return facets(one)["link" if name == "links" else "stands"].removeprefix("links as of ") or None
-    if name == "overlap" and (one.first.summary.servers or one.workers == 1):
+    if name == "overlap" and (one.workers == 1 or not one.first.has(name)):
         return None  # there is nothing to overlap
     if name in NETWORK:
         return words(one)[name] or None
-    return value_of(one.first, name) if name in IDENTITY else one.setting.get(name)
+    return value_of(one.first, name) if name in (*IDENTITY, "global_batch") else one.setting.get(name)
 
 
 def _values(groups: Iterable[Group], name: str) -> set[str]:
@@ -143,7 +144,7 @@ def _values(groups: Iterable[Group], name: str) -> set[str]:
 
 def _follows(groups: Sequence[Group], name: str) -> bool:
     """Whether it only repeats another: the strategy, as the transport of servers does, the compute, or the nodes."""
-    if name in BY_DIVISION and name not in (*ALWAYS, "servers", "stages", "tensor"):
+    if name in BY_DIVISION and name not in (*ALWAYS, "servers", *division.PARTS):
         other = "strategy"
     elif name in BY_COMPUTE:
         other = "compute"

@@ -1,157 +1,97 @@
-"""What every strategy offers the training loop, and what a model does with one batch."""
+"""What a strategy is to the rest of the program: its name, its options, what it can do; no torch.
+
+A strategy is a module of this package, or a package: a `Strategy` that can be read without torch, and a function that
+makes the `Engine` that trains. `paceline.strategies.table` lists them. Nothing outside this package compares a
+strategy's name: it asks for what it needs to know, here.
+"""
 
 from __future__ import annotations
 
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import importlib
+import typing
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from paceline.layout import Grid
 
-from paceline.comm.base import Comm
-from paceline.comm.metered import Meter
-from paceline.layout import share
-from paceline.strategies.core_clock import CoreClock
-
-
-@dataclass(frozen=True)
-class Batch:
-    """This rank's part of a global batch; it can be empty."""
-
-    images: Tensor
-    labels: Tensor
-    global_count: int
+if TYPE_CHECKING:
+    from paceline.spec import RunSpec
+    from paceline.strategies.engine import Engine
+    from paceline.training.driver import Job
 
 
 @dataclass(frozen=True)
-class StepResult:
-    """Sums over the global batch, and whether any rank has asked to stop."""
-
-    loss_sum: float
-    correct: float
-    count: int
-    stop: bool
+class NoOptions:
+    """Of a strategy that has none of its own."""
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    loss: float
-    accuracy: float
+class Strategy:
+    """A way to divide a training over ranks."""
 
-
-@dataclass
-class Laps:
-    """Splits the time of a step into named parts: each mark ends one.
-
-    Where `events` is a list every mark is kept there: what, of which micro-batch, when it began, how long it took.
-    With a `clock`, `queued` has how long of each part this thread was ready to run and had no core.
-    """
-
-    parts: dict[str, float] = field(default_factory=dict)
-    last: float = field(default_factory=time.perf_counter)
-    events: list[tuple[str, int, float, float]] | None = None
-    clock: CoreClock | None = None
-    queued: dict[str, float] = field(default_factory=dict)
-
-    def mark(self, name: str, micro: int = -1) -> None:
-        now = time.perf_counter()
-        seconds = now - self.last
-        self.parts[name] = self.parts.get(name, 0.0) + seconds
-        if self.events is not None:
-            self.events.append((name, micro, self.last, seconds))
-        if self.clock is not None:
-            self.queued[name] = self.queued.get(name, 0.0) + self.clock.lap()
-        self.last = now
-
-
-def score(output: Tensor, labels: Tensor) -> tuple[Tensor, int]:
-    """The summed cross-entropy, and how many predictions are right."""
-    loss = F.cross_entropy(output, labels, reduction="sum")
-    return loss, int((output.detach().argmax(1) == labels).sum())
-
-
-def loss_and_hits(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, int]:
-    return score(model(images), labels)
-
-
-def micro_batches(batch: Batch, micros: int, full: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Images and labels in parts of nearly equal size: `micros` of a full batch, fewer of a smaller one.
-
-    Parts of a few samples would cost as many passes, and batch-norm cannot do with one.
-    """
-    count = len(batch.labels)
-    parts = micros if count == full else min(micros, -(-count // -(-full // micros)))
-    sizes = [len(share(count, parts, i)) for i in range(parts)]
-    return list(batch.images.split(sizes)), list(batch.labels.split(sizes))
-
-
-class Strategy(ABC):
-    """Trains `model` with the ranks of `comm`. The loop calls setup, then step and evaluate, then close."""
-
-    timeline = False  # whether the marks of its steps are worth keeping one by one
-
-    def __init__(self, comm: Comm, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-        self.comm, self.model, self._optimizer = comm, model, optimizer
+    name: str
+    summary: str
+    implementation: str  # module:function that takes a job and returns an engine, ready to step
+    options: type[Any] = NoOptions  # a dataclass of `paceline.options.option`
+    single: bool = False  # one worker is all it takes
+    exact: bool = True  # trains the model that one process would train with the global batch
+    asynchronous: bool = False  # workers do not wait for each other
+    updates_by_worker: bool = False  # each worker's batch is an update of its own
+    part: str = ""  # what a worker has of the model: a stage, a shard; empty: all of it
+    averaging: str | None = None  # the collective that sums the workers' gradients
+    timelines: bool = False  # its steps are recorded event by event
+    on_gpu: bool = True
+    emulates: bool = True  # can take a device's time instead of computing
+    reads_together: bool = True  # rank 0 may scatter samples, and ranks may read by MPI-IO
 
     @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        assert self._optimizer is not None, "emulated compute updates nothing"
-        return self._optimizer
+    def installed(self) -> bool:
+        """Whether more than its name is known here."""
+        return bool(self.implementation)
 
-    def setup(self) -> None:
-        """Make all ranks start from the same weights."""
-        return
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its options."""
+        return tuple(f.name for f in fields(self.options))
 
-    @abstractmethod
-    def step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:
-        """One update. `stop` is this rank's wish; the result has everybody's."""
+    def prepare(self, job: Job) -> Engine:
+        """The engine of one rank. Ranks only: this imports torch."""
+        module, function = self.implementation.split(":")
+        engine: Engine = getattr(importlib.import_module(module), function)(job)
+        return engine
 
-    def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
-        """Mean loss and accuracy over all ranks' batches."""
-        totals = torch.zeros(3, dtype=torch.float64)
-        self.model.eval()
-        with torch.inference_mode():
-            for batch in batches:
-                if len(batch.labels):
-                    loss, hits = loss_and_hits(self.model, batch.images, batch.labels)
-                    totals += torch.tensor([loss.item(), hits, len(batch.labels)], dtype=torch.float64)
-        self.model.train()
-        totals = totals.to(self.comm.device)
-        self.comm.allreduce(totals)
-        loss_sum, correct, count = totals.tolist()
-        return Evaluation(loss_sum / count, correct / count)
-
-    def agree(self, weight: float | None = None) -> None:
-        """Make what ranks have each their own of, such as batch-norm's statistics, the same on all of them.
-
-        `weight` is this rank's part of the mean; by default all have the same.
-        """
-        return
-
-    def state(self) -> dict[str, Tensor]:
-        """The weights and buffers that this rank has, under the model's own names."""
-        return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go back to weights that `state` gave."""
-        self.model.load_state_dict(state)
-
-    def notes(self) -> dict[str, object]:
-        """What this strategy adds to the summary."""
+    def fill(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Defaults that depend on other options. Those that have a value keep it."""
         return {}
 
-    def gradient_meter(self) -> Meter:
-        """What averaging gradients has sent, without weights, evaluation and input."""
-        return Meter()
-
-    def close(self) -> None:
-        """Give back threads and communicators."""
+    def check(self, spec: RunSpec) -> None:
+        """Raise UsageError where options do not go together."""
         return
 
-    def update(self, lr: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
+    def servers(self, values: Mapping[str, Any]) -> int:
+        """Ranks that hold parameters and compute no gradients; they come before the workers."""
+        return 0
+
+    def grid(self, values: Mapping[str, Any]) -> Grid:
+        """The workers as replicas of the model, and the stages and shards of each."""
+        return Grid(values["workers"])
+
+    def shares(self, values: Mapping[str, Any]) -> int:
+        """The parts that the samples of one update are divided into."""
+        return 1 if self.updates_by_worker else self.grid(values).replicas
+
+    def workers(self, spec: RunSpec) -> str:
+        """Who takes part, in words."""
+        return f"{spec.workers} worker{'' if spec.workers == 1 else 's'}"
+
+    def batches(self, spec: RunSpec) -> str:
+        """What an update is made of, in words that follow those about the workers."""
+        if spec.global_batch % spec.shares:
+            return f"with a global batch of {spec.global_batch}, up to {spec.batch_size} each"
+        return f"x batch {spec.batch_size} = global batch {spec.global_batch}"
+
+    def fields(self) -> dict[str, tuple[Field[Any], Any]]:
+        """Its options by name: each as a dataclass field, with its type."""
+        kinds = typing.get_type_hints(self.options)
+        return {f.name: (f, kinds[f.name]) for f in fields(self.options)}

@@ -9,14 +9,15 @@ from torch import nn
 
 from paceline.collectives.choose import TABLE as AVERAGINGS
 from paceline.comm.base import Comm
+from paceline.data.batch import Batch
 from paceline.emulation.device import EmulatedDevice
-from paceline.strategies.base import Batch, Laps, StepResult, Strategy
 from paceline.strategies.buckets import GradientBuckets
+from paceline.strategies.engine import Laps, Lockstep, StepResult
 from paceline.strategies.overlap import OverlapChoice
 from paceline.strategies.synchronous import RIDERS, Options, Synchronous
 
 
-class EmulatedSequential(Strategy):
+class EmulatedSequential(Lockstep):
     """One device; its published speed includes the update, so that no time is left to take."""
 
     def __init__(self, comm: Comm, model: nn.Module, device: EmulatedDevice) -> None:

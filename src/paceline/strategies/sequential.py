@@ -1,22 +1,53 @@
 """One process, no communication: the training that every synchronous strategy must equal."""
 
-import torch
-from torch import nn
+from __future__ import annotations
 
-from paceline.comm.base import Comm
-from paceline.strategies.base import Batch, Laps, StepResult, Strategy, loss_and_hits, micro_batches
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from paceline.data.batch import Batch
+from paceline.strategies import options
+from paceline.strategies.base import Strategy
+from paceline.strategies.engine import Engine, Laps, Lockstep, StepResult, loss_and_hits, micro_batches
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from paceline.comm.base import Comm
+    from paceline.spec import RunSpec
+    from paceline.training.driver import Job
 
 
-class Sequential(Strategy):
+class SequentialStrategy(Strategy):
+    def fill(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {"microbatches": 1}
+
+    def check(self, spec: RunSpec) -> None:
+        options.check_microbatches(spec)
+
+
+SEQUENTIAL = SequentialStrategy(
+    "sequential",
+    "one process, no communication: what all others must equal",
+    "paceline.strategies.sequential:prepare",
+    options.MicroBatches,
+    single=True,
+)
+
+
+class Sequential(Lockstep):
     """A batch can go through in `micros` parts, whose gradients are summed: less memory, the same update."""
 
     def __init__(
-        self, comm: Comm, model: nn.Module, optimizer: torch.optim.Optimizer | None, micros: int = 1, full: int = 1
+        self, comm: Comm, model: nn.Module, optimizer: Optimizer | None, micros: int = 1, full: int = 1
     ) -> None:
         super().__init__(comm, model, optimizer)
         self.micros, self.full = micros, full
 
     def step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:
+        import torch
+
         self.optimizer.zero_grad(set_to_none=True)
         loss_sum, correct = 0.0, 0
         for images, labels in zip(*micro_batches(batch, self.micros, self.full), strict=True):
@@ -28,3 +59,15 @@ class Sequential(Strategy):
         self.update(lr)
         laps.mark("optimizer")
         return StepResult(loss_sum, correct, batch.global_count, stop)
+
+
+def prepare(job: Job) -> Engine:
+    from paceline.strategies.emulated import EmulatedSequential
+    from paceline.strategies.replica import prepare_replica
+
+    spec = job.spec
+    return prepare_replica(
+        job,
+        lambda model, optimizer: Sequential(job.comm, model, optimizer, spec.microbatches, spec.batch_size),
+        lambda model, device: EmulatedSequential(job.comm, model, device),
+    )

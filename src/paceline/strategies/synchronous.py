@@ -1,32 +1,73 @@
-"""Synchronous data parallelism as a strategy of the training loop; the averaging is injected."""
+"""Synchronous data parallelism: every worker has the whole model, and gradients are averaged in every step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from paceline.collectives.choose import TABLE as AVERAGINGS
-from paceline.comm.base import Comm
-from paceline.comm.metered import Meter, MeteredComm
-from paceline.strategies.base import Batch, Evaluation, Laps, StepResult, Strategy, loss_and_hits
-from paceline.strategies.data_parallel import DataParallel
-from paceline.strategies.replicas import average_buffers
+from paceline.collectives.gather import GATHER as AVERAGE_AT_ONE
+from paceline.collectives.native import NATIVE
+from paceline.collectives.reduce_bcast import REDUCE_BCAST as AVERAGE_BY_TREE
+from paceline.collectives.ring import RING as AVERAGE_BY_RING
+from paceline.data.batch import Batch
+from paceline.errors import UsageError
+from paceline.strategies import options
+from paceline.strategies.base import Strategy
+from paceline.strategies.engine import Engine, Evaluation, Laps, Lockstep, StepResult, loss_and_hits
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from paceline.comm.base import Comm
+    from paceline.comm.metered import Meter
+    from paceline.spec import RunSpec
+    from paceline.strategies.data_parallel import DataParallel
+    from paceline.training.driver import Job
+
+
+class DataParallelStrategy(Strategy):
+    def check(self, spec: RunSpec) -> None:
+        if spec.emulated and spec.check_replicas:
+            raise UsageError(
+                f"--check-replicas {spec.check_replicas} with --compute {spec.compute}: weights do not change; leave "
+                "it out"
+            )
+        if spec.emulated and spec.sync_batchnorm:
+            raise UsageError(
+                f"--sync-batchnorm with --compute {spec.compute}: its messages are part of what is not computed; leave "
+                "it out"
+            )
+
+
+def _averaged_by(collective: str, summary: str) -> DataParallelStrategy:
+    implementation = "paceline.strategies.synchronous:prepare"
+    return DataParallelStrategy(collective, summary, implementation, options.DataParallel, averaging=collective)
+
+
+ALLREDUCE = _averaged_by(NATIVE.name, "data parallel; gradients averaged by the transport's own all-reduce")
+RING = _averaged_by(AVERAGE_BY_RING.name, "data parallel; scatter-reduce and all-gather around a ring")
+REDUCE_BCAST = _averaged_by(AVERAGE_BY_TREE.name, "data parallel; summed up a tree to rank 0, sent down again")
+GATHER = _averaged_by(AVERAGE_AT_ONE.name, "data parallel; rank 0 collects every gradient, averages, sends back")
+
+RIDERS = 3
 
 
 @dataclass(frozen=True)
 class Options:
-    averaging: str = "allreduce"
+    """How replicas average."""
+
+    averaging: str = NATIVE.name
     bucket_mb: float = 4.0
     overlap: str = "auto"
     sync_batchnorm: bool = False
     check_replicas: int = 0
-    micros: int = 1  # of sequential, of a batch of this size
-    batch_size: int = 1
 
     def parallel(self, model: nn.Module, comm: Comm, riders: int = 0) -> DataParallel:
+        from paceline.strategies.data_parallel import DataParallel
+
         return DataParallel(
             model,
             comm,
@@ -38,13 +79,10 @@ class Options:
         )
 
 
-RIDERS = 3
-
-
-class Synchronous(Strategy):
+class Synchronous(Lockstep):
     """Loss, hits and the wish to stop ride behind the gradients, so that a step sends nothing else."""
 
-    def __init__(self, comm: Comm, model: nn.Module, optimizer: torch.optim.Optimizer | None, options: Options) -> None:
+    def __init__(self, comm: Comm, model: nn.Module, optimizer: Optimizer | None, options: Options) -> None:
         super().__init__(comm, model, optimizer)
         self.options, self._steps = options, 0
 
@@ -53,6 +91,8 @@ class Synchronous(Strategy):
         self.buckets, self.overlap = self.parallel.buckets, self.parallel.overlap
 
     def step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:
+        import torch
+
         self.optimizer.zero_grad(set_to_none=True)
         loss, hits = None, 0
         if len(batch.labels) or self.parallel.needs_everyone:
@@ -78,15 +118,39 @@ class Synchronous(Strategy):
         return super().evaluate(batches)
 
     def agree(self, weight: float | None = None) -> None:
+        from paceline.strategies.replicas import average_buffers
+
         average_buffers(self.model, self.comm, weight)
 
-    def notes(self) -> dict[str, object]:
+    def notes(self) -> dict[str, Any]:
         exact = AVERAGINGS[self.options.averaging].cost(2, 1).exact
         return {"overlap": self.overlap.chosen, "wire": "exact" if exact else "opaque"}
 
     def gradient_meter(self) -> Meter:
+        from paceline.comm.metered import Meter, MeteredComm
+
         comm = self.buckets.comm
         return comm.meter if isinstance(comm, MeteredComm) and comm is not self.comm else Meter()
 
     def close(self) -> None:
         self.buckets.close()
+
+
+def prepare(job: Job) -> Engine:
+    from paceline.strategies.emulated import EmulatedSynchronous
+    from paceline.strategies.replica import prepare_replica
+
+    spec = job.spec
+    assert spec.method.averaging is not None
+    own = Options(
+        spec.method.averaging,
+        spec.bucket_mb / spec.shrink,
+        spec.overlap,
+        spec.sync_batchnorm,
+        spec.check_replicas,
+    )
+    return prepare_replica(
+        job,
+        lambda model, optimizer: Synchronous(job.comm, model, optimizer, own),
+        lambda model, device: EmulatedSynchronous(job.comm, model, own, device),
+    )

@@ -10,14 +10,14 @@ class Learned:
 
     def __init__(self, spec: RunSpec) -> None:
         self._emulated = spec.emulated
-        self._loss, self._correct, self.count = 0.0, 0.0, 0
+        self.loss, self.correct, self.count = 0.0, 0.0, 0
 
     def add(self, loss: float, correct: float, count: int) -> None:
-        self._loss, self._correct, self.count = self._loss + loss, self._correct + correct, self.count + count
+        self.loss, self.correct, self.count = self.loss + loss, self.correct + correct, self.count + count
 
     def means(self) -> dict[str, float]:
         """The mean loss, and the accuracy."""
-        return {} if self._emulated else {"loss": self._loss / self.count, "accuracy": self._correct / self.count}
+        return {} if self._emulated else {"loss": self.loss / self.count, "accuracy": self.correct / self.count}
 
     def bar(self) -> dict[str, str]:
         """What a progress bar shows."""

@@ -11,14 +11,71 @@ from made_up import steady, write_run
 from test_runs import check_read
 
 from paceline.analysis.breakdown import by_rank
+from paceline.analysis.compare import compare
 from paceline.analysis.problems import problems
 from paceline.analysis.scaling import curves, group, label, stands_for
+from paceline.analysis.study import read_study
+from paceline.report.draw import draw
+from paceline.report.page import page
+from paceline.strategies.table import describe
 
 
 def test_repeats_are_one_group_and_other_settings_another(tmp_path: Path) -> None:
     runs = [check_read(write_run(tmp_path / f"{seed}", steady(0.1, seed=seed), seed=seed)) for seed in range(3)]
     runs.append(check_read(write_run(tmp_path / "other", steady(0.1), batch=64)))
     assert [len(one.runs) for one in group(runs)] == [3, 1]
+
+
+# What earlier versions wrote of every run, whatever its strategy.
+OF_ALL = {"overlap": "auto", "bucket_mb": 4.0, "sync_batchnorm": False, "staleness_lr": False, "worker_timeout": 5.0,
+          "snapshot_every": 100, "restarts": 0, "encrypt": True, "cut": "measured", "recompute": False}  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["sequential", "ring", "ps-sync", "ps-async", "pipeline", "tensor"])
+def test_versions_that_write_other_options_have_the_same_settings(tmp_path: Path, strategy: str) -> None:
+    method = describe(strategy)
+    workers = 1 if method.single else 2
+    given: dict[str, Any] = {"workers": workers, "servers": int("servers" in method.names), "strategy": strategy}
+    given |= {"stages": 2, "schedule": "1f1b", "microbatches": 8} if "stages" in method.names else {}
+    given |= {"tensor": 2} if "tensor" in method.names else {}
+    own = {key: value for key, value in OF_ALL.items() if key in method.names}
+    total = 32 if method.part or method.updates_by_worker else 32 * workers
+    old = OF_ALL | ({"staleness": 0} if strategy == "ps-sync" else {"overlap": "off"} if method.single else {})
+    for name, spec in {"old": old, "new": own | {"global_batch": total}}.items():
+        write_run(tmp_path / name, steady(0.1), spec=spec, **given | {"global_batch": total})
+    [one] = group(check_read(tmp_path / name) for name in ("old", "new"))
+    assert len(one.runs) == 2
+    assert not compare(*(group([run])[0] for run in one.runs)).differences
+
+
+def test_a_global_batch_that_is_divided_unevenly_is_another_setting_of_the_same_line(tmp_path: Path) -> None:
+    for total in (10, 12):
+        write_run(tmp_path / f"one{total}", steady(0.12), batch=total)
+        for workers, each in ((2, total // 2), (4, 3)):
+            write_run(tmp_path / f"{total}-{workers}", steady(0.12 / workers), workers=workers, batch=each,
+                      spec={"global_batch": total}, global_batch=total)  # fmt: skip
+    groups = group(check_read(folder) for folder in sorted(tmp_path.iterdir()))
+    assert len(groups) == 6
+    found = {curve.label["batch"]: [point.workers for point in curve.points] for curve in curves(groups, "strong")}
+    assert found == {10: [2, 4], 12: [2, 4]}
+    names = {label(one, groups) for one in groups if one.workers == 4}
+    assert names == {"ring, 4 workers, batch 3", "ring, 4 workers, batch 3, global batch 10"}
+
+
+def test_a_strategy_that_is_not_installed_here_is_compared_like_others(tmp_path: Path) -> None:
+    write_run(tmp_path / "one", steady(0.1), spec=OF_ALL | {"scale_lr": True})
+    for far, seconds in ((1, 0.06), (2, 0.05)):
+        write_run(tmp_path / f"far{far}", steady(seconds), workers=2, strategy="elastic", batch=16,
+                  spec={"global_batch": 32, "far": far, "stages": far})  # fmt: skip
+    study = read_study([tmp_path])
+    assert not study.left_out
+    assert len(study.groups) == 3
+    assert [[round(point.speedup.value, 1) for point in curve.points] for curve in study.strong] == [[1.7], [2.0]]
+    assert {label(one, study.groups) for one in study.groups if one.workers == 2} == {
+        "elastic, 2 workers, batch 16, far 1",
+        "elastic, 2 workers, batch 16, far 2",
+    }
+    assert "elastic" in page(study, draw(study), "")
 
 
 def test_runs_of_few_independent_steps_are_too_short(tmp_path: Path) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline.analysis.statistics import ENOUGH_SAMPLES
 from paceline.bench import experiment as module
-from paceline.bench.experiment import Experiment, read_experiment
+from paceline.bench.experiment import Experiment, Point, read_experiment
 from paceline.data.table import describe
 from paceline.errors import UsageError
 
@@ -56,6 +58,30 @@ def test_the_batch_of_a_grid_is_meant_and_not_the_fixed_one_of_the_other_kind(tm
     assert [point.resolved.spec.batch_size for point in read(tmp_path, text).points] == [8, 16]
     text = "[fixed]\nglobal_batch = 8\nworkers = 2\n[[grid]]\nlr = 0.1\n[[grid]]\nbatch_size = 32\n"
     assert [point.resolved.spec.batch_size for point in read(tmp_path, text).points] == [4, 32]
+
+
+def test_a_global_batch_need_not_be_a_multiple_of_the_workers(tmp_path: Path) -> None:
+    (point,) = read(tmp_path, "[[grid]]\nglobal_batch = 10\nworkers = 4\n").points
+    spec = point.resolved.spec
+    assert (spec.global_batch, spec.batch_size, spec.scale_lr) == (10, 3, False)
+
+
+def test_an_option_applies_to_the_runs_whose_strategy_has_it(tmp_path: Path) -> None:
+    text = '[fixed]\noverlap = "off"\n[[grid]]\nstrategy = ["sequential", "ring"]\nworkers = 1\nbucket_mb = [1, 2]\n'
+    text += "[[grid]]\nworkers = [1, 2]\n"
+    specs = [point.resolved.spec for point in read(tmp_path, text).points]
+    seen = [(s.strategy, s.workers, s.overlap, s.bucket_mb) for s in specs if "overlap" in s.names]
+    assert seen == [("ring", 1, "off", 1.0), ("ring", 1, "off", 2.0), ("allreduce", 2, "off", 4.0)]
+    assert [s.strategy for s in specs if "overlap" not in s.names] == ["sequential"]
+
+
+def test_options_of_other_strategies_are_no_part_of_a_digest(tmp_path: Path) -> None:
+    (point,) = read(tmp_path, '[[grid]]\nstrategy = "ring"\n').points
+
+    def digest(**values: Any) -> str:
+        return Point(replace(point.resolved, spec=replace(point.resolved.spec, **values))).digest()
+
+    assert digest(staleness=7) == point.digest() != digest(overlap="off")
 
 
 def test_repeats_are_interleaved_each_in_another_order_that_stays_the_same(tmp_path: Path) -> None:
@@ -132,7 +158,11 @@ WRONG = {
     "[[grid]]\nworkers = ['two']": "grid 1: --workers is 'two'; it takes a whole number",
     "[[grid]]\nworkers = []": "grid 1: workers is an empty list",
     "[grid]\nworkers = 2": "is not a list of tables; write [[grid]]",
-    "[[grid]]\nglobal_batch = 10\nworkers = 4": "global_batch 10 cannot be divided over 4 workers",
+    "[[grid]]\nglobal_batch = 'ten'\nworkers = 4": "grid 1: --global-batch is 'ten'; it takes a whole number",
+    "[fixed]\nglobal_batch = 10\nbatch_size = 4": "global_batch and batch_size are both given",
+    "[[grid]]\nstrategy = ['ring', 'sequential']\nworkers = 1\nstages = 1": "grid 1: no run has stages: leave it out, "
+    "or use one of the strategies that have it (pipeline)",
+    "[fixed]\nstaleness = 2\n[[grid]]\nstrategy = 'ring'": "fixed: no run has staleness",
     "[[grid]]\nglobal_batch = 10\nbatch_size = 4": "global_batch and batch_size are both given",
     "[[grid]]\nnodes = 2\nworkers = 2": "nodes is for runs in a lab",
     "[[grid]]\nnodes = 3\nworkers = 2\nlab = '1gbit:{nodes}'": "nodes is 3; 2 ranks can be on 1 to 2",
@@ -192,7 +222,7 @@ def test_they_make_enough_steps_to_be_ranked(path: Path, quick: bool) -> None:
         assert data
         an_epoch = -(-(data.train - spec.validation_samples(data)) // spec.global_batch)
         steps = spec.steps or spec.epochs * an_epoch
-        if spec.strategy == "ps-async":
+        if spec.method.updates_by_worker:
             steps //= spec.workers or 1
         assert steps * found.repeats >= 1.5 * ENOUGH_SAMPLES, point
 

@@ -231,11 +231,13 @@ def test_settings_that_differ_in_anything_can_be_told_apart(tmp_path: Path) -> N
 
 
 def test_what_only_repeats_the_strategy_is_not_told(tmp_path: Path) -> None:
-    for i, (workers, bucket, encrypt) in enumerate(((1, 4, True), (2, 25, True), (2, 25, False), (4, 25, True))):
-        write_run(tmp_path / str(i), steady(0.1), workers=workers, spec={"bucket_mb": bucket, "encrypt": encrypt})
+    write_run(tmp_path / "alone", steady(0.1))
+    for i, (workers, encrypt) in enumerate(((2, True), (2, False), (4, True))):
+        spec = {"worker_timeout": 25.0, "encrypt": encrypt}
+        write_run(tmp_path / str(i), steady(0.1), workers=workers, servers=1, spec=spec)
     html = tables.results_html(read_study([tmp_path]))
-    assert "bucket" not in html
-    assert "2 workers, not encrypted" in html
+    assert "timeout" not in html
+    assert "ps-sync, 2 workers, not encrypted" in html
 
 
 def test_a_papers_row_stands_beside_each_of_ours_that_it_is_about(study: Study) -> None:

@@ -12,7 +12,7 @@ from paceline.comm.base import Comm
 from paceline.comm.metered import MeteredComm
 from paceline.errors import CommTimeout, ReplicaError
 from paceline.layout import share
-from paceline.strategies.base import Laps
+from paceline.strategies.engine import Laps
 from paceline.tensor.layers import ColumnLinear, RowLinear
 
 
@@ -23,7 +23,7 @@ def test_ranks_start_with_the_values_of_the_first_shard_and_replica() -> None:
             for tensor in (*strategy.model.parameters(), *strategy.model.buffers()):
                 tensor.fill_(comm.rank)
         strategy.setup()
-        state = strategy.state()
+        state = strategy.state_dict()
         return [state[name].unique().item() for name in ("conv1.weight", "norm.running_mean", "dense1.weight")]
 
     # Shard 1 keeps its own part, which is that of replica 0's shard 1.

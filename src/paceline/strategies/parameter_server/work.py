@@ -7,22 +7,25 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from paceline import own_code
+from paceline.data.batch import Batch
+from paceline.data.input import AHEAD, patience, wait_for_batch
 from paceline.emulation.device import EmulatedDevice
 from paceline.errors import CommError
 from paceline.layout import peak_rss_bytes
 from paceline.server.client import Client
 from paceline.server.ledger import TRAIN, Part
 from paceline.server.roles import WAS_INTERRUPTED
-from paceline.strategies.base import Batch, Laps
-from paceline.strategies.flat import FlatModel
-from paceline.training.input import AHEAD, patience, wait_for_batch
-from paceline.training.trace import Trace
+from paceline.strategies.engine import Laps
+from paceline.strategies.parameter_server.flat import FlatModel
+
+if TYPE_CHECKING:
+    from paceline.training.trace import Trace
 
 # So long a worker that was asked to stop goes on, to see whether the whole run was.
 STOP_SECONDS = 2.0

@@ -15,8 +15,6 @@ from paceline.data import table as datasets
 from paceline.data.load import load
 from paceline.data.table import DataInfo
 from paceline.layout import threads_per_rank
-from paceline.models.build import build
-from paceline.models.deferred import Deferred, defer
 from paceline.pipeline.devices import stage_devices
 from paceline.pipeline.graph import Graph, trace
 from paceline.pipeline.link import bandwidths, local_bandwidth
@@ -25,17 +23,14 @@ from paceline.pipeline.plan import Plan
 from paceline.pipeline.profile import count, measure
 from paceline.pipeline.resident import give_back_memory, resident_bytes
 from paceline.spec import RunSpec, check_data
-from paceline.training.setup import Place, choose_place, make_optimizer, memory_layout
+from paceline.strategies.partitioned import build_without_storage
+from paceline.strategies.setup import Place, choose_place, make_optimizer, memory_layout
 
 Told = Callable[[int, int], None]
 
 
 def _untold(done: int, of: int) -> None:
     """Nobody looks on."""
-
-
-def build_without_storage(spec: RunSpec, data: DataInfo) -> Deferred:
-    return defer(lambda: build(spec.model, spec.image_shape(data), data.classes, spec.dropout, spec.hidden), spec.seed)
 
 
 def trace_model(spec: RunSpec, data: DataInfo, model: nn.Module, place: Place) -> Graph:
@@ -47,8 +42,8 @@ def trace_model(spec: RunSpec, data: DataInfo, model: nn.Module, place: Place) -
 
 def micro_size(spec: RunSpec) -> int:
     """Samples of the largest micro-batch."""
-    assert spec.microbatches is not None
-    return -(-spec.batch_size // spec.microbatches)
+    micros: int = spec.microbatches
+    return -(-spec.batch_size // micros)
 
 
 def make_plan(
@@ -58,9 +53,6 @@ def make_plan(
 
     `speed` is this machine's: what is measured on a slow one takes less time on one of speed 1.
     """
-    assert spec.stages is not None
-    assert spec.schedule is not None
-    assert spec.microbatches is not None
     devices = stage_devices(spec.stages, spec.memory, spec.speed)
     rest = (spec.schedule, spec.microbatches, link, spec.recompute)
     if run or spec.cut == "measured" or spec.memory:
@@ -98,12 +90,10 @@ def plan_cut(spec: RunSpec, told: Told, link: float | None = None) -> Plan:
 
     Without `link` its own speed of messages between processes is measured.
     """
-    assert spec.stages is not None
     torch.set_num_threads(spec.threads or threads_per_rank(spec.stages))
     folder = Path(spec.data_dir) if spec.data_dir else None
     info = datasets.describe(spec.data) or load(spec.data, folder).info
     check_data(spec, info)
-    place = choose_place(spec, 0)
-    graph = trace_model(spec, info, build_without_storage(spec, info).model, place)
+    graph = trace_model(spec, info, build_without_storage(spec, info).model, choose_place(spec, 0))
     link = link or (local_bandwidth() if spec.stages > 1 else None)
     return make_plan(spec, graph, link, told, run=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,11 +14,27 @@ from torch import Tensor
 from paceline.collectives.choose import TABLE as AVERAGINGS
 from paceline.comm.base import Comm
 from paceline.comm.metered import Meter, MeteredComm
+from paceline.comm.words import all_or_none, tell
+from paceline.data.batch import Batch
+from paceline.errors import AgreedError, UsageError
 from paceline.layout import Grid
-from paceline.pipeline.executor import Executor
-from paceline.pipeline.schedule import instructions
-from paceline.strategies.base import Batch, Evaluation, Laps, StepResult, Strategy, micro_batches
+from paceline.pipeline.devices import stage_devices
+from paceline.pipeline.executor import Executor, Neighbours
+from paceline.pipeline.graph import Graph
+from paceline.pipeline.plan import Plan
+from paceline.pipeline.schedule import in_flight, instructions
+from paceline.pipeline.showing import lines
+from paceline.records import write_whole
+from paceline.strategies.engine import Evaluation, Laps, StepResult, micro_batches, score
+from paceline.strategies.partitioned import PartEngine, Parts, rows
+from paceline.strategies.pipeline.planning import make_plan, measure_link, trace_model
 from paceline.strategies.replicas import average_buffers, check_equal
+from paceline.strategies.setup import make_optimizer, seed_dropout
+from paceline.strategies.weights import Piece
+from paceline.strict_json import dump
+
+if TYPE_CHECKING:
+    from paceline.training.driver import Job
 
 
 @dataclass(frozen=True)
@@ -34,10 +53,8 @@ class PipelineOptions:
         return -(-self.batch_size // self.micros)
 
 
-class Pipeline(Strategy):
+class Pipeline(PartEngine):
     """Runs one stage; `executor` has its layers, and talks to its neighbours."""
-
-    timeline = True
 
     def __init__(
         self, comm: Comm, executor: Executor, optimizer: torch.optim.Optimizer | None, options: PipelineOptions
@@ -139,7 +156,7 @@ class Pipeline(Strategy):
             average_buffers(self.model, self.replicas, weight)
             self._besides = self._besides.plus(self._sent()).plus(before, -1)
 
-    def notes(self) -> dict[str, object]:
+    def notes(self) -> dict[str, Any]:
         exact = self.replicas is None or self.averaging.cost(2, 1).exact
         return {"wire": "exact" if exact else "opaque"}
 
@@ -160,3 +177,85 @@ class Pipeline(Strategy):
 def _row(tensor: Tensor) -> Tensor:
     """Its values where they lie, one after the other."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))
+
+
+def prepare(job: Job) -> PartEngine:
+    spec, comm, grid = job.spec, job.comm, job.spec.grid
+    spot, parts = grid.spot(comm.rank), Parts(job)
+    graph = all_or_none(lambda: trace_model(spec, job.source.info, parts.deferred.model, job.place), comm)
+    edges = _agree_on_cuts(job, graph)
+    owned = _by_stage(graph, edges)
+    parts.fill(graph.model, owned[spot.stage])
+    # A stage that holds one micro-batch at a time has nothing to save by computing it again.
+    again = spec.recompute and in_flight(spec.schedule, grid.stages, spec.microbatches, spot.stage) > 1
+    executor = Executor(
+        graph,
+        edges[spot.stage],
+        edges[spot.stage + 1],
+        comm.dup() if comm.size > 1 else comm,
+        Neighbours(
+            grid.rank(spot.replica, spot.stage - 1, 0) if spot.stage else None,
+            grid.rank(spot.replica, spot.stage + 1, 0) if spot.stage < grid.stages - 1 else None,
+        ),
+        score,
+        recompute=again,
+    )
+    trained = [p for p in executor.training.parameters() if p.requires_grad]
+    options = PipelineOptions(
+        grid,
+        spec.schedule,
+        spec.microbatches,
+        spec.batch_size,
+        spec.averaging,
+        spec.bucket_mb,
+        spec.check_replicas,
+    )
+    engine = Pipeline(comm, executor, make_optimizer(spec, trained) if trained else None, options)
+    pieces = {name: [Piece(grid.rank(0, stage, 0), 0, 0, rows(parts.whole[name]))]
+              for stage, names in enumerate(owned) for name in names if name in parts.whole}  # fmt: skip
+    seed_dropout(spec, comm.rank)
+    return parts.ready(engine, graph.model, pieces)
+
+
+def _by_stage(graph: Graph, edges: list[int]) -> list[list[str]]:
+    """The names of every stage's tensors: all names of what its layers use. What no layer uses is the last one's."""
+    owned = [graph.owned(a, b) for a, b in pairwise(edges)]
+    tensors = graph.model.state_dict(keep_vars=True)
+    stage_of = {id(tensors[name]): stage for stage, names in enumerate(owned) for name in names if name in tensors}
+    for name, tensor in tensors.items():
+        stage = stage_of.get(id(tensor), len(owned) - 1)
+        if name not in owned[stage]:
+            owned[stage].append(name)
+    return owned
+
+
+def _agree_on_cuts(job: Job, graph: Graph) -> list[int]:
+    """The edges of all stages. One rank measures, plans, and tells the others.
+
+    It runs each layer, and so needs the memory of the largest: it is the one that has most, or the last, whose layers
+    usually are the largest.
+    """
+    spec, comm = job.spec, job.comm
+    link = measure_link(spec, comm)
+    devices = stage_devices(spec.grid.stages, spec.memory, spec.speed)
+    planner = spec.grid.rank(0, max(range(len(devices)), key=lambda stage: (devices[stage].memory or 0, stage)), 0)
+    if spec.cut == "measured":
+        job.console.line("Running each layer, to find the best cut ...")
+
+    def make() -> dict[str, Any]:
+        try:
+            speed = devices[spec.grid.spot(planner).stage].speed
+            made = make_plan(spec, graph, link, speed=speed) if comm.rank == planner else None
+            return {"plan": made.as_dict()} if made else {}
+        except UsageError as error:
+            return {"error": str(error)}
+
+    found = json.loads(tell(json.dumps(all_or_none(make, comm)), comm, planner))
+    if "error" in found:
+        raise AgreedError(found["error"])
+    plan = Plan.from_dict(found["plan"])
+    if comm.rank == 0:
+        for line in lines(plan):
+            job.console.line(line)
+        write_whole(job.folder / "plan.json", dump(found["plan"], indent=1) + "\n")
+    return [0, *plan.positions(), len(graph.nodes)]

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from paceline.comm.base import Comm
 from paceline.comm.words import all_or_none
 from paceline.errors import UsageError, refuse_pipe
 from paceline.records import usual_mode
-from paceline.spec import RunSpec
 
 MESSAGE = 16 << 20  # bytes: the most that ranks send at once
 _DTYPES = {
@@ -41,22 +39,6 @@ def save(state: dict[str, Tensor], path: Path) -> None:
             number = re.search(r"\(os error (\d+)\)", str(error))
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error from error
         _put(temporary, path)
-
-
-def check_space(folder: Path, spec: RunSpec, parameters: int) -> None:
-    """Refuse to train what there is no space for: the weights, and the servers' snapshots."""
-    free = shutil.disk_usage(folder).free
-    weights = 0 if spec.emulated else parameters * (8 if spec.dtype == "float64" else 4)
-    each = weights * (3 if spec.optimizer == "adam" else 2)  # with the optimizer's state
-    snapshots = 3 * each if spec.served and spec.snapshot_every else 0  # two are kept while another is written
-    if free < weights + snapshots:
-        what = f"the weights take {weights / 1e6:,.1f} MB" + (
-            f", snapshots {snapshots / 1e6:,.1f} MB" if snapshots else ""
-        )
-        raise UsageError(
-            f"{folder} is on a disk with {free / 1e6:,.1f} MB free, and {what}: free some space, or choose another "
-            "--output-dir"
-        )
 
 
 def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:

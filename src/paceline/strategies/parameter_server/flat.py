@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from paceline.strategies.base import loss_and_hits
+from paceline.strategies.engine import loss_and_hits
 
 
 class FlatModel:

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from paceline.comm.base import Comm
+from paceline.data.batch import Batch
 from paceline.data.load import Dataset, Records, Split
+from paceline.data.sampler import Sampler, hold_out
 from paceline.data.table import DataInfo
+from paceline.data.transforms import Prepare
 from paceline.errors import PacelineError
 from paceline.layout import share
-from paceline.strategies.base import Batch
-from paceline.training.images import Prepare
-from paceline.training.sampler import Sampler, hold_out
 
 T = TypeVar("T")
 AHEAD = 2  # batches that wait, ready, for the trainer

@@ -10,20 +10,31 @@ each other in forward and backward. Ranks that have the same part of the weights
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.comm.base import Comm
 from paceline.comm.metered import Meter, MeteredComm
-from paceline.strategies.base import Batch, Evaluation, Laps, StepResult, Strategy, loss_and_hits
+from paceline.data.batch import Batch
+from paceline.errors import AgreedError, UsageError
+from paceline.layout import share
 from paceline.strategies.data_parallel import DataParallel
+from paceline.strategies.engine import Evaluation, Laps, StepResult, loss_and_hits
+from paceline.strategies.partitioned import PartEngine, Parts, rows
 from paceline.strategies.replicas import average_buffers, broadcast_state, check_equal
+from paceline.strategies.setup import make_optimizer, seed_dropout
 from paceline.strategies.synchronous import Options
+from paceline.strategies.weights import Piece
+from paceline.tensor.apply import split_wide
 from paceline.tensor.layers import SplitLayer
 
+if TYPE_CHECKING:
+    from paceline.training.driver import Job
 
-class TensorParallel(Strategy):
+
+class TensorParallel(PartEngine):
     """`split` is what `split_wide(model, shards_comm)` has returned; the model has its values by the time of `setup`.
 
     Rank is replica × shards + shard. What layers draw at random must be the same on all shards of a replica: seed
@@ -95,7 +106,7 @@ class TensorParallel(Strategy):
     def agree(self, weight: float | None = None) -> None:
         average_buffers(self.model, self.replicas_comm, weight)
 
-    def notes(self) -> dict[str, object]:
+    def notes(self) -> dict[str, Any]:
         return {"overlap": self.parallel.overlap.chosen if self.parallel else False, "wire": "opaque"}
 
     def gradient_meter(self) -> Meter:
@@ -127,3 +138,35 @@ class TensorParallel(Strategy):
         for comm in self._layer_comms():
             sent = sent.plus(comm.meter if isinstance(comm, MeteredComm) else Meter())
         return sent
+
+
+def prepare(job: Job) -> PartEngine:
+    spec, comm, grid = job.spec, job.comm, job.spec.grid
+    parts = Parts(job)
+    shards = comm.group(grid.shards_of(comm.rank))
+    replicas = comm.group(grid.replicas_of(comm.rank))
+    model = parts.deferred.model.to(job.place.dtype)
+    try:
+        split = split_wide(model, shards, spec.model, job.console.line)
+    except UsageError as error:  # the same on every rank
+        raise AgreedError(str(error)) from error
+
+    def own_part(name: str, tensor: Tensor) -> Tensor:
+        if name not in split:
+            return tensor
+        part = share(tensor.shape[split[name]], shards.size, shards.rank)
+        return tensor.narrow(split[name], part.start, len(part))
+
+    parts.fill(model, parts.deferred.names, own_part)
+    options = Options(spec.averaging, spec.bucket_mb, spec.overlap, check_replicas=spec.check_replicas)
+    optimizer = make_optimizer(spec, model.parameters())
+    engine = TensorParallel(comm, model, optimizer, options, shards, replicas, split)
+    pieces = {}
+    for name, tensor in parts.whole.items():
+        dim = split.get(name)
+        spans = [share(tensor.shape[dim], grid.shards, i) for i in range(grid.shards)] if dim is not None else []
+        pieces[name] = [Piece(rank, dim or 0, span.start, span.stop) for rank, span in enumerate(spans)]
+        pieces[name] = pieces[name] or [Piece(0, 0, 0, rows(tensor))]
+    # Shards of a replica drop the same activations.
+    seed_dropout(spec, grid.spot(comm.rank).replica)
+    return parts.ready(engine, model, pieces)

@@ -1,0 +1,101 @@
+"""Parameter servers: they hold the weights; workers pull those, push gradients, and may be lost; no torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.options import option
+from paceline.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from paceline.spec import RunSpec
+
+DEFAULT_STALENESS = 4
+IMPLEMENTATION = "paceline.strategies.parameter_server.engine:prepare"
+
+
+@dataclass(frozen=True)
+class Options:
+    servers: int | None = option(None, "processes that hold the parameters; 1 unless given", least=1)
+    worker_timeout: float = option(5.0, "a worker that is silent for this many seconds is given up; training goes on "
+                                   "without it", least=0.5)  # fmt: skip
+    snapshot_every: int = option(100, "servers save their state every this many updates; 0 is never", least=0)
+    restarts: int = option(0, "start a worker that has died again, up to this many times", least=0)
+    encrypt: bool = option(True, "encrypt what goes between machines; without, only on a network you trust")
+
+
+@dataclass(frozen=True)
+class BoundedOptions(Options):
+    staleness: int | None = option(None, "how many updates the weights of a gradient may have missed; 4 unless given",
+                                   least=0, most=1000)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AsyncOptions(Options):
+    staleness_lr: bool = option(False, "divide a gradient's learning rate by the updates that its weights missed")
+
+
+class ParameterServer(Strategy):
+    """`bound` is how many updates the weights of a gradient may have missed; None is no bound."""
+
+    def servers(self, values: Mapping[str, Any]) -> int:
+        return values["servers"] or 1
+
+    def fill(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {"servers": 1}
+
+    def bound(self, spec: RunSpec) -> int | None:
+        return 0
+
+    def workers(self, spec: RunSpec) -> str:
+        return f"{spec.servers} server{'' if spec.servers == 1 else 's'}, {super().workers(spec)}"
+
+
+class Bounded(ParameterServer):
+    def fill(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {"servers": 1, "staleness": DEFAULT_STALENESS}
+
+    def bound(self, spec: RunSpec) -> int | None:
+        staleness: int = spec.staleness
+        return staleness
+
+
+class Unbounded(ParameterServer):
+    def bound(self, spec: RunSpec) -> int | None:
+        return None
+
+    def batches(self, spec: RunSpec) -> str:
+        return super().batches(spec) if spec.workers == 1 else f"with batches of {spec.batch_size}, each an update"
+
+
+PS_SYNC = ParameterServer(
+    "ps-sync",
+    "parameter server; waits for all workers, averages, steps once",
+    IMPLEMENTATION,
+    Options,
+    on_gpu=False,
+    reads_together=False,
+)
+PS_ASYNC = Unbounded(
+    "ps-async",
+    "parameter server; applies each worker's gradient on arrival",
+    IMPLEMENTATION,
+    AsyncOptions,
+    exact=False,
+    asynchronous=True,
+    updates_by_worker=True,
+    on_gpu=False,
+    reads_together=False,
+)
+PS_BOUNDED = Bounded(
+    "ps-bounded",
+    "parameter server; workers may be --staleness updates ahead",
+    IMPLEMENTATION,
+    BoundedOptions,
+    exact=False,
+    asynchronous=True,
+    on_gpu=False,
+    reads_together=False,
+)

@@ -1,0 +1,323 @@
+"""Training with parameter servers: what each rank does, as the server that leads, another server, or a worker."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from paceline import __version__
+from paceline.data import table as datasets
+from paceline.data.batch import Batch
+from paceline.data.input import CountedInput, OwnInput, evaluation_batch
+from paceline.data.load import load
+from paceline.data.sampler import shuffle
+from paceline.data.table import DataInfo
+from paceline.errors import DivergedError
+from paceline.options import flag
+from paceline.records import INTERRUPTED, Summary, conclude
+from paceline.server.client import Client
+from paceline.server.core import Core
+from paceline.server.lead import Leader
+from paceline.server.ledger import TRAIN, Part, Plan
+from paceline.server.roles import Meeting, Rules, mismatch
+from paceline.server.serve import lead, serve
+from paceline.server.shard import CHUNK_BYTES, Layout, Shard
+from paceline.server.snapshot import Snapshots
+from paceline.server.sockets import Listener
+from paceline.server.wire import take
+from paceline.spec import RunSpec
+from paceline.strategies.engine import Engine
+from paceline.strategies.finite import not_finite
+from paceline.strategies.parameter_server import ParameterServer
+from paceline.strategies.parameter_server.chronicle import Chronicle, lost_workers
+from paceline.strategies.parameter_server.flat import FlatModel
+from paceline.strategies.parameter_server.work import Work
+from paceline.strategies.rate import learning_rate
+from paceline.strategies.setup import Emulation, make_emulation, make_model, make_optimizer
+from paceline.strategies.weights import save
+
+if TYPE_CHECKING:
+    from paceline.training.driver import Driver, Job
+
+# What may differ from machine to machine.
+OWN_OPTIONS = ("output_dir", "name", "data_dir", "threads", "device", "timeout", "log_every")
+# A worker shows that it lives this many times before it would be given up.
+BEATS = 5
+
+
+@dataclass
+class Membership:
+    """A rank among servers and workers: who it is, where the servers are, whom it tells what it learns."""
+
+    meeting: Meeting
+    listener: Listener | None  # a server's
+    rank: int
+    life: int
+    about: dict[str, Any]
+    opened: Callable[[Path], Any]  # the leader has named the run folder; a worker gets its trace
+    ranks_up: Callable[[dict[int, dict[str, Any]]], None] = lambda ranks: None
+    gone: Callable[[], dict[int, str]] = dict  # workers that will not come, and why, as far as a launcher knows
+    folder: Path | None = None  # where our own launcher has made one
+    restarted: bool = False
+    left: bool = False  # asked to stop, it has left a run that goes on
+
+
+def prepare(job: Job) -> Engine:
+    """Servers are the first ranks, and rank 0 leads."""
+    assert job.membership is not None
+    if job.membership.rank >= job.spec.servers:
+        return Worker(job, job.membership)
+    return LeadServer(job, job.membership) if job.membership.rank == 0 else Server(job, job.membership)
+
+
+def staleness_of(spec: RunSpec) -> int | None:
+    assert isinstance(spec.method, ParameterServer)
+    return spec.method.bound(spec)
+
+
+def plan_of(spec: RunSpec, info: DataInfo) -> Plan:
+    samples = info.train - spec.validation_samples(info)
+    per_epoch = -(-samples // spec.global_batch)
+    return Plan(samples, spec.global_batch, spec.steps or spec.epochs * per_epoch, staleness_of(spec))
+
+
+def _creed(spec: RunSpec, flat: FlatModel, info: DataInfo) -> dict[str, str]:
+    """What every rank of a run must have alike, by the words that people know it by."""
+    options = {flag(name): repr(getattr(spec, name)) for name in spec.names if name not in OWN_OPTIONS}
+    return {
+        "version of paceline": __version__,
+        **options,
+        "data set": f"{info.train} + {info.test} samples of shape {info.shape}, {info.classes} classes",
+        "model": flat.digest(),
+    }
+
+
+class Served(Engine):
+    """Has the model as one flat vector, or an emulation of it."""
+
+    def __init__(self, job: Job, membership: Membership, info: DataInfo) -> None:
+        self.job, self.membership, self.info, spec = job, membership, info, job.spec
+        model, self.fresh = make_model(spec, info, job.place)
+        self.emulation: Emulation | None = make_emulation(spec, info, model, job.place)
+        self.parameters = sum(p.numel() for p in model.parameters())
+        self.flat = FlatModel(self.emulation.model if self.emulation else model)
+        self.layout, self.plan = layout_of(spec, self.flat), plan_of(spec, info)
+        super().__init__(self.flat.model)
+
+    def save(self, path: Path) -> None:
+        save(self.state_dict(), path)
+
+    def measure(self, job: Job) -> None:
+        """The leader counts for all."""
+
+
+class Server(Served):
+    """Keeps a shard of the weights; builds the model for their first values."""
+
+    def __init__(self, job: Job, membership: Membership) -> None:
+        spec = job.spec
+        folder = Path(spec.data_dir) if spec.data_dir else None
+        super().__init__(job, membership, datasets.describe(spec.data) or load(spec.data, folder).info)
+        assert membership.listener is not None
+        self.listener = membership.listener
+        self.states_on_disk = 3 if spec.snapshot_every else 0  # two are kept while another is written
+
+    def shard(self) -> Shard:
+        spec, plan, layout = self.job.spec, self.plan, self.layout
+        values, kept = {}, {}
+        for chunk in layout.of_server(self.membership.rank):
+            span = layout.span(chunk)
+            trainable = min(len(span), max(0, self.flat.trainable - span.start))
+            values[chunk] = self.flat.weights[span.start : span.stop], trainable
+            first = span.start + trainable - self.flat.trainable
+            kept[chunk] = self.flat.kept[first : first + len(span) - trainable]
+        return Shard(
+            values,
+            lambda parameters: make_optimizer(spec, parameters),
+            lambda update: learning_rate(spec, update, plan.per_epoch, plan.updates),
+            plan.staleness,
+            adapt=spec.staleness_lr,
+            updates=plan.updates,
+            kept=kept,
+        )
+
+    def snapshots(self, folder: Path | None) -> Snapshots | None:
+        rank, every = self.membership.rank, self.job.spec.snapshot_every
+        return Snapshots(folder / "snapshots", rank) if folder and every else None
+
+    def run(self, driver: Driver) -> None:
+        """Until the leader says that it is over."""
+        job, spec, member = self.job, self.job.spec, self.membership
+        store = self.snapshots(member.folder)
+        core = Core(member.rank, member.meeting.run, member.life, self.shard(), store, spec.snapshot_every)
+        core.about = member.about
+
+        def attached(words: dict[str, Any]) -> str | None:
+            path, creed = take(words, folder=str, creed=dict)
+            member.opened(Path(path))
+            if core.store is None and spec.snapshot_every:
+                core.store = self.snapshots(Path(path))
+                if self.plan.staleness is None:
+                    core.restore(max(core.snapshots()))
+            return mismatch(member.rank, _creed(spec, self.flat, self.info), creed)
+
+        core.on_attach = attached
+        with closing(self.listener):
+            member.left = serve(core, self.listener, spec.timeout, job.stop)
+
+
+class LeadServer(Server):
+    """The server that leads tells the driver of every update, and leaves the summary and the model in the folder."""
+
+    leader: Leader
+
+    def run(self, driver: Driver) -> None:
+        job, spec, member, info = self.job, self.job.spec, self.membership, self.info
+        if self.emulation:
+            job.summary.compute_seconds = self.emulation.batch_seconds
+            job.console.line(self.emulation.about)
+        progress = driver.begin(self, self.plan.per_epoch)
+        chronicle = Chronicle(job, self.plan, progress, member.ranks_up)
+        self.leader = leader = Leader(
+            member.meeting.run,
+            member.life,
+            self.shard(),
+            self.layout,
+            self.plan,
+            _rules(spec, info),
+            _creed(spec, self.flat, info),
+            chronicle,
+            self.snapshots(job.folder),
+            spec.snapshot_every,
+            {"folder": str(job.folder)},
+            member.restarted,
+        )
+        constants = not_finite(dict(self.model.named_buffers()))
+
+        def bad_tensor() -> str | None:
+            """Put the weights that are here into the model; the first tensor that is not finite."""
+            collected = {n: torch.frombuffer(v, dtype=self.flat.weights.dtype) for n, v in leader.collected.items()}
+            for n, values in (collected | {n: chunk.values for n, chunk in leader.shard.chunks.items()}).items():
+                span = self.layout.span(n)
+                self.flat.weights[span.start : span.stop].copy_(values)
+            self.flat.arrived()
+            return next(iter(not_finite(self.model.state_dict(), constants)), None)
+
+        def save_all() -> None:
+            if bad_tensor():
+                leader.fail(DivergedError.found("the model is not finite", leader.tally.updates, {}))
+                return
+            job.summary.steps = leader.tally.updates
+            driver.finish(self, progress, interrupted=leader.stopping)
+            shutil.rmtree(job.folder / "snapshots", ignore_errors=True)
+
+        with closing(self.listener):
+            meeting = member.meeting
+            lead(leader, self.listener, meeting.endpoints, meeting.secret, job.stop, save_all, member.gone)
+        if isinstance(leader.error, DivergedError):
+            raise leader.error.naming(self.flat.name(leader.spoiled_place) or bad_tensor())
+        if leader.error:
+            raise leader.error
+        if not leader.begun:  # there is nothing to save
+            job.summary.status = INTERRUPTED
+            conclude(job.folder, job.summary)
+
+    def measure(self, job: Job) -> None:
+        job.summary.security = self.membership.meeting.security
+        job.summary.lost_workers = lost_workers(job.trace)
+        _count(self.leader, job.spec, job.summary)
+
+
+class Worker(Served):
+    """Computes gradients of what the leader gives it, until that says that it is over."""
+
+    def __init__(self, job: Job, membership: Membership) -> None:
+        super().__init__(job, membership, job.source.info)
+        if self.emulation:
+            self.flat.gradient.zero_()  # new memory costs nothing until it is written to
+
+    def run(self, driver: Driver) -> None:
+        job, spec, member, source = self.job, self.job.spec, self.membership, self.job.source
+        assert isinstance(source, OwnInput | CountedInput)
+        samples = len(source.numbers["train"])
+        order = lru_cache(maxsize=2)(lambda epoch: shuffle(samples, spec.seed, epoch))
+
+        def make_batch(part: Part) -> Batch:
+            if part.kind == TRAIN:
+                return source.pick(TRAIN, order(part.epoch)[part.start : part.stop], part.epoch)
+            return source.pick(part.kind, torch.arange(part.start, part.stop))
+
+        client = Client(member.rank, member.meeting.run, member.life, self.layout, self.flat.weights,
+                        member.meeting.endpoints, member.meeting.secret, spec.timeout, self.plan.staleness,
+                        spec.worker_timeout / BEATS)  # fmt: skip
+        with closing(client):
+            task = Work(
+                client,
+                self.flat,
+                make_batch,
+                spec.seed,
+                member.opened,
+                job.stop,
+                device=self.emulation.device if self.emulation else None,
+                ends_epoch=self.plan.ends_epoch,
+            )
+            about = member.about | {"read_seconds": job.summary.read_seconds}
+            member.left = task.run(_creed(spec, self.flat, source.info), about)
+
+
+def _rules(spec: RunSpec, info: DataInfo) -> Rules:
+    return Rules(
+        workers=tuple(range(spec.servers, spec.ranks)),
+        servers=spec.servers,
+        silent=spec.worker_timeout,
+        patience=spec.timeout,
+        validation=spec.validation_samples(info),
+        test=info.test if spec.test else 0,
+        evaluation_batch=evaluation_batch(spec.image_shape(info)),
+    )
+
+
+def layout_of(spec: RunSpec, flat: FlatModel) -> Layout:
+    chunk = CHUNK_BYTES // spec.shrink
+    return Layout(flat.length, flat.trainable, spec.servers, flat.weights.element_size(), chunk)
+
+
+def _count(leader: Leader, spec: RunSpec, summary: Summary) -> None:
+    """Every rank's numbers, in the order of the ranks."""
+    ranks: list[list[dict[str, Any]]] = [[] for _ in range(spec.ranks)]  # one row for each life
+    ranks[0].append(vars(leader.traffic))
+    fellows = leader.fellows
+    for server, traffic in [*fellows.past, *((server, state.traffic) for server, state in fellows.states.items())]:
+        ranks[server].append(traffic)
+    for (rank, _), about in leader.said.items():
+        ranks[rank].append(about)
+
+    def column(name: str) -> list[Any]:
+        return [sum(row.get(name, 0) for row in rows) for rows in ranks]
+
+    summary.bytes_sent, summary.bytes_received = column("bytes_sent"), column("bytes_received")
+    summary.messages_sent, summary.messages_received = column("messages_sent"), column("messages_received")
+    summary.wait_seconds, summary.cpu_seconds = column("wait_seconds"), column("cpu_seconds")
+    summary.input_seconds, summary.comm_seconds = column("input_seconds"), summary.wait_seconds
+    summary.peak_rss_bytes = [max((row.get("peak_rss_bytes", 0) for row in rows), default=0) for rows in ranks]
+    summary.wire = "exact"
+    tally = leader.tally
+    summary.gradients = [tally.gradients.get(rank, 0) for rank in range(spec.ranks)]
+    summary.staleness = {str(missed): count for missed, count in sorted(tally.staleness.items())}
+    if tally.staleness:
+        summary.staleness_mean = sum(m * c for m, c in tally.staleness.items()) / tally.staleness.total()
+        summary.staleness_max = max(tally.staleness)
+    dropped: Counter[str] = Counter()
+    for rows in ranks[: leader.rules.servers]:
+        for row in rows:
+            dropped.update(row["dropped"])
+    summary.dropped_messages = dict(dropped)
+    summary.returns = [asdict(each) for each in leader.returns]

@@ -1,0 +1,40 @@
+"""Strategies whose workers each hold a part of the model, so that several workers are one replica; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import UsageError
+from paceline.options import flag
+from paceline.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from paceline.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Partition(Strategy):
+    by: str = ""  # the option that says how many workers hold a replica
+
+    def parts(self, values: Mapping[str, Any]) -> int:
+        """Workers that hold a replica: all of them unless the option says otherwise."""
+        parts: int = values[self.by] or values["workers"]
+        return parts
+
+    def check(self, spec: RunSpec) -> None:
+        assert spec.workers is not None
+        parts = self.parts(vars(spec))
+        if spec.workers % parts:
+            raise UsageError(
+                f"--workers {spec.workers} with {flag(self.by)} {parts}: replicas of {parts} workers each are expected"
+                f"; give a multiple of {parts} workers"
+            )
+
+    def workers(self, spec: RunSpec) -> str:
+        replicas, parts = spec.grid.replicas, self.parts(vars(spec))
+        return (
+            f"{super().workers(spec)} ({replicas} replica{'s' if replicas > 1 else ''} of {parts} {self.part}s): "
+            f"{replicas}"
+        )

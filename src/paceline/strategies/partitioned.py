@@ -1,0 +1,126 @@
+"""A model in parts: each rank gets the values of its own layers, or of its shares of them, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from paceline.comm.words import all_or_none
+from paceline.data.table import DataInfo
+from paceline.models.build import build
+from paceline.models.deferred import Deferred, defer
+from paceline.spec import RunSpec
+from paceline.strategies.engine import Lockstep
+from paceline.strategies.setup import memory_layout
+from paceline.strategies.weights import Piece, head_of, save_parts, start_values
+
+if TYPE_CHECKING:
+    from paceline.training.driver import Job
+
+Cut = Callable[[str, Tensor], Tensor]  # a rank's part of a tensor, by its name
+
+
+class Parts:
+    """The whole model without storage: what it is, the values of a rank's part, and how all ranks save it."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, spec, data = job, job.spec, job.source.info
+        self.deferred: Deferred = all_or_none(lambda: build_without_storage(spec, data), job.comm)
+        model = self.deferred.model
+        self.parameters = sum(p.numel() for p in model.parameters())
+        dtype = job.place.dtype
+        self.whole = {
+            name: torch.empty_like(
+                tensor,
+                dtype=dtype if tensor.is_floating_point() else tensor.dtype,
+                memory_format=torch.contiguous_format,
+            )
+            for name, tensor in model.state_dict().items()
+        }
+        self.head, self.fresh = head_of(model), list[str]()
+
+    def fill(self, model: nn.Module, names: Collection[str], cut: Cut = lambda name, tensor: tensor) -> None:
+        """Give these parameters and buffers of a model without storage the values that the whole would start with.
+
+        The tensors of the whole come one by one, and each is let go before the next.
+        """
+        path, missing = self.job.spec.weights, set(names)
+        put = Putting(model, memory_layout(self.job.spec))
+        if path:
+            saved, self.fresh = all_or_none(
+                lambda: start_values(path, self.whole, self.head, missing & self.whole.keys()), self.job.comm
+            )
+            for name, value in saved:
+                put(name, cut(name, value))
+                missing.remove(name)
+        for name, value in self.deferred.values(missing):
+            put(name, cut(name, value))
+        self.job.comm.barrier()  # ranks that are threads share the random state that first values are drawn from
+
+    def ready(self, engine: PartEngine, model: nn.Module, pieces: Mapping[str, list[Piece]]) -> PartEngine:
+        """The engine, set up. It keeps what it needs to save the model: who has which pieces of it."""
+        first = self.job.spec.grid.spot(self.job.comm.rank).replica == 0
+        engine.whole = Whole(self.whole, pieces, model if first else None)
+        engine.parameters, engine.fresh = self.parameters, self.fresh
+        engine.setup()
+        return engine
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A model that lies in parts on many ranks: its tensors without storage, who has which pieces, and this rank's."""
+
+    tensors: Mapping[str, Tensor]
+    pieces: Mapping[str, list[Piece]]
+    model: nn.Module | None  # None, where another replica saves it
+
+
+class PartEngine(Lockstep):
+    """Trains a part of the model."""
+
+    whole: Whole | None = None
+
+    def save(self, path: Path) -> None:
+        assert self.whole is not None
+        state = self.whole.model.state_dict() if self.whole.model else {}
+        own = {name: tensor for name, tensor in state.items() if not tensor.is_meta}
+        save_parts(path, self.whole.tensors, self.whole.pieces, own, self.comm)
+
+
+class Putting:
+    """Puts values in the places of a model's tensors without storage, in their precision.
+
+    What several layers share stays one.
+    """
+
+    def __init__(self, model: nn.Module, layout: torch.memory_format) -> None:
+        self.model, self.layout = model, layout
+        self._made: dict[Tensor, Tensor] = {}
+
+    def __call__(self, name: str, value: Tensor) -> None:
+        path, _, last = name.rpartition(".")
+        module = self.model.get_submodule(path)
+        old = getattr(module, last)
+        if old not in self._made:
+            ready = self._ready(value, old)
+            self._made[old] = nn.Parameter(ready, old.requires_grad) if isinstance(old, nn.Parameter) else ready
+        setattr(module, last, self._made[old])
+
+    def _ready(self, value: Tensor, old: Tensor) -> Tensor:
+        """Not a view of the whole, which would keep that alive."""
+        value = value.to(old.dtype)
+        value = value.contiguous(memory_format=self.layout if value.dim() == 4 else torch.contiguous_format)
+        return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+
+
+def build_without_storage(spec: RunSpec, data: DataInfo) -> Deferred:
+    return defer(lambda: build(spec.model, spec.image_shape(data), data.classes, spec.dropout, spec.hidden), spec.seed)
+
+
+def rows(tensor: Tensor) -> int:
+    return tensor.shape[0] if tensor.dim() else 1

@@ -1,0 +1,74 @@
+"""Pipeline parallelism: the model's layers are cut into stages, and micro-batches flow through them; no torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.collectives.native import NATIVE
+from paceline.errors import UsageError
+from paceline.layout import Grid
+from paceline.models import table as models
+from paceline.options import option
+from paceline.pipeline.devices import stage_devices
+from paceline.pipeline.schedule import SCHEDULES
+from paceline.strategies import options
+from paceline.strategies.partition import Partition
+
+if TYPE_CHECKING:
+    from paceline.spec import RunSpec
+
+DEFAULT_MICROBATCHES = 8
+
+
+@dataclass(frozen=True)
+class Options(options.MicroBatches, options.Partitioned, options.Averaged):
+    stages: int | None = option(None, "stages that a replica of the model is cut into; as many as workers unless given",
+                                least=1)  # fmt: skip
+    schedule: str | None = option(None, "order in which stages run micro-batches; 1f1b unless given",
+                                  choices=tuple(SCHEDULES))  # fmt: skip
+    cut: str = option("measured", "where to cut: chosen by measuring each layer, equal numbers of layers or of "
+                      "parameters (measured, layers, parameters), or after these layers: NAME,NAME")  # fmt: skip
+    memory: str | None = option(None, "the most memory of a stage, or of each stage, such as 2GB or 2GB,1GB")
+    speed: str | None = option(None, "how fast the stages' machines are compared with this one, such as 1,0.5")
+    recompute: bool = option(False, "compute activations again in backward instead of keeping them")
+
+
+class Pipeline(Partition):
+    def grid(self, values: Mapping[str, Any]) -> Grid:
+        return Grid(values["workers"] // self.parts(values), stages=self.parts(values))
+
+    def fill(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        micros = min(DEFAULT_MICROBATCHES, values["batch_size"])
+        return {"stages": values["workers"], "microbatches": micros, "schedule": "1f1b", "averaging": NATIVE.name}
+
+    def check(self, spec: RunSpec) -> None:
+        super().check(spec)
+        options.check_microbatches(spec)
+        if spec.recompute and spec.carrier.in_one_process and _dropout(spec) > 0:
+            raise UsageError(
+                f"--recompute with --transport {spec.transport} and dropout: ranks that are threads share one random "
+                "state, and would not drop the same values again; use gloo or mpi"
+            )
+        stage_devices(spec.stages, spec.memory, spec.speed)
+
+
+def _dropout(spec: RunSpec) -> float:
+    """As far as it is known: of a user's own model it is not, unless given."""
+    info = models.describe(spec.model)
+    return spec.dropout if spec.dropout is not None else info.dropout if info else 0.0
+
+
+PIPELINE = Pipeline(
+    "pipeline",
+    "the model's layers cut into --stages; micro-batches flow through them",
+    "paceline.strategies.pipeline.engine:prepare",
+    Options,
+    by="stages",
+    part="stage",
+    timelines=True,
+    on_gpu=False,
+    emulates=False,
+    reads_together=False,
+)

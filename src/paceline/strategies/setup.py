@@ -1,0 +1,138 @@
+"""From a spec to the parts of a rank's engine: where it computes, model, optimizer, emulated device."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline import own_code
+from paceline.data.table import DataInfo
+from paceline.emulation import table as emulation
+from paceline.emulation.device import EmulatedDevice
+from paceline.emulation.standin import StandIn
+from paceline.emulation.timing import measure
+from paceline.errors import UsageError
+from paceline.models import table as models
+from paceline.models.build import build
+from paceline.models.draws import RANDOM
+from paceline.spec import RunSpec
+from paceline.strategies.weights import start_from
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank computes, and whether it is the one that sees to its machine's data."""
+
+    device: torch.device
+    dtype: torch.dtype
+    first: bool
+    speed: float = 1.0  # of this node, where compute is emulated: 0.5 takes twice as long
+
+
+def choose_place(spec: RunSpec, local_rank: int, *, first: bool = True, speed: float = 1.0) -> Place:
+    if spec.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: this PyTorch sees no GPU here; use --device cpu or auto")
+    # Without being asked, several workers go to GPUs only where their transport can follow.
+    fits = spec.ranks == 1 or spec.carrier.moves_gpu_tensors
+    wanted = spec.device == "auto" and fits and not spec.emulated and spec.method.on_gpu
+    cuda = spec.device == "cuda" or (wanted and torch.cuda.is_available())
+    if cuda:
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
+    dtype = {"float32": torch.float32, "float64": torch.float64}[spec.dtype]
+    device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+    return Place(device, dtype, first, speed)
+
+
+def make_model(spec: RunSpec, data: DataInfo, place: Place) -> tuple[nn.Module, list[str]]:
+    """The model with its first weights, the same on every rank, and the names of weights that a file did not have.
+
+    One of ours whose compute is emulated has sizes alone, no weights.
+    """
+    if spec.emulated and models.describe(spec.model):
+        with torch.device("meta"):
+            return build(spec.model, spec.image_shape(data), data.classes, spec.dropout, spec.hidden).to(
+                place.dtype
+            ), []
+    with RANDOM:
+        torch.manual_seed(spec.seed)
+        model = build(spec.model, spec.image_shape(data), data.classes, spec.dropout, spec.hidden)
+    model = model.to(place.device, place.dtype, memory_format=memory_layout(spec))  # type: ignore[call-overload]
+    return model, start_from(model, spec.weights) if spec.weights else []
+
+
+def memory_layout(spec: RunSpec) -> torch.memory_format:
+    """A user's own model may count on the usual layout, as with `x.view(len(x), -1)`."""
+    info = models.describe(spec.model)
+    return torch.channels_last if info and info.channels_last else torch.contiguous_format
+
+
+def make_optimizer(spec: RunSpec, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+    assert spec.lr is not None
+    kind, own = (torch.optim.Adam, {}) if spec.optimizer == "adam" else (torch.optim.SGD, {"momentum": spec.momentum})
+    made: torch.optim.Optimizer = _eager(kind)(parameters, spec.lr, weight_decay=spec.weight_decay, fused=True, **own)
+    return made
+
+
+@cache
+def _eager(kind: Any) -> Any:
+    """The optimizer without its wrappers for torch.compile.
+
+    They import the compiler on the first call, although nothing is compiled here: that takes more than a second of
+    processor time in each rank and leaves a folder in the temporary directory.
+    """
+    wrapped = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in wrapped}
+    step = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), methods | {"step": step})
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """What takes a rank's time instead of computing, and the model's place; a whole batch's time, and a line on it."""
+
+    device: EmulatedDevice
+    model: StandIn
+    batch_seconds: float
+    about: str
+
+
+def make_emulation(spec: RunSpec, data: DataInfo, model: nn.Module, place: Place) -> Emulation | None:
+    """None where ranks compute for real."""
+    asked = emulation.read(spec.compute)
+    if asked is None:
+        return None
+    try:
+        timing = measure(model, spec.image_shape(data))
+    except Exception as error:
+        raise UsageError(
+            f"--compute {spec.compute}: what model {spec.model} computes cannot be counted without computing it "
+            f"(on torch's meta device): {own_code.reason(error)}"
+        ) from error
+    if asked.device:
+        if not timing.macs:
+            raise UsageError(
+                f"--compute {spec.compute}: model {spec.model} has no convolution or matrix product whose cost is "
+                f"known; give the time of a batch, as in --compute emulated:0.5"
+            )
+        found = emulation.estimate(asked.device, spec.model, timing.macs)
+        seconds, how = found.seconds * spec.batch_size, f", as {asked.device.about} ({found.how})"
+    else:
+        assert asked.seconds is not None, "a run folder has become seconds when the spec was resolved"
+        seconds, how = asked.seconds, ""
+    smaller = f"; gradients are {spec.shrink} times smaller than the model's" if spec.shrink > 1 else ""
+    time = f"{seconds:.4g} s for each batch of {spec.batch_size}{how}"
+    about = f"Emulated compute: {time}; nothing is trained or saved{smaller}"
+    device = EmulatedDevice(seconds / spec.batch_size / place.speed, timing)
+    return Emulation(device, StandIn(model, spec.shrink), seconds, about)
+
+
+def seed_dropout(spec: RunSpec, stream: int) -> None:
+    """What is drawn from here on differs from stream to stream."""
+    with RANDOM:
+        torch.manual_seed(spec.seed + 1_000_003 * (stream + 1))

@@ -1,0 +1,203 @@
+"""The driver: takes any strategy's engine through epochs, validation, test and records to a saved model."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import torch
+from torch import Tensor
+
+from paceline.comm.metered import MeteredComm
+from paceline.comm.words import all_or_none
+from paceline.data.batch import Batch
+from paceline.data.input import Input
+from paceline.data.sampler import Sampler
+from paceline.errors import UsageError
+from paceline.records import COMPLETED, INTERRUPTED, RUNNING, Summary, conclude, write_summary
+from paceline.spec import RunSpec
+from paceline.strategies.engine import Engine, Evaluation, Laps, Lockstep
+from paceline.strategies.finite import Watch
+from paceline.strategies.setup import Place
+from paceline.training.console import Console
+from paceline.training.progress import Progress
+from paceline.training.setup import make_input
+from paceline.training.trace import Trace
+
+if TYPE_CHECKING:
+    from paceline.strategies.parameter_server.engine import Membership
+
+TIMELINES = 20  # steps whose every event is written down, where a strategy has some
+
+
+@dataclass
+class Job:
+    """What one rank needs to train: the spec, its place among the ranks, and where its words go."""
+
+    spec: RunSpec
+    comm: MeteredComm
+    place: Place
+    console: Console
+    stop: Callable[[], bool]
+    summary: Summary
+    membership: Membership | None = None  # of a rank of parameter servers
+    folder: Path = field(init=False)  # these two from when the run folder is known
+    trace: Trace = field(init=False)
+    _source: Input | None = None
+
+    def opened(self, folder: Path, trace: Trace) -> Self:
+        self.folder, self.trace = folder, trace
+        return self
+
+    @property
+    def source(self) -> Input:
+        """The data set. All ranks that need it ask for it together; the first time it is opened."""
+        if self._source is None:  # not a cached property: ranks may be threads, which would wait for each other
+            start = time.perf_counter()
+            self._source = make_input(self.spec, self.comm, self.place)
+            self.comm.barrier()
+            self.summary.read_seconds = time.perf_counter() - start
+            if self.spec.reads:
+                self.console.line(f"Time taken to read the data: {self.summary.read_seconds:.2f} s")
+        return self._source
+
+
+def train(job: Job) -> None:
+    """Train as the spec says and fill in the summary; the rank that finishes leaves it and the model in its folder."""
+    driver = Driver(job)
+    job.summary.threads = torch.get_num_threads()
+    engine = job.spec.method.prepare(job)
+    try:
+        engine.run(driver)
+    finally:
+        engine.close()
+
+
+class Driver:
+    """Of one rank. An engine whose ranks step together is run by `run`; another tells it what happens.
+
+    In either case: `begin`, then progress, then `finish`.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.spec = job, job.spec
+        self._start = time.perf_counter()
+
+    def begin(self, engine: Engine, per_epoch: int) -> Progress:
+        """Before the first step: what there is to say, and whether there is space for the result."""
+        job, spec = self.job, self.spec
+        job.summary.parameters = engine.parameters
+        if engine.fresh:
+            job.console.line(f"New weights, not from {spec.weights}: {', '.join(engine.fresh)}")
+        all_or_none(lambda: None if job.comm.rank else check_space(job.folder, spec, engine), job.comm)
+        total = spec.steps or spec.epochs * per_epoch
+        return Progress(spec, job.console, job.trace, job.summary, per_epoch, total)
+
+    def run(self, engine: Lockstep) -> None:
+        """All epochs, and back to the best one where there is a validation set; then the test."""
+        job, spec, source = self.job, self.spec, self.job.source
+        sampler = Sampler(len(source.numbers["train"]), spec.global_batch, source.reader, source.readers, spec.seed)
+        progress = self.begin(engine, len(sampler))
+        watch, best, stopped = Watch(engine.model), dict[str, Tensor](), False
+        for epoch in range(-(-progress.total // len(sampler))):
+            stopped = self._run_epoch(engine, sampler, epoch, progress, watch)
+            if not spec.emulated and (stopped or spec.validation or job.summary.steps == progress.total):
+                watch.check(engine.state_dict(), job.comm, job.summary.steps)
+            if stopped:
+                break
+            if len(source.numbers["validation"]) and progress.evaluated(
+                "validation", epoch, self._evaluate(engine, "validation", watch)
+            ):
+                engine.agree()
+                best = {name: tensor.clone() for name, tensor in engine.state_dict().items()}
+        if best and not stopped:
+            engine.load_state_dict(best)
+        if spec.test and not stopped:
+            progress.evaluated("test", epoch, self._evaluate(engine, "test", watch))
+        engine.agree()
+        self.finish(engine, progress, interrupted=stopped)
+
+    def _run_epoch(self, engine: Lockstep, sampler: Sampler, epoch: int, progress: Progress, watch: Watch) -> bool:
+        """One epoch, or what is left of the steps; true if a rank wanted to stop."""
+        job, first = self.job, self.job.summary.steps
+        steps = min(len(sampler), progress.total - first)
+        progress.start_epoch(epoch, steps)
+        start = ended = time.perf_counter()
+        job.trace.clock.lap()  # what was before belongs to no step
+        stopped = False
+        for step, batch in enumerate(job.source.epoch(sampler, steps), first):
+            # A step begins where the last one ended: no time goes uncounted.
+            laps = Laps(last=ended, clock=job.trace.clock)
+            if self.spec.method.timelines and step < TIMELINES:
+                laps.events = []
+            laps.mark("input")
+            watch.begin(everything=step == first + steps - 1)
+            result = engine.advance(batch, sampler.size, progress.learning_rate(step), job.stop(), laps)
+            seconds, ended = laps.last - ended, laps.last
+            watch.end(step + 1)
+            if result.own is None and not math.isfinite(result.loss_sum):
+                watch.check(engine.state_dict(), job.comm, step + 1, f"the loss is {result.loss_sum}")
+            progress.step(step, epoch, result, seconds, laps, own=len(batch.labels))
+            if result.stop:
+                stopped = True
+                break
+        learned = progress.learned
+        progress.end_epoch(epoch, time.perf_counter() - start, learned.loss, learned.correct, learned.count)
+        return stopped
+
+    def _evaluate(self, engine: Lockstep, name: str, watch: Watch) -> Evaluation:
+        """Mean loss and accuracy on the `validation` or `test` set."""
+        job = self.job
+        count, batches = job.source.evaluation(name)
+
+        def shown() -> Iterator[Batch]:
+            for batch in batches:
+                yield batch
+                job.console.advance()
+
+        job.console.start_bar(count, name)
+        result = engine.evaluate(shown())
+        job.console.end_bar()
+        if not math.isfinite(result.loss):
+            watch.check(engine.state_dict(), job.comm, job.summary.steps, f"the {name} loss is {result.loss}")
+        return result
+
+    def finish(self, engine: Engine, progress: Progress, *, interrupted: bool) -> None:
+        """After the last step: the summary and the weights, which rank 0 leaves in the run folder."""
+        job, summary, folder = self.job, self.job.summary, self.job.folder
+        summary.total_seconds = time.perf_counter() - self._start
+        progress.finish(interrupted=interrupted)
+        engine.measure(job)
+        if job.comm.rank == 0:
+            summary.disturbed = job.trace.disturbance(emulated=self.spec.emulated)
+        summary.status = INTERRUPTED if interrupted else COMPLETED
+        job.console.total(summary)
+        if job.comm.rank == 0:  # the results are kept even if the weights cannot be
+            write_summary(folder, replace(summary, status=RUNNING))
+        if not self.spec.emulated:
+            engine.save(folder / "model.safetensors")
+        if job.comm.rank == 0:
+            conclude(folder, summary)
+        job.trace.record("end", time=time.time(), status=summary.status)
+        job.comm.barrier()
+
+
+def check_space(folder: Path, spec: RunSpec, engine: Engine) -> None:
+    """Refuse to train what there is no space for: the weights, and states that are saved on the way."""
+    free = shutil.disk_usage(folder).free
+    weights = 0 if spec.emulated else engine.parameters * (8 if spec.dtype == "float64" else 4)
+    each = weights * (3 if spec.optimizer == "adam" else 2)  # with the optimizer's state
+    snapshots = engine.states_on_disk * each
+    if free < weights + snapshots:
+        what = f"the weights take {weights / 1e6:,.1f} MB" + (
+            f", snapshots {snapshots / 1e6:,.1f} MB" if snapshots else ""
+        )
+        raise UsageError(
+            f"{folder} is on a disk with {free / 1e6:,.1f} MB free, and {what}: free some space, or choose another "
+            "--output-dir"
+        )
