@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,10 @@ import plain_loop
 import pytest
 import torch
 from hypothesis import settings
+from isolation import isolate_files
 from plain_loop import Trained
 from safetensors.torch import save_file
 from worlds import TRANSPORTS, World, Worlds
-
-from paceline.lab import kernel
 
 # Nothing here asserts a wall-clock time, an example's included: machines are shared and noisy.
 settings.register_profile("paceline", deadline=None)
@@ -40,11 +38,7 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_configure(config: pytest.Config) -> None:
     """A process that runs tests beside another sees none of the other's files that runs might leave behind."""
     if hasattr(config, "workerinput"):
-        kernel.unshare(kernel.NEW_MOUNT)
-        kernel.mount("none", "/", flags=kernel.MS_RECURSIVE | kernel.MS_PRIVATE)
-        kernel.mount("tmpfs", "/dev/shm", "tmpfs")
-        tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="paceline-tests-")
-        os.chmod(tempfile.tempdir, 0o711)  # tests as another user have folders in it
+        isolate_files("paceline-tests-")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
