@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -13,7 +13,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from server_toy import Events, Memory, Record, ToyFlat, first_weights, layout, order, shard, targets
+from server_toy import Events, Memory, Record, ToyFlat, first_weights, layout, order, samples_of, sequential, shard
 from torch import Tensor
 
 from paceline.data.batch import Batch
@@ -107,7 +107,7 @@ class Player:
         samples = self.play.plan.samples
         shuffled = order(samples, part.epoch) if part.kind == TRAIN else torch.arange(samples)
         picked = shuffled[part.start : part.stop]
-        return Batch(targets(samples)[picked], picked, part.total)
+        return Batch(samples_of(samples, part.epoch, picked), picked, part.total)
 
     def hello(self) -> None:
         """As Client.join does, which waits for the answer."""
@@ -174,6 +174,7 @@ class Play:
         self.stores = [Memory(kept) if every else None for _ in range(servers)]
         self.queues: dict[tuple[bytes, bytes], deque[list[bytes]]] = {}
         self.now, self.steps, self.lives = 0.0, 0, 0
+        self.done: Counter[str] = Counter()  # what went wrong, how often
         self.servers: list[Core] = [self._server(server) for server in range(servers)]
         self.players = {rank: Player(self, rank, self._life()) for rank in ranks}
         self.slow = b""  # who gets messages only when there is nothing else to do
@@ -322,6 +323,9 @@ class Play:
             self.restart(gone[which % len(gone)].rank)
         elif what == "server":
             self.restart_server(which % self.rules.servers)
+        else:
+            return
+        self.done[what] += 1
 
     def cut(self, player: Player, server: int) -> None:
         """A connection breaks: what is on its way is lost."""
@@ -360,3 +364,20 @@ class Play:
     def _lose(self, one: bytes, other: bytes) -> None:
         self.queues.pop((one, other), None)
         self.queues.pop((other, one), None)
+
+
+# What holds of every play.
+
+
+def check_samples(play: Play) -> None:
+    """Every chunk has every sample of every epoch once; of the last epoch, as many as the plan has."""
+    spans = [(play.plan.epoch(update), play.plan.span(update)) for update in range(play.plan.updates)]
+    expected = {epoch: sum(len(span) for e, span in spans if e == epoch) for epoch, _ in spans}
+    for chunk in range(play.layout.chunks):
+        used = play.record.samples(chunk)
+        assert set(used.values()) == {1}
+        assert Counter(epoch for epoch, _ in used) == expected
+
+
+def check_sequential(play: Play) -> None:
+    torch.testing.assert_close(play.weights, sequential(play.plan), rtol=0, atol=1e-12)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from server_play import MISCHIEF, ORDINARY, SERVERS_TOO, Play, script
-from server_toy import sequential
+from server_play import MISCHIEF, ORDINARY, SERVERS_TOO, Play, check_samples, check_sequential, script
 
 from paceline.server.ledger import Plan
 from paceline.server.wire import Buffer, Kind, read
@@ -26,23 +23,6 @@ def bounded(staleness: int) -> Plan:
 scripts = st.builds(
     script, st.integers(0, 2**32), st.lists(st.tuples(st.integers(0, 350), st.integers(0, 300)), max_size=6)
 )
-
-
-def every_sample(plan: Plan) -> Counter[tuple[int, int]]:
-    """Of the epochs of a plan, the last of which may be cut short: so many samples of each."""
-    spans = [(plan.epoch(update), plan.span(update)) for update in range(plan.updates)]
-    return Counter({epoch: sum(len(span) for e, span in spans if e == epoch) for epoch, _ in spans})  # type: ignore[misc]
-
-
-def check_samples(play: Play) -> None:
-    for chunk in range(play.layout.chunks):
-        used = play.record.samples(chunk)
-        assert set(used.values()) == {1}
-        assert Counter(epoch for epoch, _ in used) == every_sample(play.plan)
-
-
-def check_sequential(play: Play) -> None:
-    torch.testing.assert_close(play.weights, sequential(play.plan), rtol=0, atol=1e-12)
 
 
 # Synchronous.
