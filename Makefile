@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slurm check bench bench-startup bench-ps bench-data bench-lab bench-pipeline clean
+.PHONY: demo test test-slurm soak check bench bench-startup bench-ps bench-data bench-lab bench-pipeline clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -21,6 +21,9 @@ test: $(READY)  ## every test, on real threads, processes and MPI ranks, and in 
 
 test-slurm: $(READY)  ## paceline slurm's scripts on a real two-node Slurm, as root; installs Debian's where it is missing
 	tests/slurm/run.sh $(BIN)/python -m pytest tests/slurm/check_slurm.py
+
+soak: $(READY)  ## long campaigns of kills and random options, at most 2 hours each; SOAK="labs --hours 0.1" for one
+	$(BIN)/python tests/soak/soak.py $(SOAK)
 
 check: $(READY)  ## style and types
 	$(BIN)/ruff check
@@ -51,4 +54,4 @@ bench-pipeline: $(READY)  ## the pipeline beside torch.distributed.pipelining, i
 	$(BIN)/python benchmarks/pipeline_memory.py
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) runs soak .mypy_cache .ruff_cache .pytest_cache .hypothesis

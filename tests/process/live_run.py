@@ -78,8 +78,8 @@ class LiveRun:
     def steps(self, rank: int) -> int:
         return sum(record["kind"] == "step" for record in read_lines(self.folder / f"rank_{rank}.jsonl"))
 
-    def wait_until_training(self) -> None:
-        until("rank 0 trains", lambda: self.process.poll() is not None or self.steps(0) > 3)
+    def wait_until_training(self, steps: int = 3) -> None:
+        until("rank 0 trains", lambda: self.process.poll() is not None or self.steps(0) > steps)
         assert self.process.poll() is None, self.stderr()
         self.check_listeners()
 
@@ -99,6 +99,11 @@ class LiveRun:
     def pid(self, rank: int) -> int:
         rows = json.loads((self.folder / "env.json").read_text())["ranks"]
         return next(int(row["pid"]) for row in rows if row["rank"] == rank)
+
+    def starting(self, rank: int) -> int | None:
+        """The living process of a rank, as soon as there is one."""
+        names = {pid: Path(f"/proc/{pid}/comm") for pid in self.living()}
+        return next((pid for pid, n in names.items() if n.exists() and n.read_text() == f"paceline-{rank}\n"), None)
 
     def end(self, seconds: float = PATIENCE) -> int:
         """Wait until the command has ended; its exit code."""

@@ -6,27 +6,18 @@ import os
 import signal
 from pathlib import Path
 
+import kills
 import pytest
-from live_run import ENDLESS, LAUNCHERS, PACELINE, LiveRun, until
+from live_run import ENDLESS, LAUNCHERS, PACELINE, LiveRun
 
-from paceline.liveness import current_summary
-from paceline.records import FAILED, HELD, RUNNING
+from paceline.records import FAILED, HELD
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_killed_rank_is_named(launcher: str, tmp_path: Path) -> None:
     with LiveRun(LAUNCHERS[launcher] + ENDLESS, tmp_path) as run:
         run.wait_until_training()
-        os.kill(run.pid(1), signal.SIGKILL)
-        code = run.end(20)
-        # A foreign mpiexec has an exit code of its own.
-        assert code == 137 if launcher == "mpiexec" else code == 1, run.stderr()
-        summary = run.summary()
-        assert (summary.status, summary.failed_rank) == (FAILED, 1)
-        if launcher in ("gloo", "mpi"):
-            assert "paceline: rank 1 failed: its process" in run.stderr()
-            assert "logs/rank_1.log" in run.stderr()
-        run.check_nothing_is_left()
+        kills.kill_rank(run, launcher, 1)
 
 
 @pytest.mark.parametrize("launcher", ["gloo", "mpi", "torchrun"])
@@ -114,11 +105,7 @@ def test_nothing_survives_the_launchers_own_death_and_the_run_has_ended(launcher
     with LiveRun(LAUNCHERS[launcher] + ENDLESS, tmp_path) as run:
         run.wait_until_training()
         os.kill(run.pid(1), signal.SIGSTOP)  # so that the others cannot end their step
-        os.kill(run.process.pid, signal.SIGKILL)
-        run.process.wait()
-        assert current_summary(run.folder).status != RUNNING
-        run.check_nothing_is_left()
-        until("the summary says so", lambda: run.summary().status != RUNNING, 10)
+        kills.kill_launcher(run)
         # mpiexec continues stopped ranks before it ends them, so that they finish their step and save.
         if launcher == "gloo" or run.summary().status == FAILED:
             assert run.summary().error == "the launcher was killed"

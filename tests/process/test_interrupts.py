@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import kills
 import pytest
 from live_run import ENDLESS, LAUNCHERS, PACELINE, LiveRun, until
 from safetensors.torch import load_file
@@ -36,13 +37,7 @@ def test_a_signal_to_all_finishes_a_common_step_and_saves(launcher: str, tmp_pat
 def test_a_signal_to_one_stage_of_a_pipeline_stops_all_and_saves(tmp_path: Path) -> None:
     with LiveRun([*LAUNCHERS["gloo"], *ENDLESS, "--strategy", "pipeline"], tmp_path) as run:
         run.wait_until_training()
-        os.kill(run.pid(2), signal.SIGTERM)
-        assert run.end(20) == 130
-        summary = run.summary()
-        assert summary.status == INTERRUPTED
-        assert {run.steps(rank) for rank in range(3)} == {summary.steps}
-        assert load_file(run.folder / "model.safetensors")
-        run.check_nothing_is_left()
+        kills.interrupt_rank(run, 2)
 
 
 def test_one_worker_and_ranks_that_are_threads_stop_as_well(tmp_path: Path) -> None:

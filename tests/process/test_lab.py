@@ -9,7 +9,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+import labs
 import pytest
 from live_lab import PACELINE, check_nothing_left, live_lab, traces
 from live_run import until
@@ -18,8 +20,6 @@ from paceline.errors import PacelineError, UsageError
 from paceline.lab import client, wire
 from paceline.lab.measure import measure
 from paceline.lab.plan import make_plan, read_plan
-
-LIMITS = {"nodes": None, "node": [{"cpu": 0.5, "memory": "512MB"}, {}]}
 
 
 def _values(**more: object) -> dict[str, object]:
@@ -155,73 +155,17 @@ def test_a_lab_in_a_node_of_a_lab_is_another_one(tmp_path: Path, monkeypatch: py
         assert "cannot be ended from one of its nodes" in said
 
 
-@pytest.mark.parametrize("victim", ["parent", "keeper", "holder"])
+@pytest.mark.parametrize("victim", labs.MADE)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_of_a_lab_that_is_ended_while_it_is_made(victim: str, number: int, tmp_path: Path) -> None:
-    before = traces()
-    limited = "[[node]]\ncpu = 0.5\n" if os.getuid() == 0 else "[[node]]\n"
-    (tmp_path / "many.toml").write_text('rate = "1gbit"\n' + limited * 30)
-    words = [PACELINE, "lab", "up", "many.toml", "--name", f"test-made-{os.getpid()}"]
-    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
-        until("some nodes are there", lambda: len(line := _line(process.pid)) > 2 and len(_children(line[2])) > 3, 30)
-        line = _line(process.pid)
-        os.kill(line[["parent", "keeper", "holder"].index(victim)], number)
-        if (victim, number) == ("holder", signal.SIGTERM):
-            os.kill(line[0], number)  # a holder has nothing to do with it
-        process.communicate(timeout=60)
-    check_nothing_left(before)
+    labs.end_while_made(victim, number, tmp_path)
 
 
-def _children(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
-
-
-def _line(pid: int) -> list[int]:
-    """A process, its first child, the first child of that, and so on."""
-    found = [pid]
-    while len(found) < 3 and (children := _children(found[-1])):
-        found.append(children[0])
-    return found
-
-
-def test_nothing_is_left_of_many_labs_however_they_end() -> None:
-    """A fifth are killed: the keeper, the holder, both at once, or the command that they live for."""
-    before = traces()
-    victims = ["keeper", "holder", "both", "parent"]
-    for cycle in range(CYCLES):
-        limited = LIMITS if cycle % 10 == 4 else {}
-        plan = make_plan(_values(preset="home", name=f"test-cycle-{os.getpid()}", **limited), "test")
-        victim = victims[cycle // 5 % 4] if cycle % 5 == 4 else None
-        if victim == "parent":
-            _kill_a_run()
-            continue
-        keeper = client.start(plan, detached=False)
-        if victim is None:
-            client.stop(keeper)
-            continue
-        holder = int(Path(f"/proc/{keeper.pid}/task/{keeper.pid}/children").read_text().split()[0])
-        for pid in {"keeper": [keeper.pid], "holder": [holder], "both": [keeper.pid, holder]}[victim]:
-            os.kill(pid, signal.SIGKILL)
-        client.stop(keeper)
-        if victim == "both":  # nobody was left to remove its control groups: the next lab does
-            client.stop(client.start(plan, detached=False))
-        if cycle % 20 == 19:
-            check_nothing_left(before)
-    check_nothing_left(before)
-
-
-CYCLES = int(os.environ.get("PACELINE_LAB_CYCLES", "20"))
-
-
-def _kill_a_run() -> None:
-    words = [PACELINE, "lab", "run", "home:2", "--", "sh", "-c", "echo up; sleep 60"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.kill()
+@pytest.mark.parametrize("victim", labs.USED)
+@pytest.mark.parametrize("size", [{"nodes": 2}, labs.LIMITS], ids=["plain", "limited"])
+def test_nothing_is_left_of_a_lab_however_it_ends(victim: str, size: dict[str, Any]) -> None:
+    """`make soak` does the same many times."""
+    labs.end_in_use(victim, size, busy="nodes" in size)
 
 
 def test_a_link_keeps_to_its_speed_and_packets_are_packets() -> None:
@@ -263,7 +207,7 @@ def test_a_cut_node_is_silent_and_a_slowed_one_slow() -> None:
 
 def test_control_groups_keep_a_node_to_its_cores_and_memory() -> None:
     burn = "import time\nt = time.time()\nwhile time.time() < t + 1: pass\nprint(time.process_time())"
-    with live_lab(**_values(preset=None, rate="1gbit", node=LIMITS["node"])) as lab:
+    with live_lab(**_values(preset=None, rate="1gbit", **labs.LIMITS)) as lab:
         assert float(lab.python("n1", burn)) < 0.7
         assert lab.run("n1", sys.executable, "-c", "x = bytearray(700 << 20)")[0] == -signal.SIGKILL
         assert lab.run("n2", sys.executable, "-c", "x = bytearray(700 << 20)")[0] == 0

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 from live_run import LiveRun, until
-from test_served_faults import served
+from server_kills import served
 
 from paceline.records import NodeSample, read_lines, read_nodes
 

@@ -15,7 +15,7 @@ from live_run import PACELINE, listening_elsewhere, until
 from parity_cases import distance
 from safetensors.torch import load_file
 from served import free_ports
-from test_served_faults import GLOBAL_BATCH, MODEL
+from server_kills import GLOBAL_BATCH, MODEL
 
 from paceline.records import INTERRUPTED, read_lines, read_nodes, read_summary
 

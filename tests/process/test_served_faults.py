@@ -12,41 +12,20 @@ import pytest
 from live_run import LAUNCHERS, PACELINE, LiveRun, until
 from parity_cases import distance
 from safetensors.torch import load_file
+from server_kills import GLOBAL_BATCH, STEPS, check_completed, served, train_alone
 
-from paceline.records import COMPLETED, FAILED, INTERRUPTED, read_lines
-
-STEPS = 600
-MODEL = ["--model", "mlp", "--hidden", "32", "--data", "synthetic:1x12x12,train=1920,test=64", "--dtype", "float64",
-         "--optimizer", "sgd", "--lr", "0.01", "--no-scale-lr", "--log-every", "0"]  # fmt: skip
-GLOBAL_BATCH = 96
-
-
-def served(strategy: str, workers: int = 3, *more: str, steps: int = STEPS) -> list[str]:
-    batch = GLOBAL_BATCH // workers
-    return [*PACELINE, *MODEL, "--strategy", strategy, "--workers", str(workers), "--batch-size", str(batch),
-            "--steps", str(steps), "--worker-timeout", "1.5", "--timeout", "30", *more]  # fmt: skip
+from paceline.records import FAILED, INTERRUPTED, read_lines
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The weights of one process that was left in peace."""
-    folder = tmp_path_factory.mktemp("alone")
-    command = [*PACELINE, *MODEL, "--strategy", "sequential", "--batch-size", str(GLOBAL_BATCH), "--steps", str(STEPS)]
-    with LiveRun(command, folder) as run:
-        assert run.end() == 0, run.stderr()
-    return load_file(folder / "run" / "model.safetensors")
-
-
-def check_completed(run: LiveRun) -> None:
-    assert run.end() == 0, run.stderr()
-    summary = run.summary()
-    assert (summary.status, summary.steps) == (COMPLETED, STEPS)
-    run.check_nothing_is_left()
+    return train_alone(tmp_path_factory.mktemp("alone"))
 
 
 def test_a_synchronous_run_that_loses_workers_trains_the_same_model(alone: Any, tmp_path: Path) -> None:
     with LiveRun(served("ps-sync"), tmp_path) as run:
-        os.kill(until("rank 3 is started", lambda: starting(run, 3)), signal.SIGKILL)  # before it can say anything
+        os.kill(until("rank 3 is started", lambda: run.starting(3)), signal.SIGKILL)  # before it can say anything
         run.wait_until_training()
         os.kill(run.pid(2), signal.SIGKILL)
         check_completed(run)
@@ -56,14 +35,6 @@ def test_a_synchronous_run_that_loses_workers_trains_the_same_model(alone: Any, 
         assert "silent" in late["why"]
         assert "Lost rank 2" in run.stdout
         assert distance(load_file(run.folder / "model.safetensors"), alone) <= 1e-11
-
-
-def starting(run: LiveRun, rank: int) -> int | None:
-    """The process of a rank, as soon as there is one."""
-    names = {pid: Path(f"/proc/{pid}/comm") for pid in run.living()}
-    return next(
-        (pid for pid, name in names.items() if name.exists() and name.read_text() == f"paceline-{rank}\n"), None
-    )
 
 
 @pytest.mark.parametrize("strategy", ["ps-async", "ps-sync"])
@@ -215,7 +186,7 @@ def test_a_signal_to_any_server_or_to_all_workers_ends_the_run_and_saves(
 
 def test_a_worker_that_is_asked_to_stop_before_it_has_joined_is_not_waited_for(tmp_path: Path) -> None:
     with LiveRun(served("ps-sync", 2), tmp_path) as run:
-        pid = until("rank 2 handles signals", lambda: (found := starting(run, 2)) and catches(found))
+        pid = until("rank 2 handles signals", lambda: (found := run.starting(2)) and catches(found))
         os.kill(pid, signal.SIGTERM)
         check_completed(run)
         assert [lost["rank"] for lost in run.summary().lost_workers] == [2]

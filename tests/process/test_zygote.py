@@ -10,18 +10,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import kills
 import pytest
 from live_run import ENDLESS, LAUNCHERS, LiveRun, until
 
 from paceline.launch import zygote
 from paceline.launch.zygote import ForkedRank, Zygote
-from paceline.records import FAILED
 
 TEST_PROGRAM = "import sys; from paceline.launch import zygote; zygote.main({module!r}, 'run', int(sys.argv[1]))"
-
-
-def parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
 def forked(rank: ForkedRank) -> int:
@@ -66,7 +62,7 @@ def test_the_pid_of_a_rank_that_has_ended_stays_its_own(forks: Zygote) -> None:
     rank = forks.fork("r", ["exit", "0"], {})
     rank.wait(30)
     assert rank.pid is not None
-    assert parent(rank.pid) == forks.process.pid  # a zombie: nobody else can get its number
+    assert kills.parent(rank.pid) == forks.process.pid  # a zombie: nobody else can get its number
 
 
 def test_at_the_end_it_reaps_its_ranks(forks: Zygote) -> None:
@@ -130,10 +126,4 @@ def test_importing_what_ranks_need_runs_no_torch_operation() -> None:
 def test_all_ranks_have_one_parent_and_die_with_it(tmp_path: Path) -> None:
     with LiveRun(LAUNCHERS["gloo"] + ENDLESS, tmp_path) as run:
         run.wait_until_training()
-        (shared,) = {parent(run.pid(rank)) for rank in range(3)}
-        assert parent(shared) == run.process.pid
-        os.kill(shared, signal.SIGKILL)
-        assert run.end() == 1
-        assert "the process that starts the ranks (their zygote) was killed by signal 9" in run.stderr()
-        assert (run.summary().status, run.summary().failed_rank) == (FAILED, None)
-        run.check_nothing_is_left()
+        kills.kill_zygote(run)
