@@ -102,8 +102,11 @@ class LiveRun:
 
     def starting(self, rank: int) -> int | None:
         """The living process of a rank, as soon as there is one."""
-        names = {pid: Path(f"/proc/{pid}/comm") for pid in self.living()}
-        return next((pid for pid, n in names.items() if n.exists() and n.read_text() == f"paceline-{rank}\n"), None)
+        for pid in self.living():
+            with contextlib.suppress(OSError):  # it has just ended
+                if Path(f"/proc/{pid}/comm").read_text() == f"paceline-{rank}\n":
+                    return pid
+        return None
 
     def end(self, seconds: float = PATIENCE) -> int:
         """Wait until the command has ended; its exit code."""
