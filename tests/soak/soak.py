@@ -40,6 +40,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="run only this trial, and do not record it")
     parser.add_argument("--folder", type=Path, default=Path("soak"), help="where the results are")
     options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # also in the background of a shell, where SIGINT is ignored
+        signal.signal(number, signal.default_int_handler)
     for name in options.campaigns:
         if importlib.util.find_spec(name) is None:
             parser.error(f"there is no campaign {name!r}; give one of {', '.join(CAMPAIGNS)}")
@@ -90,12 +92,16 @@ def repeat(name: str, seed: int, results: Path) -> list[str]:
 
 def run_apart(command: list[str]) -> tuple[dict[str, int] | None, str]:
     """One trial in a process of its own: what it did, or None if it failed, and what it said on standard error."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0
+    ) as process:
         try:
             output, errors = process.communicate(timeout=TRIAL_SECONDS)
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, KeyboardInterrupt) as why:
             process.send_signal(signal.SIGINT)  # it ends what it has started, and says where it waited
             output, errors = process.communicate()
+            if isinstance(why, KeyboardInterrupt):
+                raise
     return (json.loads(output.splitlines()[-1]) if process.returncode == 0 else None), errors
 
 
@@ -131,7 +137,8 @@ def table(results: Path) -> str:
     """All campaigns that have finished trials, in Markdown."""
     rows, revisions = [], set()
     for path in sorted(results.glob("*.jsonl")):
-        trials = finished(results, path.stem)
+        if not (trials := finished(results, path.stem)):
+            continue
         failed = [str(line["seed"]) for line in trials if not line["passed"]]
         done = sum((Counter(line["done"]) for line in trials), Counter())
         revisions |= {line["revision"] for line in trials}
@@ -140,7 +147,7 @@ def table(results: Path) -> str:
         rows.append(f"| {path.stem} | {len(trials):,} | {len(trials) - len(failed):,} | {seeds} | {words(done)} "
                     f"| {seconds:,.0f} |")  # fmt: skip
     heading = ["| campaign | trials | passed | failed | what was done | seconds |", "|---|---|---|---|---|---|"]
-    return "\n".join([f"`make soak`, revision {', '.join(sorted(revisions))}:", "", *heading, *rows, ""])
+    return "\n".join([f"`make soak`, revision {', '.join(sorted(revisions)) or '-'}:", "", *heading, *rows, ""])
 
 
 if __name__ == "__main__":
