@@ -11,7 +11,7 @@ from paceline.analysis.lines import Line, all_lines, faster, name, speed, told
 from paceline.analysis.problems import Problem
 from paceline.analysis.scaling import Curve, Group, Point, certain, disturbed, label, nodes_of
 from paceline.analysis.statistics import LAWS, Interval
-from paceline.analysis.trust import allow, asynchronous
+from paceline.analysis.trust import allow, asynchronous, inexact
 from paceline.analysis.wording import count, number, percent, percents, seconds, some, within
 
 NEAR = 0.7  # of the best speed: what is slower is no rival, and need not be asked
@@ -62,10 +62,10 @@ def fastest(groups: Sequence[Group]) -> list[Group]:
 
 
 def stale(top: Group, groups: Sequence[Group]) -> str:
-    """Images/s of workers that do not wait are not those of others."""
-    if not asynchronous(top) or all(map(asynchronous, groups)):
+    """Images/s of strategies that train another model than one process are not those of others."""
+    if top.method.exact or not any(one.method.exact for one in groups):
         return ""
-    return " Its workers do not wait for each other: images are seen sooner, and may teach less."
+    return f" {inexact(top)}: images are seen sooner, and may teach less."
 
 
 def rivals_of(top: Group, groups: Sequence[Group]) -> list[Group]:

@@ -14,7 +14,7 @@ from paceline.analysis.lines import ENOUGH_RUNS, MATTERS, faster, speed, told
 from paceline.analysis.problems import Problem, problems
 from paceline.analysis.scaling import Curve, Group, certain, disturbed, family, label, size
 from paceline.analysis.statistics import Interval
-from paceline.analysis.trust import allow, asynchronous
+from paceline.analysis.trust import allow, asynchronous, inexact
 from paceline.analysis.wording import count, listing, number, percent, sentence, some, spread, within
 
 # Verdicts on a case or a setting.
@@ -268,8 +268,8 @@ def _notes(best: Group, base: Group, leaders: Sequence[Group], problem: Problem,
             f"An update is made from {ours:,} samples instead of {theirs:,}, so an epoch has fewer updates: compare "
             f"the accuracies, too."
         )
-    if asynchronous(best):
-        yield "Its workers do not wait for each other: images are seen sooner, but may teach less."
+    if not best.method.exact:
+        yield f"{inexact(best)}: images are seen sooner, but may teach less."
     if best.crowded:
         yield f"{count(best.workers, 'worker')} shared fewer cores: this holds for this machine only."
 

@@ -99,10 +99,8 @@ class Run:
 
     @property
     def at_once(self) -> int:
-        """Updates that are timed together. Where each worker makes its own, they come in bursts, and one gap between
-        two of them is no measure of anything; as many as there are workers take as long as a worker needs for one.
-        """
-        return self.summary.workers if self.method.updates_by_worker else 1
+        """Steps that are timed together: see `Strategy.round`."""
+        return self.method.round(self.spec | {"workers": self.summary.workers})
 
     @property
     def cores(self) -> int | None:

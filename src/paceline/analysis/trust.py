@@ -22,6 +22,11 @@ def asynchronous(one: Group) -> bool:
     return one.method.asynchronous
 
 
+def inexact(one: Group) -> str:
+    """Why its model is not the one that one process would train."""
+    return "Its workers do not wait for each other" if asynchronous(one) else "It is not the training of one process"
+
+
 def doubt(*groups: Group) -> str:
     """Why the speeds of these settings decide nothing; empty where they do."""
     for one in groups:

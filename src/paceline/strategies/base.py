@@ -81,6 +81,12 @@ class Strategy:
         """The parts that the samples of one update are divided into."""
         return 1 if self.updates_by_worker else self.grid(values).replicas
 
+    def round(self, values: Mapping[str, Any]) -> int:
+        """Steps that are timed together, since one alone is no measure: workers that do not wait for each other commit
+        theirs in bursts, and only some steps may send anything.
+        """
+        return values["workers"] if self.updates_by_worker else 1
+
     def workers(self, spec: RunSpec) -> str:
         """Who takes part, in words."""
         return f"{spec.workers} worker{'' if spec.workers == 1 else 's'}"

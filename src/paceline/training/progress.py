@@ -100,5 +100,5 @@ class Progress:
         summary.best_epoch = None if interrupted else self.best_epoch
         if test:
             summary.test_loss, summary.test_accuracy = test[-1]["loss"], test[-1]["accuracy"]
-        summary.update_seconds = self.trace.update_seconds()
+        summary.update_seconds = self.trace.update_seconds(self.spec.method.round(vars(self.spec)))
         summary.images_per_second = self.trace.images_per_second()

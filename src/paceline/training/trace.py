@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from paceline.disturbance import disturbance
@@ -66,8 +66,11 @@ class Trace:
         rows = [[what, micro, round(start - began, 6), round(seconds, 6)] for what, micro, start, seconds in events]
         self.record("timeline", step=step, time=round(time.time() - time.perf_counter() + began, 6), events=rows)
 
-    def update_seconds(self) -> float | None:
-        return median(self.step_seconds) if self.step_seconds else None
+    def update_seconds(self, together: int = 1) -> float | None:
+        """The median of a step; of so many steps that are timed together, their mean."""
+        steps = self.step_seconds
+        rounds = [steps[i : i + together] for i in range(0, len(steps) - together + 1, together)] or [steps]
+        return median(fmean(each) for each in rounds) if steps else None
 
     def images_per_second(self) -> float | None:
         """Samples over time, the first steps left out: they fill caches and find out about overlap."""
