@@ -8,6 +8,7 @@ from typing import Any
 from paceline.errors import UsageError
 from paceline.plugins import Table
 from paceline.strategies.base import Strategy
+from paceline.strategies.local_sgd import LOCAL_SGD
 from paceline.strategies.parameter_server import PS_ASYNC, PS_BOUNDED, PS_SYNC
 from paceline.strategies.pipeline import PIPELINE
 from paceline.strategies.sequential import SEQUENTIAL
@@ -20,6 +21,7 @@ _OURS = (
     RING,
     REDUCE_BCAST,
     GATHER,
+    LOCAL_SGD,
     PS_SYNC,
     PS_ASYNC,
     PS_BOUNDED,

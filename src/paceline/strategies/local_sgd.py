@@ -1,0 +1,138 @@
+"""Local SGD: workers take steps on their own and average their weights now and then (Stich, 2019; Lin et al., 2020).
+
+Between two averages nothing is sent, so a run sends 1/H of what averaging gradients in every step would. The weights
+are averaged in proportion to the samples that each worker has trained on since the last time, so that with H = 1 and
+plain SGD every step is the synchronous one. Momentum and Adam's moments stay each worker's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.collectives.choose import TABLE as AVERAGINGS
+from paceline.collectives.native import NATIVE
+from paceline.options import option
+from paceline.strategies import options
+from paceline.strategies.base import Strategy
+from paceline.strategies.engine import Engine, Laps, StepResult, loss_and_hits
+from paceline.strategies.synchronous import Options as Averaging
+from paceline.strategies.synchronous import Synchronous
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from paceline.comm.base import Comm
+    from paceline.data.batch import Batch
+    from paceline.training.driver import Job
+
+SUMS = 3  # loss, correct predictions and the wish to stop are summed with the weights
+
+
+@dataclass(frozen=True)
+class Options(options.Partitioned, options.Averaged):
+    sync_every: int = option(8, "workers average their weights after this many steps of their own", least=1)
+    sync_first: int = option(0, "average gradients in every one of the first steps, this many; then train locally "
+                             "(post-local SGD)", least=0)  # fmt: skip
+
+
+class LocalSGDStrategy(Strategy):
+    def fill(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {"averaging": NATIVE.name}
+
+    def round(self, values: Mapping[str, Any]) -> int:
+        """One of so many steps has the average in it."""
+        every: int = values["sync_every"]
+        return every
+
+
+LOCAL_SGD = LocalSGDStrategy(
+    "local-sgd",
+    "data parallel; workers take --sync-every steps on their own, then average their weights",
+    "paceline.strategies.local_sgd:prepare",
+    Options,
+    exact=False,
+    emulates=False,
+)
+
+
+class LocalSGD(Synchronous):
+    """The first steps are synchronous; then rounds of `every` steps, each of which ends with an average of weights."""
+
+    def __init__(
+        self, comm: Comm, model: nn.Module, optimizer: Optimizer, averaging: Averaging, every: int, first: int = 0
+    ) -> None:
+        super().__init__(comm, model, optimizer, averaging)
+        self.every, self.first = every, first
+        self._own = self._all = 0  # samples since the last average, of this rank and of all
+        self._stop, self._finite = False, True
+
+    def advance(self, batch: Batch, shares: int, lr: float, stop: bool, laps: Laps) -> StepResult:
+        """Without agreeing on running statistics around a step of a worker's own: the average includes them."""
+        if self._steps < self.first:
+            return super().advance(batch, shares, lr, stop, laps)
+        return self._local_step(batch, lr, stop, laps)
+
+    def _local_step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:
+        import torch
+
+        count, loss_sum, hits = len(batch.labels), 0.0, 0
+        if count:
+            self.optimizer.zero_grad(set_to_none=True)
+            loss, hits = loss_and_hits(self.model, batch.images, batch.labels)
+            laps.mark("forward")
+            loss.backward(torch.full_like(loss, 1 / count))
+            laps.mark("backward")
+            self.update(lr)
+            loss_sum = loss.item()
+        laps.mark("optimizer")
+        self._steps += 1
+        self._own, self._all = self._own + count, self._all + batch.global_count
+        self._stop, self._finite = self._stop or stop, self._finite and math.isfinite(loss_sum)
+        if (self._steps - self.first) % self.every:
+            return StepResult(loss_sum, hits, batch.global_count, False, own=count)
+        loss_sum, correct, stops = self._average(loss_sum if self._finite else math.nan, hits, self._stop)
+        laps.mark("wait")
+        check = self.options.check_replicas
+        if check and self._steps // check > (self._steps - self.every) // check:
+            self.parallel.check_replicas(self._steps)
+            laps.mark("check")
+        return StepResult(loss_sum, correct, batch.global_count, stops > 0)
+
+    def agree(self, weight: float | None = None) -> None:
+        """Before weights are looked at, a round ends early."""
+        if self._all:
+            self._average()
+        else:
+            super().agree(weight)
+
+    def _average(self, *sums: float) -> list[float]:
+        """Average weights and buffers, weighted by samples; the sums over all ranks of the few numbers beside them."""
+        import torch
+
+        weight = self._own / self._all
+        with torch.no_grad():
+            rows = [p for p in self.model.parameters() if p.requires_grad]
+            beside = torch.tensor([*sums, *[0.0] * (SUMS - len(sums))], dtype=torch.float64)
+            flat = torch.cat([*(p.reshape(-1) for p in rows), beside.to(rows[0])])
+            flat[:-SUMS] *= weight
+            AVERAGINGS[self.options.averaging].run(self.buckets.comm, flat)
+            for p, values in zip(rows, flat[:-SUMS].split([p.numel() for p in rows]), strict=True):
+                p.copy_(values.view(p.shape))
+        self._own, self._all, self._finite = 0, 0, True
+        super().agree(weight)
+        return flat[-SUMS:].tolist()
+
+
+def prepare(job: Job) -> Engine:
+    from paceline.strategies.replica import prepare_replica
+
+    spec = job.spec
+    averaging = Averaging(spec.averaging, spec.bucket_mb, "off", check_replicas=spec.check_replicas)
+    return prepare_replica(
+        job,
+        lambda model, optimizer: LocalSGD(job.comm, model, optimizer, averaging, spec.sync_every, spec.sync_first),
+    )
