@@ -139,11 +139,15 @@ class ProcessWorld:
         _raise(errors, self.transport)
         return [answers[r]["result"] for r in range(self.size)]
 
-    def close(self) -> None:
+    def release(self) -> None:
+        """Let the ranks end, without waiting for them."""
         for connection, stream in self.lines.values():
             with contextlib.suppress(OSError):
                 stream.close()
             connection.close()
+
+    def close(self) -> None:
+        self.release()
         for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(5)
@@ -182,6 +186,9 @@ class Worlds:
         return ProcessWorld(transport, size, self._zygote)
 
     def close(self) -> None:
+        for world in self._open.values():
+            if isinstance(world, ProcessWorld):
+                world.release()
         for world in self._open.values():
             world.close()
         if self._zygote:
