@@ -13,6 +13,7 @@ import argparse
 import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -42,6 +43,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--strategies", nargs="+", default=list(TABLE))
     args = parser.parse_args()
+    known = subprocess.run([args.other, "train", "--help"], capture_output=True, text=True, check=True).stdout
+    args.strategies = [name for name in args.strategies if name in known]
     both = (str(BIN / "paceline"), args.other)
     words = ["train", "--steps", str(args.steps), "--threads", "1", "--log-every", "0", "--json", "--no-test"]
     rates: dict[str, list[tuple[float, float]]] = {name: [] for name in args.strategies}

@@ -107,6 +107,11 @@ class Common:
         return self.method.shares(vars(self))
 
     @property
+    def update_batch(self) -> int:
+        """Samples of one update."""
+        return self.global_batch or self.batch_size * self.shares
+
+    @property
     def lr_scale(self) -> int:
         """What the learning rate of one worker is multiplied by."""
         return self.shares if self.scale_lr else 1
@@ -158,8 +163,6 @@ if TYPE_CHECKING:
     class RunSpec(Common):
         """One training run. Values left at None are chosen by `resolve`, which says why."""
 
-        global_batch: int  # once it is resolved
-
         def __init__(self, **values: Any) -> None: ...
 
         def __getattr__(self, name: str) -> Any: ...
@@ -199,7 +202,7 @@ class Resolved:
             value, source = getattr(self.spec, name), self.sources[name]
             shown = "not set" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
             if not self.verbose and source not in self.given:
-                if value is None or source == "default" or name in ("lr", "global_batch"):
+                if value is None or source == "default" or name == "lr":
                     continue
                 source = "derived"
             by_source.setdefault(source, []).append(f"{name} {shown}")
@@ -390,13 +393,14 @@ def check_data(spec: RunSpec, data: datasets.DataInfo) -> None:
     if spec.validation and not spec.validation_samples(data):
         raise UsageError(f"--validation {spec.validation:g} of {data.train} samples is none: give a larger part, or 0")
     samples = data.train - spec.validation_samples(data)
-    if spec.global_batch > samples:
-        workers = spec.shares
-        raise UsageError(
-            f"a global batch of {spec.batch_size} x {workers} worker{'s' if workers > 1 else ''} = {spec.global_batch} "
-            f"samples is larger "
-            f"than the training set of {spec.data} ({samples}): lower --batch-size or --workers"
-        )
+    if spec.update_batch > samples:
+        who = f"{'replica' if spec.method.part else 'worker'}{'s' if spec.shares > 1 else ''}"
+        if spec.global_batch:
+            batch, lower = f"--global-batch {spec.global_batch}", "it"
+        else:
+            batch = f"a global batch of {spec.batch_size} x {spec.shares} {who} = {spec.update_batch} samples"
+            lower = "--batch-size or --workers"
+        raise UsageError(f"{batch} is larger than the training set of {spec.data} ({samples}): lower {lower}")
 
 
 def _wrap(text: str, indent: str) -> list[str]:

@@ -24,9 +24,12 @@ def check_strategy(spec: RunSpec) -> None:
     if spec.read != "own" and not method.reads_together:
         raise UsageError(f"--read {spec.read} with {spec.strategy}: its ranks read for themselves; use --read own")
     if not method.on_gpu and (spec.device == "cuda" or spec.carrier.moves_gpu_tensors):
-        raise UsageError(f"strategy {spec.strategy} computes on CPUs alone so far: use --device cpu")
+        given = "--device cuda" if spec.device == "cuda" else f"--transport {spec.transport}"
+        raise UsageError(
+            f"{given} with {spec.strategy}, which computes on CPUs alone so far: use --device cpu, and gloo or mpi"
+        )
     if spec.emulated and not method.emulates:
-        raise UsageError(f"--compute {spec.compute} with {spec.strategy}: it computes for real; leave it out")
+        raise UsageError(f"--compute {spec.compute}: {spec.strategy} does not support emulated compute; leave it out")
     method.check(spec)
 
 

@@ -69,10 +69,9 @@ def _choose_strategy(values: dict[str, Any], fill: Callable[[str, Any, str], Non
 
 
 def _divide_batch(values: dict[str, Any], sources: dict[str, str], method: Strategy) -> None:
-    """The batch of a worker from that of all, or the other way round. A given global batch has a given rate."""
+    """The batch of a worker from that of all, where that is given; then the learning rate is, too."""
     shares, total = method.shares(values), values["global_batch"]
     if total is None:
-        values["global_batch"], sources["global_batch"] = values["batch_size"] * max(1, shares), "--batch-size"
         return
     each = -(-total // max(1, shares))
     if sources["batch_size"] == "default":

@@ -103,3 +103,10 @@ def test_replicas_are_compared_after_an_average(tmp_path: Path) -> None:
     ThreadWorld(3).run(cases.train_here, folder=str(tmp_path), values=values)
     spans = [r["spans"] for r in read_lines(tmp_path / "rank_0.jsonl") if r["kind"] == "step"]
     assert ["check" in span for span in spans] == [step % 4 == 0 for step in range(1, 13)]
+
+
+def test_a_rank_may_have_no_samples(tmp_path: Path) -> None:
+    values = {name: value for name, value in values_for("norm-sgd", 4).items() if name != "batch_size"}
+    values |= LOCAL | {"global_batch": 2, "steps": 5, "sync_every": 10}
+    assert ThreadWorld(4).run(cases.train_here, folder=str(tmp_path), values=values) == [5] * 4
+    assert [r for r in read_lines(tmp_path / "rank_0.jsonl") if r["kind"] == "epoch"]

@@ -6,6 +6,7 @@ import importlib.util
 import math
 import shutil
 import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def refusal(values: Values, world: World | None = None) -> str:
 def test_without_a_word_one_worker_trains_alone() -> None:
     spec = resolve().spec
     assert (spec.model, spec.data, spec.strategy, spec.workers) == ("mnist-cnn", "mnist-mini", "sequential", 1)
-    assert (spec.transport, spec.lr, spec.batch_size, spec.global_batch) == ("gloo", 0.001, 128, 128)
+    assert (spec.transport, spec.lr, spec.batch_size, spec.update_batch) == ("gloo", 0.001, 128, 128)
     assert spec.normalize is False
 
 
@@ -320,16 +321,16 @@ def test_a_wrong_value_in_a_config_file_is_told_with_the_file(tmp_path: Path) ->
 
 def test_a_global_batch_is_divided_over_the_workers_and_keeps_the_rate() -> None:
     spec = resolve(("flag", {"workers": 4, "global_batch": 256})).spec
-    assert (spec.batch_size, spec.global_batch, spec.lr_scale) == (64, 256, 1)
+    assert (spec.batch_size, spec.update_batch, spec.lr_scale) == (64, 256, 1)
     spec = resolve(("flag", {"workers": 4, "batch_size": 64})).spec
-    assert (spec.batch_size, spec.global_batch, spec.lr_scale) == (64, 256, 4)
+    assert (spec.batch_size, spec.update_batch, spec.lr_scale) == (64, 256, 4)
     scaled = resolve(("flag", {"workers": 4, "global_batch": 256, "scale_lr": True})).spec
     assert (scaled.batch_size, scaled.lr_scale) == (64, 4)
 
 
 def test_a_global_batch_need_not_be_a_multiple_of_the_workers() -> None:
     resolved = resolve(("flag", {"workers": 4, "global_batch": 10}))
-    assert (resolved.spec.batch_size, resolved.spec.global_batch) == (3, 10)
+    assert (resolved.spec.batch_size, resolved.spec.update_batch) == (3, 10)
     assert "4 workers with a global batch of 10, up to 3 each" in resolved.introduction()[0]
 
 
@@ -340,6 +341,17 @@ def test_a_global_batch_is_divided_over_replicas_not_workers() -> None:
 
 
 def test_a_batch_of_a_worker_and_one_of_all_must_fit() -> None:
-    assert resolve(("flag", {"workers": 4, "global_batch": 10, "batch_size": 3})).spec.global_batch == 10
+    assert resolve(("flag", {"workers": 4, "global_batch": 10, "batch_size": 3})).spec.update_batch == 10
     with pytest.raises(UsageError, match="--global-batch 10 is 3 samples for each of 4, and --batch-size is 4"):
         resolve(("flag", {"workers": 4, "global_batch": 10, "batch_size": 4}))
+
+
+def test_a_global_batch_that_is_too_large_is_named() -> None:
+    with pytest.raises(UsageError, match="--global-batch 100003 is larger than the training set of mnist-mini"):
+        resolve(("flag", {"workers": 4, "global_batch": 100_003}))
+
+
+def test_a_spec_that_is_resolved_again_with_other_workers_keeps_the_batch_that_was_given() -> None:
+    written = tomllib.loads("\n".join(resolve(("flag", {"workers": 4, "batch_size": 32})).lines()))
+    assert "global_batch" not in written
+    assert resolve(("spec.toml", written), ("flag", {"workers": 8})).spec.update_batch == 256

@@ -16,7 +16,7 @@ def test_a_pipeline_is_filled_in_from_its_workers() -> None:
     spec = resolved.spec
     assert (spec.stages, spec.microbatches, spec.schedule, spec.averaging) == (4, 8, "1f1b", "allreduce")
     assert spec.grid == Grid(1, 4)
-    assert spec.global_batch == spec.batch_size
+    assert spec.update_batch == spec.batch_size
     assert resolved.sources["stages"] == "default for pipeline"
     assert "4 workers (1 replica of 4 stages)" in resolved.introduction()[0]
 
@@ -24,7 +24,7 @@ def test_a_pipeline_is_filled_in_from_its_workers() -> None:
 def test_batches_and_the_learning_rate_follow_replicas() -> None:
     resolved = resolve(("flag", {"strategy": "tensor", "workers": 6, "tensor": 2, "batch_size": 10}))
     assert resolved.spec.grid == Grid(3, 1, 2)
-    assert resolved.spec.global_batch == 30
+    assert resolved.spec.update_batch == 30
     assert "6 workers (3 replicas of 2 shards): 3 x batch 10 = global batch 30" in resolved.introduction()[0]
 
 
@@ -44,14 +44,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"microbatches": 9, "batch_size": 8}, "--microbatches 9 of a batch of 8: give at most 8"),
     ({"microbatches": 2, "compute": "emulated:0.1"}, "--microbatches 2 with --compute emulated:0.1"),
     ({**PIPELINE, "transport": "threads", "recompute": True}, "--recompute with --transport threads and dropout"),
-    ({"workers": 2, "averaging": "ring"}, "has no --averaging: .*use --strategy pipeline or tensor"),
+    ({"workers": 2, "averaging": "ring"}, "has no --averaging: .*use --strategy local-sgd, pipeline or tensor"),
     ({"strategy": "ps-sync", "averaging": "ring"}, "strategy ps-sync has no --averaging"),
     ({**PIPELINE, "schedule": "gpip"}, "did you mean 'gpipe'"),
     ({**PIPELINE, "read": "scatter"}, "--read scatter with pipeline: .*use --read own"),
     ({**PIPELINE, "sync_batchnorm": True}, "strategy pipeline has no --sync-batchnorm"),
     ({**PIPELINE, "overlap": "on"}, "strategy pipeline has no --overlap"),
     ({**PIPELINE, "device": "cuda"}, "CPUs alone"),
-    ({**PIPELINE, "compute": "emulated:0.1"}, "--compute emulated:0.1 with pipeline"),
+    ({**PIPELINE, "compute": "emulated:0.1"}, "--compute emulated:0.1: pipeline does not support"),
     ({**PIPELINE, "memory": "1GB,2GB"}, "--memory 1GB,2GB has 2 values for 4 stages: give one for all, or 4"),
     ({**PIPELINE, "memory": "plenty"}, "--memory is 'plenty'"),
     ({**PIPELINE, "speed": "0"}, "--speed is '0'"),

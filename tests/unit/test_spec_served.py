@@ -33,7 +33,7 @@ def test_ranks_that_a_launcher_started_are_servers_first() -> None:
 def test_an_asynchronous_update_is_one_workers_batch_at_one_workers_rate() -> None:
     unbounded = spec_of(strategy="ps-async", workers=4, batch_size=32, lr=0.1, decay="none")
     synchronous = spec_of(strategy="ps-sync", workers=4, batch_size=32, lr=0.1, decay="none")
-    assert (unbounded.global_batch, synchronous.global_batch) == (32, 128)
+    assert (unbounded.update_batch, synchronous.update_batch) == (32, 128)
     assert learning_rate(unbounded, 50, 10, 100) == pytest.approx(0.1)
     assert learning_rate(synchronous, 50, 10, 100) == pytest.approx(0.4)
 

@@ -141,21 +141,15 @@ def run(args: argparse.Namespace) -> int:
     seat, cluster = find_seat(), None
     if args.cluster:
         cluster, seat = _cluster_seat(args, seat)
-        layers.insert(
-            0,
-            (
-                f"cluster file {args.cluster}",
-                {"strategy": strategies.default(None, servers=True).name, "servers": len(cluster.ps)},
-            ),
-        )
+        served = {"strategy": strategies.default(None, servers=True).name, "servers": len(cluster.ps)}
+        layers.insert(0, (f"cluster file {args.cluster}", served))
+        asked, having = [v["strategy"] for _, v in layers if v.get("strategy")][-1], strategies.having("servers")
+        if asked in strategies.TABLE and asked not in having:
+            raise UsageError(f"--cluster with strategy {asked}: it is for {_and(having)}")
     elif args.role is not None or args.index is not None:
         raise UsageError("--role and --index say which rank of a cluster file this is: give --cluster FILE, too")
     world = World(seat.size, seat.launcher) if seat else None
     resolved = replace(resolve(*layers, world=world), verbose=args.verbose)
-    if cluster and not resolved.spec.servers:
-        raise UsageError(
-            f"--cluster with strategy {resolved.spec.strategy}: it is for {_and(strategies.having('servers'))}"
-        )
     check_processes(resolved.spec, world)
     if seat:
         with quiet_interrupt():

@@ -77,7 +77,7 @@ def begin_summary(spec: RunSpec) -> Summary:
         model=spec.model,
         data=spec.data,
         batch_size=spec.batch_size,
-        global_batch=spec.global_batch,
+        global_batch=spec.update_batch,
         epochs=spec.epochs,
         seed=spec.seed,
         compute=spec.compute,

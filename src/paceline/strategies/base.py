@@ -42,7 +42,7 @@ class Strategy:
     averaging: str | None = None  # the collective that sums the workers' gradients
     timelines: bool = False  # its steps are recorded event by event
     on_gpu: bool = True
-    emulates: bool = True  # can take a device's time instead of computing
+    emulates: bool = False  # can take a device's time instead of computing
     reads_together: bool = True  # rank 0 may scatter samples, and ranks may read by MPI-IO
 
     @property
@@ -93,9 +93,9 @@ class Strategy:
 
     def batches(self, spec: RunSpec) -> str:
         """What an update is made of, in words that follow those about the workers."""
-        if spec.global_batch % spec.shares:
-            return f"with a global batch of {spec.global_batch}, up to {spec.batch_size} each"
-        return f"x batch {spec.batch_size} = global batch {spec.global_batch}"
+        if spec.update_batch % spec.shares:
+            return f"with a global batch of {spec.update_batch}, up to {spec.batch_size} each"
+        return f"x batch {spec.batch_size} = global batch {spec.update_batch}"
 
     def fields(self) -> dict[str, tuple[Field[Any], Any]]:
         """Its options by name: each as a dataclass field, with its type."""

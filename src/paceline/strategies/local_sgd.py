@@ -55,7 +55,6 @@ LOCAL_SGD = LocalSGDStrategy(
     "paceline.strategies.local_sgd:prepare",
     Options,
     exact=False,
-    emulates=False,
 )
 
 

@@ -43,7 +43,8 @@ class DataParallel(Overlapped):
 class Partitioned:
     """Of replicas that several workers hold."""
 
-    averaging: str | None = option(None, "how replicas average their gradients; allreduce unless given",
+    averaging: str | None = option(None, "how replicas average their gradients (local-sgd: weights); allreduce unless "
+                                   "given",
                                    choices=tuple(AVERAGINGS))  # fmt: skip
 
 

@@ -33,6 +33,7 @@ SEQUENTIAL = SequentialStrategy(
     "paceline.strategies.sequential:prepare",
     options.MicroBatches,
     single=True,
+    emulates=True,
 )
 
 

@@ -44,7 +44,9 @@ class DataParallelStrategy(Strategy):
 
 def _averaged_by(collective: str, summary: str) -> DataParallelStrategy:
     implementation = "paceline.strategies.synchronous:prepare"
-    return DataParallelStrategy(collective, summary, implementation, options.DataParallel, averaging=collective)
+    return DataParallelStrategy(
+        collective, summary, implementation, options.DataParallel, averaging=collective, emulates=True
+    )
 
 
 ALLREDUCE = _averaged_by(NATIVE.name, "data parallel; gradients averaged by the transport's own all-reduce")

@@ -101,7 +101,7 @@ class Driver:
     def run(self, engine: Lockstep) -> None:
         """All epochs, and back to the best one where there is a validation set; then the test."""
         job, spec, source = self.job, self.spec, self.job.source
-        sampler = Sampler(len(source.numbers["train"]), spec.global_batch, source.reader, source.readers, spec.seed)
+        sampler = Sampler(len(source.numbers["train"]), spec.update_batch, source.reader, source.readers, spec.seed)
         progress = self.begin(engine, len(sampler))
         watch, best, stopped = Watch(engine.model), dict[str, Tensor](), False
         for epoch in range(-(-progress.total // len(sampler))):

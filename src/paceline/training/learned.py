@@ -17,7 +17,9 @@ class Learned:
 
     def means(self) -> dict[str, float]:
         """The mean loss, and the accuracy."""
-        return {} if self._emulated else {"loss": self.loss / self.count, "accuracy": self.correct / self.count}
+        if self._emulated or not self.count:
+            return {}
+        return {"loss": self.loss / self.count, "accuracy": self.correct / self.count}
 
     def bar(self) -> dict[str, str]:
         """What a progress bar shows."""
@@ -27,6 +29,8 @@ class Learned:
     def line(self) -> str:
         """What is said at the end of an epoch."""
         means = self.means()
-        if not means:
+        if self._emulated:
             return "Emulated compute: nothing was trained"
+        if not means:
+            return "This rank had no samples"
         return f"Training acc over epoch: {means['accuracy']:.4f}, training loss: {means['loss']:.4f}"

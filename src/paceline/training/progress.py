@@ -92,9 +92,8 @@ class Progress:
         if interrupted:
             self.console.line(f"\nInterrupted: stopped after step {summary.steps} of {self.total}.")
         summary.epochs, summary.epoch_seconds = len(epochs), [row["seconds"] for row in epochs]
-        if not self.spec.emulated:
-            summary.train_loss = [row["loss"] for row in epochs]
-            summary.train_accuracy = [row["accuracy"] for row in epochs]
+        summary.train_loss = [row["loss"] for row in epochs if "loss" in row]
+        summary.train_accuracy = [row["accuracy"] for row in epochs if "accuracy" in row]
         summary.validation_loss = [row["loss"] for row in validation]
         summary.validation_accuracy = [row["accuracy"] for row in validation]
         summary.best_epoch = None if interrupted else self.best_epoch

@@ -63,7 +63,7 @@ def test_the_batch_of_a_grid_is_meant_and_not_the_fixed_one_of_the_other_kind(tm
 def test_a_global_batch_need_not_be_a_multiple_of_the_workers(tmp_path: Path) -> None:
     (point,) = read(tmp_path, "[[grid]]\nglobal_batch = 10\nworkers = 4\n").points
     spec = point.resolved.spec
-    assert (spec.global_batch, spec.batch_size, spec.scale_lr) == (10, 3, False)
+    assert (spec.update_batch, spec.batch_size, spec.scale_lr) == (10, 3, False)
 
 
 def test_an_option_applies_to_the_runs_whose_strategy_has_it(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_they_make_enough_steps_to_be_ranked(path: Path, quick: bool) -> None:
     for point in found.points:
         spec, data = point.resolved.spec, describe(point.resolved.spec.data)
         assert data
-        an_epoch = -(-(data.train - spec.validation_samples(data)) // spec.global_batch)
+        an_epoch = -(-(data.train - spec.validation_samples(data)) // spec.update_batch)
         steps = spec.steps or spec.epochs * an_epoch
         if spec.method.updates_by_worker:
             steps //= spec.workers or 1
@@ -237,4 +237,4 @@ def test_they_have_one_process_with_all_cores_to_compare_with(
     real = [spec for spec in specs if not spec.emulated]
     rivals = [(spec.model, spec.batch_size) for spec in real if spec.workers == 1 and spec.threads in (None, 16)]
     for spec in real:
-        assert {(spec.model, spec.batch_size), (spec.model, spec.global_batch)} & {*rivals}, spec
+        assert {(spec.model, spec.batch_size), (spec.model, spec.update_batch)} & {*rivals}, spec

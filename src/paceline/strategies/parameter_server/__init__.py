@@ -75,6 +75,7 @@ PS_SYNC = ParameterServer(
     "parameter server; waits for all workers, averages, steps once",
     IMPLEMENTATION,
     Options,
+    emulates=True,
     on_gpu=False,
     reads_together=False,
 )
@@ -86,6 +87,7 @@ PS_ASYNC = Unbounded(
     exact=False,
     asynchronous=True,
     updates_by_worker=True,
+    emulates=True,
     on_gpu=False,
     reads_together=False,
 )
@@ -96,6 +98,7 @@ PS_BOUNDED = Bounded(
     BoundedOptions,
     exact=False,
     asynchronous=True,
+    emulates=True,
     on_gpu=False,
     reads_together=False,
 )

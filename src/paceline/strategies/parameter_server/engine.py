@@ -85,8 +85,8 @@ def staleness_of(spec: RunSpec) -> int | None:
 
 def plan_of(spec: RunSpec, info: DataInfo) -> Plan:
     samples = info.train - spec.validation_samples(info)
-    per_epoch = -(-samples // spec.global_batch)
-    return Plan(samples, spec.global_batch, spec.steps or spec.epochs * per_epoch, staleness_of(spec))
+    per_epoch = -(-samples // spec.update_batch)
+    return Plan(samples, spec.update_batch, spec.steps or spec.epochs * per_epoch, staleness_of(spec))
 
 
 def _creed(spec: RunSpec, flat: FlatModel, info: DataInfo) -> dict[str, str]:

@@ -69,6 +69,5 @@ PIPELINE = Pipeline(
     part="stage",
     timelines=True,
     on_gpu=False,
-    emulates=False,
     reads_together=False,
 )

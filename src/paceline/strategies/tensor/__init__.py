@@ -35,6 +35,5 @@ TENSOR = Tensor(
     by="tensor",
     part="shard",
     on_gpu=False,
-    emulates=False,
     reads_together=False,
 )

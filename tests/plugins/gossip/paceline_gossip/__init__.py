@@ -21,7 +21,6 @@ GOSSIP = Strategy(
     "paceline_gossip.engine:prepare",
     Options,
     exact=False,
-    emulates=False,
 )
 TWO_LAYERS = ModelInfo("two-layers", "paceline_gossip.engine:two_layers", 4 * 8 * 8 * 8 + 2 * 8, 0.0, 8, "for a test",
                        0, 0.0, (1, 8, 8), 2)  # fmt: skip
