@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NoOptions:
-    """Of a strategy that has none of its own."""
+    """A strategy without options of its own."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Strategy:
     summary: str
     implementation: str  # module:function that takes a job and returns an engine, ready to step
     options: type[Any] = NoOptions  # a dataclass of `paceline.options.option`
-    single: bool = False  # one worker is all it takes
+    single: bool = False  # trains with one worker only
     exact: bool = True  # trains the model that one process would train with the global batch
     asynchronous: bool = False  # workers do not wait for each other
     updates_by_worker: bool = False  # each worker's batch is an update of its own

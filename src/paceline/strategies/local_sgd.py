@@ -33,7 +33,7 @@ SUMS = 3  # loss, correct predictions and the wish to stop are summed with the w
 
 
 @dataclass(frozen=True)
-class Options(options.Partitioned, options.Averaged):
+class Options(options.Collective, options.Averaged):
     sync_every: int = option(8, "workers average their weights after this many steps of their own", least=1)
     sync_first: int = option(0, "average gradients in every one of the first steps, this many; then train locally "
                              "(post-local SGD)", least=0)  # fmt: skip

@@ -21,7 +21,7 @@ class MicroBatches:
 
 @dataclass(frozen=True)
 class Averaged:
-    """Of replicas that average their gradients."""
+    """Strategies whose replicas average gradients."""
 
     bucket_mb: float = option(4.0, "gradients are averaged in buckets of about this many MB", least=0.001)
     check_replicas: int = option(0, "compare the replicas' weights every this many steps; 0 is never", least=0)
@@ -40,8 +40,8 @@ class DataParallel(Overlapped):
 
 
 @dataclass(frozen=True)
-class Partitioned:
-    """Of replicas that several workers hold."""
+class Collective:
+    """Strategies that are not named after the collective they average with."""
 
     averaging: str | None = option(None, "how replicas average their gradients (local-sgd: weights); allreduce unless "
                                    "given",

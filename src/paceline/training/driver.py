@@ -37,7 +37,7 @@ TIMELINES = 20  # steps whose every event is written down, where a strategy has 
 
 @dataclass
 class Job:
-    """What one rank needs to train: the spec, its place among the ranks, and where its words go."""
+    """What one rank needs to train: the spec, its communicator and device, and where it logs and records."""
 
     spec: RunSpec
     comm: MeteredComm
@@ -79,9 +79,8 @@ def train(job: Job) -> None:
 
 
 class Driver:
-    """Of one rank. An engine whose ranks step together is run by `run`; another tells it what happens.
-
-    In either case: `begin`, then progress, then `finish`.
+    """Takes one rank through a training. It runs the steps of a `Lockstep` engine; other engines run themselves, and
+    report to the `Progress` that `begin` returns. All of them end with `finish`.
     """
 
     def __init__(self, job: Job) -> None:

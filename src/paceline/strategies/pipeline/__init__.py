@@ -23,7 +23,7 @@ DEFAULT_MICROBATCHES = 8
 
 
 @dataclass(frozen=True)
-class Options(options.MicroBatches, options.Partitioned, options.Averaged):
+class Options(options.MicroBatches, options.Collective, options.Averaged):
     stages: int | None = option(None, "stages that a replica of the model is cut into; as many as workers unless given",
                                 least=1)  # fmt: skip
     schedule: str | None = option(None, "order in which stages run micro-batches; 1f1b unless given",

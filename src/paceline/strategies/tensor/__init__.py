@@ -14,7 +14,7 @@ from paceline.strategies.partition import Partition
 
 
 @dataclass(frozen=True)
-class Options(options.Partitioned, options.Overlapped):
+class Options(options.Collective, options.Overlapped):
     tensor: int | None = option(None, "workers that the wide layers of a replica are split over; all of them unless "
                                 "given", least=1)  # fmt: skip
 
