@@ -112,6 +112,12 @@ def duplicates_keep_apart(comm: Comm) -> list[float]:
     return []
 
 
+def duplicates_close_at_once(comm: Comm, count: int) -> int:
+    for _ in range(count):
+        comm.dup().close()
+    return count
+
+
 def nobody_sends(comm: Comm) -> str:
     """A receive whose message never comes ends at the deadline, with both ranks in the message."""
     message = ""

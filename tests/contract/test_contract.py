@@ -56,6 +56,11 @@ def test_a_duplicate_has_messages_of_its_own(world: World) -> None:
     assert world.run(cases.duplicates_keep_apart)[1] == [1.0, 2.0]
 
 
+def test_a_rank_may_close_a_duplicate_as_soon_as_it_has_it(world: World) -> None:
+    """However far the others are in making it."""
+    assert world.run(cases.duplicates_close_at_once, count=20) == [20] * world.size
+
+
 def test_a_receive_without_a_send_ends_at_the_deadline_and_names_both_ranks(world: World) -> None:
     message = world.run(cases.nobody_sends)[0]
     assert f"rank 0 of {world.size} waited 0.3 s to receive from rank 1 (tag 5)" in message

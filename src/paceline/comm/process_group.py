@@ -50,6 +50,8 @@ class ProcessGroupComm(Comm):
         self._pg: Any = self._guard(self._make_group, "meet")
         if transport == "nccl":
             self.device = torch.device("cuda", torch.cuda.current_device())
+        else:
+            self.barrier()  # gloo fails on a rank that still connects while another already closes
 
     @property
     def _limit(self) -> timedelta:
