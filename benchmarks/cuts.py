@@ -29,7 +29,7 @@ from paceline.pipeline.executor import Executor, Neighbours
 from paceline.pipeline.graph import Graph, trace
 from paceline.pipeline.link import bandwidth
 from paceline.pipeline.partition import equal_layers, equal_parameters, find, plan_at
-from paceline.pipeline.plan import Device, Plan
+from paceline.pipeline.plan import Device, StagePlan
 from paceline.pipeline.profile import count, measure
 from paceline.pipeline.schedule import instructions
 from paceline.strategies.engine import score
@@ -55,7 +55,7 @@ def traced(name: str, size: int) -> tuple[Deferred, Graph]:
 class Contender:
     """A cut: this rank's stage of it, with weights of its own, and what its steps took."""
 
-    def __init__(self, name: str, size: int, plan: Plan, comm: Comm) -> None:
+    def __init__(self, name: str, size: int, plan: StagePlan, comm: Comm) -> None:
         deferred, graph = traced(name, size)
         edges = [0, *plan.positions(), len(graph.nodes)]
         rank = comm.rank

@@ -21,10 +21,10 @@ from paceline.data.input import AHEAD
 from paceline.server.client import Client
 from paceline.server.core import Core, Reply
 from paceline.server.lead import Leader
-from paceline.server.ledger import TRAIN, Part, Plan
+from paceline.server.ledger import TRAIN, Part, UpdatePlan
 from paceline.server.roles import Rules
 from paceline.server.wire import Buffer, Header, Kind, Message, read, say
-from paceline.strategies.engine import Laps
+from paceline.strategies.engine import StepTimer
 from paceline.strategies.parameter_server.work import Work
 
 RUN = 7
@@ -98,7 +98,7 @@ class Player:
         flat: Any = self.flat
         trace: Any = SimpleNamespace(step=lambda *_, **__: None, input_seconds=0.0)
         self.work = Work(self.client, flat, self._batch, 0, lambda _: trace, lambda: False, trace)
-        self.work._laps = Laps()
+        self.work._timer = StepTimer()
         self.client.target = 1 + AHEAD
         self.awake = self.gone = False
         self.hello()
@@ -114,7 +114,7 @@ class Player:
         if not getattr(self, "joining", False):
             self.client._forget()
         self.joining = True
-        self.client._send(0, say(Kind.HELLO, {"creed": CREED, "about": {}, "seen": self.client.seen}))
+        self.client._send(0, say(Kind.HELLO, {"fingerprint": CREED, "about": {}, "seen": self.client.seen}))
 
     def _welcomed(self, message: Message) -> None:
         self.client.generation, self.client.estranged, self.joining = message.header.generation, False, False
@@ -159,7 +159,7 @@ class Play:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: UpdatePlan,
         workers: int = 3,
         servers: int = 1,
         every: int = 0,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.server.ledger import Part, Plan
+from paceline.server.ledger import Part, UpdatePlan
 from paceline.server.roles import Return
 from paceline.server.shard import Layout, Shard
 from paceline.server.snapshot import KEPT
@@ -49,12 +49,12 @@ def rate(update: int) -> float:
     return 0.1 / (1 + update % 3)
 
 
-def gradient(weights: Tensor, plan: Plan, epoch: int, start: int, stop: int, total: int) -> Tensor:
+def gradient(weights: Tensor, plan: UpdatePlan, epoch: int, start: int, stop: int, total: int) -> Tensor:
     picked = order(plan.samples, epoch)[start:stop]
     return (weights - samples_of(plan.samples, epoch, picked)).sum(0) / total
 
 
-def sequential(plan: Plan) -> Tensor:
+def sequential(plan: UpdatePlan) -> Tensor:
     """One process, one update after the other."""
     weights = nn.Parameter(first_weights())
     optimizer = torch.optim.SGD([weights], momentum=MOMENTUM)
@@ -101,7 +101,7 @@ class Computed:
 class Record:
     """Sees every gradient that is computed and every update that is made; believes no header."""
 
-    plan: Plan
+    plan: UpdatePlan
     layout: Layout
     computed: list[Computed] = field(default_factory=list)
 

@@ -10,7 +10,7 @@ import re
 import pytest
 
 from paceline.cli import cut, main
-from paceline.pipeline.plan import MEMORY, Plan
+from paceline.pipeline.plan import MEMORY, StagePlan
 from paceline.spec import RunSpec
 
 
@@ -74,7 +74,7 @@ def test_a_small_model_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["cut", "--model", "mnist-cnn", "--stages", "2", "--data", "mnist-mini", "--batch-size", "16",
                  "--microbatches", "4", "--threads", "1"]  # fmt: skip
     assert main([*arguments, "--json", "--bandwidth", "1gbit"]) == 0
-    plan = Plan.from_dict(json.loads(capsys.readouterr().out))
+    plan = StagePlan.from_dict(json.loads(capsys.readouterr().out))
     assert sum(stage.parameters for stage in plan.stages) == 690_590
     assert (plan.micros, plan.micro_size, plan.bandwidth, plan.how) == (4, 4, 125e6, "measured")
     assert all(tuple(stage.memory) == MEMORY and stage.seconds > 0 for stage in plan.stages)

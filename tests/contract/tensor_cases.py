@@ -15,7 +15,7 @@ from paceline.comm.base import Comm
 from paceline.comm.metered import MeteredComm
 from paceline.data.batch import Batch
 from paceline.layout import share
-from paceline.strategies.engine import Laps, Lockstep
+from paceline.strategies.engine import Lockstep, StepTimer
 from paceline.strategies.sequential import Sequential
 from paceline.strategies.synchronous import Options
 from paceline.strategies.tensor.engine import TensorParallel
@@ -235,7 +235,7 @@ def drops_the_same(comm: Comm) -> list[float]:
     for each in (strategy, alone):
         torch.manual_seed(7)
         for batch in batches(4):
-            each.step(batch, 0.1, False, Laps())
+            each.step(batch, 0.1, False, StepTimer())
     drawn = torch.rand(1).item()
     torch.manual_seed(7)
     return [weights_differ(strategy, alone), float(drawn != torch.rand(1).item())]
@@ -245,7 +245,7 @@ def one_wishes_to_stop(comm: Comm, shards: int, wisher: int) -> list[bool]:
     strategy, _, _ = divided(comm, shards)
     replica, replicas = strategy.replicas_comm.rank, strategy.replicas_comm.size
     found = [
-        strategy.step(batch, 0.1, number == 2 and comm.rank == wisher, Laps()).stop
+        strategy.step(batch, 0.1, number == 2 and comm.rank == wisher, StepTimer()).stop
         for number, batch in enumerate(batches(4, replica, replicas))
     ]
     strategy.close()

@@ -22,7 +22,7 @@ from paceline.models.build import build
 from paceline.records import COMPLETED, Summary, read_lines, read_summary
 from paceline.spec import resolve
 from paceline.strategies.emulated import EmulatedSynchronous
-from paceline.strategies.engine import Laps
+from paceline.strategies.engine import StepTimer
 from paceline.strategies.setup import choose_place
 from paceline.strategies.synchronous import Options
 from paceline.training import setup
@@ -158,7 +158,7 @@ def step_three_times(comm: Comm) -> list[Any]:
     strategy.setup()
     count = 0 if comm.rank else 4  # a rank can have no samples
     batch = Batch(torch.empty(count, 0), torch.zeros(count, dtype=torch.int64), 4)
-    stops = [strategy.step(batch, 0.1, comm.rank == 1 and step == 2, Laps()).stop for step in range(3)]
+    stops = [strategy.step(batch, 0.1, comm.rank == 1 and step == 2, StepTimer()).stop for step in range(3)]
     largest = max(slot.view.abs().max().item() for slot in strategy.buckets.slots)
     assert all(p.grad is not None for p in model.parameters())
     changed = max((p - b).abs().max().item() for p, b in zip(model.parameters(), before, strict=True))

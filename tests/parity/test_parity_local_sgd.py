@@ -82,7 +82,7 @@ def test_it_sends_what_the_ring_costs_once_in_so_many_steps(tmp_path: Path) -> N
         summary = read_summary(folder)
         assert summary is not None
         assert summary.parameters is not None
-        cost = RING.cost(3, summary.parameters + 3, 8)  # with the sums of loss, hits and wishes to stop
+        cost = RING.cost(3, summary.parameters + 3, 8)  # with the sums of loss, correct and wishes to stop
         assert summary.bytes_sent == [12 // every * each for each in cost.bytes_sent]
         assert summary.bytes_received == [12 // every * each for each in cost.bytes_received]
         assert summary.wire == "exact"

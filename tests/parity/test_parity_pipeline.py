@@ -13,7 +13,7 @@ from parity_cases import check_trains, distance
 from safetensors.torch import load_file
 from worlds import TRANSPORTS, ThreadWorld, Worlds
 
-from paceline.pipeline.plan import Plan
+from paceline.pipeline.plan import StagePlan
 from paceline.records import read_lines, read_summary
 
 STEPS = 10
@@ -146,7 +146,7 @@ def test_the_bytes_that_stages_send_are_those_of_the_plan(worlds: Worlds, tmp_pa
     values = values_for("resnet18", 9, data="synthetic:3x9x9,train=24,test=4", batch_size=6, steps=3)
     values |= {"strategy": "pipeline", "workers": 4, "dtype": "float32"}
     worlds.get("gloo", 4).run(cases.train_here, folder=str(tmp_path), values=values)
-    plan = Plan.from_dict(json.loads((tmp_path / "plan.json").read_text()))
+    plan = StagePlan.from_dict(json.loads((tmp_path / "plan.json").read_text()))
     summary = read_summary(tmp_path)
     assert summary is not None
     over = [stage.forward_bytes * MICROS * 3 for stage in plan.stages]  # as much comes back

@@ -16,7 +16,7 @@ from typing import Any
 from live_run import BIN, until
 
 from paceline.lab import client
-from paceline.lab.plan import Plan, make_plan
+from paceline.lab.plan import LabPlan, make_plan
 
 PACELINE = str(BIN / "paceline")
 NUMBERS = itertools.count()
@@ -25,7 +25,7 @@ MARK = "PACELINE_TEST_PROCESS"  # all that a test starts, in nodes and out of th
 
 @dataclass
 class LiveLab:
-    plan: Plan
+    plan: LabPlan
     keeper: subprocess.Popen[str]
 
     def run(self, node: str, *words: str) -> tuple[int, str]:

@@ -60,7 +60,7 @@ def check_folder(run: LiveRun) -> None:
     assert summary.best_epoch == 0
     assert len(summary.bytes_sent) == len(summary.peak_rss_bytes) == 3
     assert summary.wire == "exact"
-    # Gradients, a flag for each of the 8 parameters, 3 riders and 2 numbers of its own, in float64, 7 times.
+    # Gradients, a flag for each of the 8 parameters, 3 extras and 2 numbers of its own, in float64, 7 times.
     cost = RING.cost(3, 56_080 + 8 + 3 + 2, 8)
     assert tuple(summary.bytes_sent) == tuple(7 * sent for sent in cost.bytes_sent)
     assert summary.total_seconds is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from server_play import MISCHIEF, SERVERS_TOO, Play, check_samples, check_sequential, script
 
-from paceline.server.ledger import Plan
+from paceline.server.ledger import UpdatePlan
 
 TRIALS = 1000
 PLAYS = 100
@@ -35,7 +35,7 @@ def storm(dice: random.Random) -> Play:
     snapshots = dice.choice([0, 0, 1, 2, 3, 4])
     # Without a bound each server goes back alone, and then servers differ in the parts that they have.
     servers = 1 if staleness is None and snapshots else dice.choice([1, 2, 3])
-    plan = Plan(dice.randint(5, 30), dice.randint(1, 6), dice.randint(4, 16), staleness)
+    plan = UpdatePlan(dice.randint(5, 30), dice.randint(1, 6), dice.randint(4, 16), staleness)
     length = dice.choice([200, 400, 1200])
     events = [(dice.randrange(length), dice.randrange(300)) for _ in range(dice.randrange(15))]
     play = Play(plan, dice.randint(1, 5), servers, snapshots, SERVERS_TOO if snapshots else MISCHIEF)

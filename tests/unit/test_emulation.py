@@ -32,7 +32,7 @@ from paceline.spec import resolve
 from paceline.strategies.buckets import GradientBuckets
 from paceline.strategies.comm_thread import CommThread
 from paceline.strategies.emulated import EmulatedSynchronous, bucket_times
-from paceline.strategies.engine import Laps
+from paceline.strategies.engine import StepTimer
 from paceline.strategies.setup import choose_place, make_emulation
 from paceline.strategies.synchronous import Options
 
@@ -361,7 +361,7 @@ def test_buckets_are_sent_in_order_while_backward_is_under_way() -> None:
     strategy.buckets, strategy.ready = buckets, bucket_times(buckets, timing.ready)
     strategy.overlap.chosen = True
     batch = Batch(torch.empty(4, 0), torch.zeros(4, dtype=torch.int64), 4)
-    result = strategy.step(batch, 0.1, True, Laps())
+    result = strategy.step(batch, 0.1, True, StepTimer())
     last = len(buckets.buckets) - 1
     expected: list[Any] = [timing.forward]
     for number, part in enumerate(strategy.ready):

@@ -1,4 +1,4 @@
-"""Doubts: what in a set of runs makes a claim weaker than it looks. Each is a sentence that a reader can act on."""
+"""Warnings: what in a set of runs makes a claim weaker than it looks. Each is a sentence that a reader can act on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from paceline.analysis.resources import preemptions
 from paceline.analysis.runs import Run
 from paceline.analysis.scaling import Curve, Group, along_workers, label, machine_of, telling
-from paceline.analysis.statistics import ENOUGH_SAMPLES, Interval, drift, ratio, two_humps
+from paceline.analysis.statistics import ENOUGH_SAMPLES, Interval, bimodal, drift, ratio
 from paceline.analysis.wording import count, listing, some
 
 FEW_REPEATS = 3
@@ -30,7 +30,7 @@ SAME_TRAINING = ("optimizer", "momentum", "weight_decay", "decay", "validation",
 
 
 @dataclass(frozen=True)
-class Doubt:
+class RunWarning:
     """What is doubtful, about which run or setting; `groups` are the settings that cannot all be right."""
 
     kind: str
@@ -39,23 +39,27 @@ class Doubt:
     groups: tuple[Group, ...] = field(default=(), repr=False, compare=False)
 
 
-def check_run(run: Run) -> Iterator[Doubt]:
+def check_run(run: Run) -> Iterator[RunWarning]:
     """What one run shows about itself."""
     name, summary, x = run.folder.name, run.summary, run.step_seconds
     if run.disturbed:
-        yield Doubt("disturbed", name, f"{run.disturbed} while it trained{_preempted(run)}: do not compare its times")
-    if humps := two_humps(x):
+        yield RunWarning(
+            "disturbed", name, f"{run.disturbed} while it trained{_preempted(run)}: do not compare its times"
+        )
+    if humps := bimodal(x):
         text = (
             f"its steps take either about {humps.fast:.3g} s or about {humps.slow:.3g} s ({humps.part_slow:.0%} of "
             f"them): the machine was in two states, and a median shows only one; repeat it on a quiet machine"
         )
-        yield Doubt("two-humped", name, text)
+        yield RunWarning("two-humped", name, text)
     elif abs(change := drift(x)) > MUCH_DRIFT:
         how = "slower" if change > 0 else "faster"
-        yield Doubt("drift", name, f"its last steps are {abs(change):.0%} {how} than its first: it had not settled")
+        yield RunWarning(
+            "drift", name, f"its last steps are {abs(change):.0%} {how} than its first: it had not settled"
+        )
     total, epochs = summary.total_seconds, sum(summary.epoch_seconds)
     if total is not None and epochs > total * 1.001:
-        yield Doubt(
+        yield RunWarning(
             "sum", name, f"its epochs took {epochs:.2f} s together, and the whole run {total:.2f} s: one is wrong"
         )
     if run.crowded:
@@ -65,13 +69,13 @@ def check_run(run: Run) -> Iterator[Doubt]:
             f"{count(summary.workers, 'worker')} of {threads} {'has' if alone else 'share'} {shared}{_preempted(run)}: "
             f"it measures contention; use {'fewer threads' if alone else 'emulated compute, or fewer workers'}"
         )
-        yield Doubt("oversubscribed", name, text)
+        yield RunWarning("oversubscribed", name, text)
     if run.emulated:
         smaller = f", gradients {summary.shrink} times smaller" if summary.shrink > 1 else ""
         text = f"its compute is emulated ({summary.compute}{smaller}): times are of communication and waiting"
-        yield Doubt("emulated", name, text)
+        yield RunWarning("emulated", name, text)
     for flag in (run.environment.get("lab") or {}).get("flags", []):
-        yield Doubt("lab", name, f"its lab could not reach its speed: {flag}")
+        yield RunWarning("lab", name, f"its lab could not reach its speed: {flag}")
 
 
 def _preempted(run: Run) -> str:
@@ -80,7 +84,7 @@ def _preempted(run: Run) -> str:
     return "" if often is None else f" (the kernel took a core from its ranks {often:,.0f} times a second)"
 
 
-def check_group(group: Group, among: Sequence[Group]) -> Iterator[Doubt]:
+def check_group(group: Group, among: Sequence[Group]) -> Iterator[RunWarning]:
     """What repeats show about each other."""
     about = label(group, among)
     if group.too_short:
@@ -88,18 +92,20 @@ def check_group(group: Group, among: Sequence[Group]) -> Iterator[Doubt]:
         worth = sum(run.effective_samples for run in group.runs)
         why = "" if worth > 0.9 * steps else f", worth {worth:.0f} independent ones, as neighbouring steps are alike"
         text = f"{count(steps, 'step')} after warm-up{why}: too short to rank; {ENOUGH_SAMPLES} are needed"
-        yield Doubt("short", about, text)
+        yield RunWarning("short", about, text)
     if len(group.runs) < FEW_REPEATS:
         runs = count(len(group.runs), "run")
-        yield Doubt("repeats", about, f"{runs}: too few to know how much runs differ; make {FEW_REPEATS}")
+        yield RunWarning("repeats", about, f"{runs}: too few to know how much runs differ; make {FEW_REPEATS}")
         return
     middles = [float(np.median(run.step_seconds)) for run in group.runs]
     spread = (max(middles) - min(middles)) / float(np.median(middles))
     if spread > 0.2:
-        yield Doubt("spread", about, f"its repeats differ by {spread:.0%}: differences smaller than that are not real")
+        yield RunWarning(
+            "spread", about, f"its repeats differ by {spread:.0%}: differences smaller than that are not real"
+        )
 
 
-def check_curve(curve: Curve, among: Sequence[Group]) -> Iterator[Doubt]:
+def check_curve(curve: Curve, among: Sequence[Group]) -> Iterator[RunWarning]:
     """A baseline that flatters, and speedups that more workers alone cannot explain."""
     base = curve.baseline.first
     cores, threads = base.environment.get("cores"), base.summary.threads
@@ -109,21 +115,21 @@ def check_curve(curve: Curve, among: Sequence[Group]) -> Iterator[Doubt]:
             f"one worker used {threads} of {cores} cores, and many used {min(cores, widest)}: a part of the speedup is "
             f"cores that one could have used"
         )
-        yield Doubt("baseline", label(curve.baseline, among), text)
+        yield RunWarning("baseline", label(curve.baseline, among), text)
     for point in curve.points:
         if _exceeds(point.speedup, point.workers, ABOVE_IDEAL, SURELY_ABOVE):
             text = (
                 f"it is {point.speedup.value:.2f} times as fast as one worker: that one was slower than it could be, "
                 f"or caches or another state of the machine helped the others"
             )
-            yield Doubt("superlinear", label(point.group, among), text, (curve.baseline, point.group))
+            yield RunWarning("superlinear", label(point.group, among), text, (curve.baseline, point.group))
     efficiencies = ", ".join(f"{point.efficiency.value:.2f}" for point in curve.points)
     workers = ", ".join(str(point.workers) for point in curve.points)
     against = f"efficiencies of {efficiencies} with {workers} workers contradict each other: "
     yield from check_neighbours([point.group for point in curve.points], among, against)
 
 
-def check_neighbours(line: Sequence[Group], among: Sequence[Group], against: str = "") -> Iterator[Doubt]:
+def check_neighbours(line: Sequence[Group], among: Sequence[Group], against: str = "") -> Iterator[RunWarning]:
     """Settings that differ in their workers alone, and that are faster than these can explain; `against` is said
     before.
     """
@@ -138,7 +144,7 @@ def check_neighbours(line: Sequence[Group], among: Sequence[Group], against: str
             f"{against}{listing(rises)}, more than the workers that were added can explain; repeat both, as one was "
             f"measured in another state of the machine"
         )
-        yield Doubt("efficiency", label(line[-1], among), text, tuple(groups))
+        yield RunWarning("efficiency", label(line[-1], among), text, tuple(groups))
 
 
 def _exceeds(speedup: Interval, ideal: float, clearly: float, surely: float) -> bool:
@@ -170,7 +176,7 @@ def _training(run: Run) -> str:
                  [spec.get(name) for name in SAME_TRAINING]))  # fmt: skip
 
 
-def check_losses(groups: Sequence[Group]) -> Iterator[Doubt]:
+def check_losses(groups: Sequence[Group]) -> Iterator[RunWarning]:
     """Synchronous ways of one problem and seed that learned something else in their first epoch: replicas that differ.
 
     Later epochs are left out: rounding grows with every step.
@@ -186,10 +192,10 @@ def check_losses(groups: Sequence[Group]) -> Iterator[Doubt]:
                 f"its loss is {s.train_loss[0]:.4f} in the first epoch, and that of {name}, the same training, "
                 f"{loss:.4f}: the replicas are not the same model"
             )
-            yield Doubt("differ", run.folder.name, text)
+            yield RunWarning("differ", run.folder.name, text)
 
 
-def check_machines(groups: Sequence[Group]) -> Iterator[Doubt]:
+def check_machines(groups: Sequence[Group]) -> Iterator[RunWarning]:
     """Runs of several machines or versions, which are not to be compared with each other."""
     runs: dict[tuple[str, ...], int] = {}
     for group in groups:
@@ -198,10 +204,10 @@ def check_machines(groups: Sequence[Group]) -> Iterator[Doubt]:
     if len(runs) > 1:
         kinds = [f"{', '.join(facts[i] or 'unknown' for i in shown)} ({count(n, 'run')})" for facts, n in runs.items()]
         text = f"they are of {len(runs)} machines or versions: {some(kinds)}; speedups are within each of these alone"
-        yield Doubt("mixed", "all runs", text)
+        yield RunWarning("mixed", "all runs", text)
 
 
-def check_lines(groups: Sequence[Group], curves: Sequence[Curve]) -> Iterator[Doubt]:
+def check_lines(groups: Sequence[Group], curves: Sequence[Curve]) -> Iterator[RunWarning]:
     """Lines without one worker to compare with; the others are curves."""
     checked = {(curve.kind, id(point.group)) for curve in curves for point in curve.points}
     for kind in ("strong", "weak"):
@@ -211,12 +217,12 @@ def check_lines(groups: Sequence[Group], curves: Sequence[Curve]) -> Iterator[Do
                 yield from check_neighbours(line, groups)
 
 
-def all_doubts(groups: Sequence[Group], curves: Sequence[Curve]) -> list[Doubt]:
+def all_warnings(groups: Sequence[Group], curves: Sequence[Curve]) -> list[RunWarning]:
     """Everything, one of a kind and text only once."""
     found = [*check_machines(groups)]
-    found += [doubt for group in groups for run in group.runs for doubt in check_run(run)]
-    found += [doubt for group in groups for doubt in check_group(group, groups)]
-    found += [doubt for curve in curves for doubt in check_curve(curve, groups)]
+    found += [warning for group in groups for run in group.runs for warning in check_run(run)]
+    found += [warning for group in groups for warning in check_group(group, groups)]
+    found += [warning for curve in curves for warning in check_curve(curve, groups)]
     found += check_lines(groups, curves)
     found += check_losses(groups)
-    return list({(doubt.kind, doubt.about, doubt.text): doubt for doubt in found}.values())
+    return list({(warning.kind, warning.about, warning.text): warning for warning in found}.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.analysis.checks import Doubt, check_run
+from paceline.analysis.checks import RunWarning, check_run
 from paceline.analysis.runs import MACHINE
 from paceline.analysis.scaling import NOT_THE_SETTING, USUAL_MTU, Group
 from paceline.analysis.statistics import ENOUGH_SAMPLES, Interval, ratio
@@ -30,7 +30,7 @@ class Comparison:
     differences: tuple[Difference, ...]
     faster: Interval  # the second's images/s over the first's
     verdict: str
-    doubts: tuple[Doubt, ...]
+    warnings: tuple[RunWarning, ...]
 
 
 def compare(first: Group, second: Group) -> Comparison:
@@ -40,13 +40,13 @@ def compare(first: Group, second: Group) -> Comparison:
     found += [Difference("environment", name, one.environment.get(name), two.environment.get(name)) for name in MACHINE]
     found.append(Difference("environment", "lab", *(describe_lab(run.environment.get("lab")) for run in (one, two))))
     faster = ratio(first.series, second.series)
-    doubts = [doubt for group in (first, second) for run in group.runs for doubt in check_run(run)]
+    warnings = [warning for group in (first, second) for run in group.runs for warning in check_run(run)]
     different = tuple(each for each in found if each.first != each.second)
     fewest = min(len(first.runs), len(second.runs))
     disturbed = any(run.disturbed for group in (first, second) for run in group.runs)
     too_short = first.too_short or second.too_short
     return Comparison(
-        different, faster, verdict(faster, fewest, disturbed=disturbed, too_short=too_short), tuple(doubts)
+        different, faster, verdict(faster, fewest, disturbed=disturbed, too_short=too_short), tuple(warnings)
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.analysis.checks import Doubt
+from paceline.analysis.checks import RunWarning
 from paceline.analysis.lines import ENOUGH_RUNS, MATTERS, faster, speed, told
 from paceline.analysis.problems import Problem, problems
 from paceline.analysis.scaling import Curve, Group, certain, disturbed, family, label, size
@@ -87,11 +87,11 @@ def _cells(case: Case) -> tuple[str, str, str, str]:
     return case.name, case.best, case.verdict, within(case.speedup) if case.speedup else "–"
 
 
-def headline(groups: Sequence[Group], curves: Sequence[Curve], doubts: Sequence[Doubt] = ()) -> Headline:
+def headline(groups: Sequence[Group], curves: Sequence[Curve], warnings: Sequence[RunWarning] = ()) -> Headline:
     """The verdict that these settings carry, and no more."""
     if not groups:
         return Headline("There is no completed run: nothing can be said.", (), (), "")
-    cases = [case for problem in problems(groups) if (case := _case(problem, groups, curves, doubts))]
+    cases = [case for problem in problems(groups) if (case := _case(problem, groups, curves, warnings))]
     out = _unusable(groups)
     if out.nothing:
         return Headline(out.before, (), (), "utilisation" if any(map(disturbed, groups)) else "throughput")
@@ -132,7 +132,9 @@ def over_one_process(one: Group, groups: Sequence[Group]) -> Interval | None:
     return Interval(1.0, 1.0, 1.0) if base is one else allow(faster(one, base), one, base)
 
 
-def _case(problem: Problem, groups: Sequence[Group], curves: Sequence[Curve], doubts: Sequence[Doubt]) -> Case | None:
+def _case(
+    problem: Problem, groups: Sequence[Group], curves: Sequence[Curve], warnings: Sequence[RunWarning]
+) -> Case | None:
     """None of a problem for which nothing was distributed."""
     every = [one for one in problem.groups if is_distributed(one)]
     if not every:
@@ -155,7 +157,7 @@ def _case(problem: Problem, groups: Sequence[Group], curves: Sequence[Curve], do
     contenders = [
         Contender(
             _called(one, problem.groups),
-            _verdict(one, over, ratio, groups, _impossible(doubts, one, over)),
+            _verdict(one, over, ratio, groups, _impossible(warnings, one, over)),
             allow(ratio, one, over),
         )
         for one, over, ratio in ranked
@@ -163,7 +165,7 @@ def _case(problem: Problem, groups: Sequence[Group], curves: Sequence[Curve], do
     contenders += [Contender(_called(one, problem.groups), WITHHELD, None) for one in every if not certain(one)]
     efficiency = _per_worker(best, curves)
     leaders = [one for one, *_ in ranked if one is best or told(faster(best, one), best, one) is None]
-    wrong = _impossible(doubts, best, base)
+    wrong = _impossible(warnings, best, base)
     notes = (*(sentence(f"{each.about}: {each.text}.") for each in wrong),
              *_notes(best, base, leaders, problem, groups, efficiency))  # fmt: skip
     return Case(
@@ -173,12 +175,14 @@ def _case(problem: Problem, groups: Sequence[Group], curves: Sequence[Curve], do
     )  # fmt: skip
 
 
-def _impossible(doubts: Sequence[Doubt], *groups: Group) -> list[Doubt]:
+def _impossible(warnings: Sequence[RunWarning], *groups: Group) -> list[RunWarning]:
     """Why the speeds of these settings cannot all be right."""
-    return [each for each in doubts if each.kind in IMPOSSIBLE and any(one is g for one in groups for g in each.groups)]
+    return [
+        each for each in warnings if each.kind in IMPOSSIBLE and any(one is g for one in groups for g in each.groups)
+    ]
 
 
-def _verdict(one: Group, base: Group, ratio: Interval, groups: Sequence[Group], wrong: Sequence[Doubt]) -> str:
+def _verdict(one: Group, base: Group, ratio: Interval, groups: Sequence[Group], wrong: Sequence[RunWarning]) -> str:
     few = min(len(one.runs), len(base.runs)) < ENOUGH_RUNS
     found = told(ratio, one, base)
     if found and idle_cores(one, groups):

@@ -14,7 +14,7 @@ import numpy as np
 from paceline.analysis.statistics import Series, effective_samples, warm_up
 from paceline.disturbance import disturbance
 from paceline.liveness import current_summary
-from paceline.pipeline.plan import Plan
+from paceline.pipeline.plan import StagePlan
 from paceline.pipeline.schedule import SCHEDULES
 from paceline.records import (
     COMPLETED,
@@ -77,7 +77,7 @@ class Run:
     steps: dict[int, list[Step]] = field(repr=False)  # by rank
     nodes: dict[str, Node] = field(repr=False)
     timelines: dict[int, list[Timeline]] = field(default_factory=dict, repr=False)  # by rank
-    plan: Plan | None = field(default=None, repr=False)
+    plan: StagePlan | None = field(default=None, repr=False)
 
     @property
     def method(self) -> Strategy:
@@ -283,9 +283,9 @@ def _timeline(record: dict[str, Any]) -> Timeline:
     return build(Timeline, record | {"events": [dict(zip(EVENT, row, strict=True)) for row in rows]}, extra=True)
 
 
-def _plan(path: Path) -> Plan | None:
+def _plan(path: Path) -> StagePlan | None:
     with naming(path):
-        return build(Plan, parse(read_text(path))) if path.exists() else None
+        return build(StagePlan, parse(read_text(path))) if path.exists() else None
 
 
 def find_folders(paths: Iterable[Path]) -> list[Path]:

@@ -283,7 +283,7 @@ class Humps:
     part_slow: float
 
 
-def two_humps(x: Series) -> Humps | None:
+def bimodal(x: Series) -> Humps | None:
     """The two clusters that a series falls into, if it clearly does.
 
     Otsu's cut explains 64 % of a normal distribution's variance, 75 % of a uniform one's, and more of two humps.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.analysis.checks import Doubt, all_doubts
+from paceline.analysis.checks import RunWarning, all_warnings
 from paceline.analysis.claims import Claim, claims
 from paceline.analysis.findings import Finding, findings
 from paceline.analysis.headline import Headline, headline
@@ -23,7 +23,7 @@ class Study:
     groups: tuple[Group, ...]
     strong: tuple[Curve, ...]
     weak: tuple[Curve, ...]
-    doubts: tuple[Doubt, ...]
+    warnings: tuple[RunWarning, ...]
     left_out: tuple[LeftOut, ...]
     claims: tuple[Claim, ...]
     findings: tuple[Finding, ...]
@@ -44,7 +44,7 @@ def read_study(paths: Sequence[Path]) -> Study:
     left_out += tuple(LeftOut(folder, "not one of the runs that the experiment has now") for folder in stale)
     groups = tuple(group(each for each in read if isinstance(each, Run)))
     strong, weak = (tuple(curves(groups, kind)) for kind in ("strong", "weak"))
-    doubts = tuple(all_doubts(groups, [*strong, *weak]))
-    return Study(bench, groups, strong, weak, doubts, left_out, tuple(claims(groups, [*strong, *weak])),
+    warnings = tuple(all_warnings(groups, [*strong, *weak]))
+    return Study(bench, groups, strong, weak, warnings, left_out, tuple(claims(groups, [*strong, *weak])),
                  tuple(findings(groups, strong, weak, left_out)),
-                 headline(groups, [*weak, *strong], doubts))  # fmt: skip
+                 headline(groups, [*weak, *strong], warnings))  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 from paceline.bench.papers import read_paper
 from paceline.comm.table import count_gpus
 from paceline.errors import UsageError, nearest, refuse_pipe, unknown
-from paceline.lab.plan import PRESETS, Plan, make_plan
+from paceline.lab.plan import PRESETS, LabPlan, make_plan
 from paceline.layout import cores
 from paceline.report.table import CHARTS
 from paceline.spec import FIELDS, OWN, Resolved, resolve
@@ -38,7 +38,7 @@ class Point:
 
     resolved: Resolved
     lab: Mapping[str, Any] | None = None
-    plan: Plan | None = None
+    plan: LabPlan | None = None
 
     def digest(self) -> str:
         """Of all that decides what is run."""

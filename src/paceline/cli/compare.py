@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from paceline.analysis.checks import Doubt
+from paceline.analysis.checks import RunWarning
 from paceline.analysis.compare import compare
 from paceline.analysis.runs import LeftOut, find_folders, read_run
 from paceline.analysis.scaling import Group, group
@@ -32,19 +32,19 @@ def run(args: argparse.Namespace) -> int:
         for each in rows:
             lines.append(f"  {each.name:<16}{_short(each.first)} -> {_short(each.second)}")
     lines.append(f"\n{found.verdict[0].upper()}{found.verdict[1:]}.")
-    lines += _doubts(found.doubts)
+    lines += _warnings(found.warnings)
     print(visible("\n".join(lines)))
     return 0
 
 
-def _doubts(found: Sequence[Doubt]) -> Iterator[str]:
+def _warnings(found: Sequence[RunWarning]) -> Iterator[str]:
     """One line for each kind, however many runs have it."""
-    by_kind: dict[str, list[Doubt]] = {}
-    for doubt in found:
-        by_kind.setdefault(doubt.kind, []).append(doubt)
+    by_kind: dict[str, list[RunWarning]] = {}
+    for warning in found:
+        by_kind.setdefault(warning.kind, []).append(warning)
     for same in by_kind.values():
-        if len({doubt.text for doubt in same}) == 1:
-            yield f"But: {some([doubt.about for doubt in same])}: {same[0].text}."
+        if len({warning.text for warning in same}) == 1:
+            yield f"But: {some([warning.about for warning in same])}: {same[0].text}."
         else:
             yield f"But, in {len(same)} runs, for example {same[0].about}: {same[0].text}."
 

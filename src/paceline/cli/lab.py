@@ -12,7 +12,7 @@ from functools import partial
 from paceline.errors import PacelineError, UsageError
 from paceline.lab import client
 from paceline.lab.measure import show
-from paceline.lab.plan import ABOUT, FAULTS, LAB, Fault, Plan, Table, check_name, in_words, read_plan
+from paceline.lab.plan import ABOUT, FAULTS, LAB, Fault, LabPlan, Table, check_name, in_words, read_plan
 
 MOST_SECONDS = 3600.0
 
@@ -113,7 +113,7 @@ def _words(command: list[str] | None) -> list[str]:
     return command
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _plan(args: argparse.Namespace) -> LabPlan:
     plan = read_plan(args.lab)
     if args.name is None:
         return plan
@@ -171,7 +171,7 @@ def _status(lab: str | None) -> int:
         print("\n".join(found) if found else "no lab is up")
         return 0
     answer = client.ask(lab, "status")
-    plan = Plan.from_json(answer["plan"])
+    plan = LabPlan.from_json(answer["plan"])
     print(f"lab {plan.name}")
     print(f"  {'node':<12}{'address':<14}{'up':>12}{'down':>12}  {'rack':<6}state")
     for node in plan.nodes:

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         print(visible(f"left out: {name}: {why}"))
     if len(gone) > 10:
         print(f"left out: {len(gone) - 10} more; the page lists all")
-    kinds = {each.kind for each in study.doubts}
+    kinds = {each.kind for each in study.warnings}
     print(f"{count(len(study.runs), 'run')} in {count(len(study.groups), 'setting')}, {len(gone)} left out, "
           f"{count(len(charts), 'chart')}, {count(len(kinds), 'kind')} of warnings")  # fmt: skip
     for folder in (args.csv, args.svg, args.png):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from paceline.lab.plan import Plan, in_words
+from paceline.lab.plan import LabPlan, in_words
 from paceline.layout import cores
 
 SECONDS = 0.15
@@ -44,7 +44,7 @@ def pair_capacity(first: Inside, second: Inside, address: str) -> float:
     return got * 8 / (time.monotonic() - begun)
 
 
-def flags(plan: Plan, capacity: float | None) -> list[str]:
+def flags(plan: LabPlan, capacity: float | None) -> list[str]:
     """What the machine will not reach, in sentences."""
     if capacity is None:
         return []

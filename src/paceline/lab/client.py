@@ -20,7 +20,7 @@ from typing import Any
 from paceline.errors import PacelineError, UsageError
 from paceline.lab import wire
 from paceline.lab.node import PRIVATE
-from paceline.lab.plan import LAB, Plan
+from paceline.lab.plan import LAB, LabPlan
 
 START_SECONDS = 60.0
 ANSWER_SECONDS = 30.0
@@ -31,7 +31,7 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signa
              signal.SIGWINCH)  # fmt: skip
 
 
-def check_here(plan: Plan) -> None:
+def check_here(plan: LabPlan) -> None:
     """Refuse what cannot work on this machine, or from this folder, in one sentence."""
     if sys.platform != "linux":
         raise UsageError("a lab is made of Linux namespaces, and this is not Linux: use a Linux machine or a VM")
@@ -52,7 +52,7 @@ def working_folder() -> str:
         raise UsageError("the working folder has been removed: go to another") from None
 
 
-def start(plan: Plan, *, detached: bool) -> subprocess.Popen[str]:
+def start(plan: LabPlan, *, detached: bool) -> subprocess.Popen[str]:
     """Make a lab; returns its keeper when all nodes are up. Unless detached, the lab ends with this process."""
     check_here(plan)
     shared = (*plan.shared, *_needed_folders())

@@ -8,18 +8,18 @@ import time
 from pathlib import Path
 
 from paceline.errors import UsageError
-from paceline.lab.plan import Node, Plan
+from paceline.lab.plan import LabPlan, Node
 
 PERIOD_MICROSECONDS = 20_000
 REMOVE_SECONDS = 5.0
 PREFIX = "paceline-lab-"
 
 
-def needed(plan: Plan) -> bool:
+def needed(plan: LabPlan) -> bool:
     return any(node.cpu or node.memory for node in plan.nodes)
 
 
-def check_possible(plan: Plan) -> None:
+def check_possible(plan: LabPlan) -> None:
     """Refuse a plan whose limits nobody would keep."""
     if not needed(plan):
         return
@@ -46,7 +46,7 @@ def _root(controller: str) -> tuple[Path, int] | None:
     return None
 
 
-def make(plan: Plan) -> list[Path]:
+def make(plan: LabPlan) -> list[Path]:
     """Groups for the nodes that have limits; the folders, for `remove`. Those of labs that are gone are removed."""
     if not needed(plan):
         return []

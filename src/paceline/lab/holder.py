@@ -16,14 +16,14 @@ from paceline.errors import PacelineError, UsageError
 from paceline.lab import groups, kernel, links, wire
 from paceline.lab.capacity import flags, pair_capacity
 from paceline.lab.node import Init, furnish
-from paceline.lab.plan import Fault, Node, Plan, check_fault
+from paceline.lab.plan import Fault, LabPlan, Node, check_fault
 
 # A node's first process answers at once; one that was stopped must not stop the lab.
 NODE_SECONDS = 20.0
 
 
 class Holder:
-    def __init__(self, plan: Plan, listener: socket.socket, keeper: socket.socket, keeper_pid: int,
+    def __init__(self, plan: LabPlan, listener: socket.socket, keeper: socket.socket, keeper_pid: int,
                  made: list[Path]) -> None:  # fmt: skip
         self.plan, self.keeper, self.keeper_pid, self.groups = plan, keeper, keeper_pid, made
         self.selector = selectors.DefaultSelector()
@@ -177,7 +177,7 @@ class Holder:
         self.states[name] = {"stop": "stopped"}.get(fault.do, "cut off" if name in self.cut else "up")
 
 
-def _be_node(plan: Plan, node: Node, channel: socket.socket) -> None:
+def _be_node(plan: LabPlan, node: Node, channel: socket.socket) -> None:
     """The process between: it makes the namespaces, whose first process is its child, and ends."""
     try:
         kernel.unshare(kernel.OWN_SPACES)

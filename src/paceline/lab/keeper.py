@@ -21,7 +21,7 @@ from pathlib import Path
 
 from paceline.errors import PacelineError, UsageError
 from paceline.lab import groups, kernel, wire
-from paceline.lab.plan import Plan
+from paceline.lab.plan import LabPlan
 
 WHY_NOT = (
     "a lab needs Linux namespaces, and this machine refuses them ({error}): run as root, or let users make them "
@@ -49,7 +49,7 @@ def isolate() -> None:
         raise UsageError(WHY_NOT.format(error=error.strerror)) from error
 
 
-def _be_holder(plan: Plan, listener: socket.socket, keeper: socket.socket, pid: int, made: list[Path]) -> None:
+def _be_holder(plan: LabPlan, listener: socket.socket, keeper: socket.socket, pid: int, made: list[Path]) -> None:
     """In the child, which never returns: what it has made ends with it."""
     try:
         from paceline.lab.holder import Holder
@@ -76,7 +76,7 @@ def _be_holder(plan: Plan, listener: socket.socket, keeper: socket.socket, pid: 
         os._exit(0)
 
 
-def keep(plan: Plan, *, detached: bool) -> None:
+def keep(plan: LabPlan, *, detached: bool) -> None:
     """Make the lab and keep it until its end."""
     try:
         listener = wire.listen(wire.name_of(plan.name))
@@ -140,7 +140,7 @@ def main() -> None:
     given = sys.stdin.readline()
     if not given:
         return  # whoever wanted the lab has gone
-    plan = Plan.from_json(given)
+    plan = LabPlan.from_json(given)
     try:
         keep(plan, detached=detached)
     except PacelineError as error:

@@ -11,7 +11,7 @@ from typing import Any
 from pyroute2 import IPRoute
 
 from paceline.lab import kernel
-from paceline.lab.plan import LEAST_RATE, Node, Plan
+from paceline.lab.plan import LEAST_RATE, LabPlan, Node
 
 INSIDE = "eth0"
 PREFIX = 24
@@ -72,7 +72,7 @@ def counters() -> dict[str, int]:
 class Switches:
     """The lab's switches, in a namespace of their own: one bridge, or one for each rack and one between them."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LabPlan) -> None:
         self.plan = plan
         self._ip: Any = IPRoute()
         self._ports: dict[str, int] = {}

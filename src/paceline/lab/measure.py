@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from paceline.errors import PacelineError, UsageError
 from paceline.lab import client
-from paceline.lab.plan import Plan, in_words
+from paceline.lab.plan import LabPlan, in_words
 
 # Nodes need this long to start their programs.
 LEAD_SECONDS = 1.0
@@ -26,7 +26,7 @@ class Rate:
     measured: float
 
 
-def fair_rates(plan: Plan, flows: list[tuple[str, str]]) -> list[float]:
+def fair_rates(plan: LabPlan, flows: list[tuple[str, str]]) -> list[float]:
     """What each flow gets where links are shared evenly: all grow alike until a link on their way is full."""
     room: dict[str, float] = {}
     paths: list[list[str]] = []
@@ -51,7 +51,7 @@ def fair_rates(plan: Plan, flows: list[tuple[str, str]]) -> list[float]:
     return rates
 
 
-def measure(lab: str | None, plan: Plan, flows: list[tuple[str, str]], seconds: float) -> list[Rate]:
+def measure(lab: str | None, plan: LabPlan, flows: list[tuple[str, str]], seconds: float) -> list[Rate]:
     """Send along the flows at once; what every sending and receiving node's interface carried."""
     start = time.monotonic() + LEAD_SECONDS + 0.1 * len(plan.nodes)
     used = [node for node in plan.nodes if any(node.name in flow for flow in flows)]
@@ -85,7 +85,7 @@ def measure(lab: str | None, plan: Plan, flows: list[tuple[str, str]], seconds: 
 def show(lab: str | None, seconds: float) -> int:
     """Both tables, for people."""
     answer = client.ask(lab, "status")
-    plan = Plan.from_json(answer["plan"])
+    plan = LabPlan.from_json(answer["plan"])
     names = [node.name for node in plan.nodes if answer["states"][node.name] == "up"]
     if len(names) < 2:
         raise UsageError("a link is between two nodes that are up, and this lab has not that many")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.lab import kernel, wire
-from paceline.lab.plan import LAB, Node, Plan
+from paceline.lab.plan import LAB, LabPlan, Node
 from paceline.layout import cores
 
 # Every node has its own of these: where programs keep sockets, shared memory and other things of one machine.
@@ -24,7 +24,7 @@ PRIVATE = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 FILES = "/run/lab"
 
 
-def furnish(plan: Plan, node: Node) -> None:
+def furnish(plan: LabPlan, node: Node) -> None:
     """The node's host name and file system: the machine's, but for what is private to a node."""
     socket.sethostname(node.name)
     kernel.mount("none", "/", flags=kernel.MS_RECURSIVE | kernel.MS_PRIVATE)
@@ -69,7 +69,7 @@ def _shared(paths: tuple[str, ...]) -> dict[str, int]:
     return {path: os.open(path, os.O_PATH) for path in outermost}
 
 
-def environment(plan: Plan, node: Node, flags: list[str]) -> dict[str, str]:
+def environment(plan: LabPlan, node: Node, flags: list[str]) -> dict[str, str]:
     """What programs in the node find: where they are, and how mpiexec reaches the other nodes."""
     agent = f"{sys.executable} -m paceline.lab.agent"
     about = asdict(plan) | {"node": node.name, "flags": flags}
@@ -95,7 +95,7 @@ def environment(plan: Plan, node: Node, flags: list[str]) -> dict[str, str]:
 class Init:
     """Starts commands for clients, tells them how these ended, and buries orphans, as the first process must."""
 
-    def __init__(self, plan: Plan, node: Node, holder: socket.socket) -> None:
+    def __init__(self, plan: LabPlan, node: Node, holder: socket.socket) -> None:
         self.plan, self.node, self.holder = plan, node, holder
         self.clients: dict[int, socket.socket] = {}  # by the process that runs for them
         self.selector = selectors.DefaultSelector()

@@ -72,7 +72,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LabPlan:
     name: str
     nodes: tuple[Node, ...]
     racks: tuple[Rack, ...] = ()  # none: all nodes are at one switch
@@ -90,14 +90,14 @@ class Plan:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
+    def from_json(cls, text: str) -> LabPlan:
         values = {key: value for key, value in json.loads(text).items() if key in cls.__dataclass_fields__}
         kinds = {"nodes": Node, "racks": Rack, "faults": Fault}
         lists = {key: tuple(kind(**item) for item in values.pop(key)) for key, kind in kinds.items()}
         return cls(**values | lists | {"shared": tuple(values["shared"])})
 
 
-def read_plan(given: str) -> Plan:
+def read_plan(given: str) -> LabPlan:
     """The plan of a lab file, or of a preset: `1gbit`, or with a number of nodes, `1gbit:4`."""
     preset, _, count = given.partition(":")
     if not given.endswith(".toml") and not os.path.exists(given):
@@ -119,7 +119,7 @@ def read_plan(given: str) -> Plan:
     return make_plan(values, given)
 
 
-def make_plan(given: Mapping[str, Any], where: str) -> Plan:
+def make_plan(given: Mapping[str, Any], where: str) -> LabPlan:
     """The plan that these values mean; `where` they are from, for errors."""
     top = Table(given, where, ("preset", "name", "nodes", "node", "rate", "up", "down", "racks", "rack_rate", "rack_up",
                                "rack_down", "mtu", "processes", "speed", "share", "fault"))  # fmt: skip
@@ -149,7 +149,7 @@ def make_plan(given: Mapping[str, Any], where: str) -> Plan:
         switches = ()
     name = top.text("name") or "lab"
     check_name(name, where)
-    plan = Plan(name, tuple(nodes), switches, top.whole("mtu", least=576, most=65_535) or 1500,
+    plan = LabPlan(name, tuple(nodes), switches, top.whole("mtu", least=576, most=65_535) or 1500,
                 tuple(os.path.abspath(os.path.expanduser(path)) for path in top.texts("share")))  # fmt: skip
     return replace(plan, faults=tuple(_faults(top.tables("fault"), plan, where)))
 
@@ -280,7 +280,7 @@ def check_name(name: str, where: str) -> None:
         raise UsageError(f"{where}: the name {name!r} is not a host name; use letters a–z, digits and -, up to 32")
 
 
-def _faults(listed: list[Any], plan: Plan, where: str) -> list[Fault]:
+def _faults(listed: list[Any], plan: LabPlan, where: str) -> list[Fault]:
     if len(listed) > MOST_FAULTS:
         raise UsageError(f"{where}: {len(listed)} faults; a lab has up to {MOST_FAULTS}")
     found = []
@@ -299,7 +299,7 @@ def _changed(table: Table) -> tuple[int | None, int | None]:
     return table.rate("up") or both, table.rate("down") or both
 
 
-def check_fault(fault: Fault, plan: Plan, where: str) -> Fault:
+def check_fault(fault: Fault, plan: LabPlan, where: str) -> Fault:
     if fault.do not in FAULTS:
         raise UsageError(f"{where}: {unknown('fault', fault.do, FAULTS)}")
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.comm.seat import Seat
 from paceline.errors import UsageError
-from paceline.lab.plan import LAB, Plan
+from paceline.lab.plan import LAB, LabPlan
 
 # What our own launcher hands to the ranks it starts.
 RANK, SIZE, STORE, LIVES = "PACELINE_RANK", "PACELINE_SIZE", "PACELINE_STORE", "PACELINE_LIVES"
@@ -35,10 +35,10 @@ def find_seat(env: Mapping[str, str] = os.environ) -> Seat | None:
     return None
 
 
-def find_lab(env: Mapping[str, str] = os.environ) -> tuple[Plan, str] | None:
+def find_lab(env: Mapping[str, str] = os.environ) -> tuple[LabPlan, str] | None:
     """The lab that this process is in, and the name of its node."""
     about = describe_lab(env)
-    return (Plan.from_json(env[LAB]), about["node"]) if about else None
+    return (LabPlan.from_json(env[LAB]), about["node"]) if about else None
 
 
 def describe_lab(env: Mapping[str, str] = os.environ) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from paceline.errors import EXIT_USAGE, UsageError
-from paceline.launch.settle import Ending
+from paceline.launch.diagnose import Ending
 from paceline.liveness import claim
 from paceline.records import RUNNING, Summary, hold_space, write_summary, write_whole
 from paceline.spec import Resolved, RunSpec

@@ -28,8 +28,8 @@ from paceline.errors import (
 )
 from paceline.launch.agree import agree_on_folder, agree_on_spec, describe_ranks
 from paceline.launch.connect import connect, leave
+from paceline.launch.diagnose import diagnose, failed_before, find_stopped, wait_for_blame
 from paceline.launch.folder import begin_summary, make_folder, open_run, remove_failed_start
-from paceline.launch.settle import failed_before, find_stopped, settle, wait_for_blame
 from paceline.launch.signals import StopSignals
 from paceline.launch.usage import NodeUsage
 from paceline.layout import crowded
@@ -87,7 +87,7 @@ class Rank:
             return
         self._record("signal", signal=number, time=time.time())
         if self.seat.launcher == "mpiexec" and not self.launched and self.stops_run:
-            settle(self.folder, interrupted=True)
+            diagnose(self.folder, interrupted=True)
 
     def _train(self, comm: MeteredComm) -> None:
         seat = self.seat
@@ -157,7 +157,7 @@ class Rank:
         if not _own(error, rank) and self.seat.launcher != "paceline":
             wait_for_blame(self.folder, rank, BLAME_SECONDS)
         if not self.launched:
-            ending = settle(self.folder, interrupted=bool(self.stop and self.stop.requested()))
+            ending = diagnose(self.folder, interrupted=bool(self.stop and self.stop.requested()))
             who = f"rank {rank}: " if self.seat.size > 1 else ""
             print(visible(f"paceline: {who}{ending.message if ending.summary else text}"), file=sys.stderr, flush=True)
             if rank == 0:

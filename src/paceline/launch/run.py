@@ -11,10 +11,10 @@ from typing import TextIO
 from paceline import own_code
 from paceline.data.prepare import prepare
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, PacelineError, UsageError
+from paceline.launch.diagnose import Ending
 from paceline.launch.env import find_seat
 from paceline.launch.folder import make_folder, open_run, remove_failed_start
-from paceline.launch.placing import find_places
-from paceline.launch.settle import Ending
+from paceline.launch.placement import find_places
 from paceline.launch.spawn import MPIEXEC_LISTENS, start
 from paceline.launch.supervise import counting_signals, supervise
 from paceline.layout import crowded

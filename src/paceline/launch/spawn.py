@@ -18,7 +18,7 @@ from paceline.comm.table import mpiexec
 from paceline.launch import env as names
 from paceline.launch import janitor, zygote
 from paceline.launch import start as rank_program
-from paceline.launch.placing import Places
+from paceline.launch.placement import Places
 from paceline.launch.zygote import ForkedRank, Zygote
 from paceline.layout import threads_per_rank
 from paceline.spec import RunSpec

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK
+from paceline.launch.diagnose import Ending, diagnose
 from paceline.launch.folder import gone_mark
-from paceline.launch.settle import Ending, settle
 from paceline.launch.signals import stopping
 from paceline.launch.spawn import Crew
 from paceline.records import read_ranks, write_whole
@@ -55,8 +55,8 @@ def supervise(crew: Crew, folder: Path, signals: list[int], spec: RunSpec) -> En
         exits = crew.end(_rank_pids(folder, here=True))
         crew.dismiss()
     if not crew.are_ranks:
-        return settle(folder, {} if asked else None, interrupted=asked > 0)
-    return settle(folder, exits, interrupted=asked > 0, lost=lost)
+        return diagnose(folder, {} if asked else None, interrupted=asked > 0)
+    return diagnose(folder, exits, interrupted=asked > 0, lost=lost)
 
 
 def _has_failed(crew: Crew, folder: Path, spec: RunSpec, stopping: bool) -> bool:

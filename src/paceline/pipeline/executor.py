@@ -18,7 +18,7 @@ ACTIVATIONS, GRADIENTS = 1, 2  # tags
 # Receives that are posted ahead: they arrive while this rank computes. More would hold memory for nothing.
 AHEAD = 2
 
-Score = Callable[[Tensor, Tensor], tuple[Tensor, int]]  # output and labels -> summed loss, hits
+Score = Callable[[Tensor, Tensor], tuple[Tensor, int]]  # output and labels -> summed loss, correct predictions
 Mark = Callable[[str, int], None]  # what has just been done, for which micro-batch
 
 
@@ -51,7 +51,7 @@ class Executor:
         # The images of all micro-batches are views of one tensor: what changes some in place would spoil the others.
         self._copies = neighbours.before is None and graph.changes_input()
         self.training, self.evaluation = (graph.stage(start, stop, training=on) for on in (True, False))
-        self.loss_sum, self.hits = 0.0, 0
+        self.loss_sum, self.correct = 0.0, 0
 
     def run(
         self,
@@ -65,7 +65,7 @@ class Executor:
 
         `images` are used by the first stage, `labels` by the last; all need the sizes.
         """
-        self.loss_sum, self.hits, self._share, self._mark = 0.0, 0, share, mark
+        self.loss_sum, self.correct, self._share, self._mark = 0.0, 0, share, mark
         self._images, self._labels = images, labels
         self._micros: dict[int, Micro] = {}
         self._gradients: dict[int, list[Tensor]] = {}
@@ -97,7 +97,7 @@ class Executor:
         self._mark("send", -1)
 
     def evaluate(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[float, int]]:
-        """Loss and hits of each batch on the last stage, nothing on the others."""
+        """Loss and correct predictions of each batch on the last stage, nothing on the others."""
         sends: deque[list[Work]] = deque()
         for images, labels in batches:
             inputs = [images]
@@ -106,8 +106,8 @@ class Executor:
                 _finish(works)
             outputs = self.evaluation(*inputs)
             if self.neighbours.after is None:
-                loss, hits = self.score(outputs[0], labels)
-                yield loss.item(), hits
+                loss, correct = self.score(outputs[0], labels)
+                yield loss.item(), correct
                 continue
             sends.append(self._send(self.given, outputs, len(labels), self.neighbours.after, ACTIVATIONS))
             if len(sends) > 1:  # while one is under way the next is computed
@@ -159,8 +159,8 @@ class Executor:
 
     def _add_loss(self, number: int, micro: Micro) -> None:
         """The stage's output is the loss from here on."""
-        loss, hits = self.score(micro.outputs[0], self._labels[number])
-        self.loss_sum, self.hits = self.loss_sum + loss.item(), self.hits + hits
+        loss, correct = self.score(micro.outputs[0], self._labels[number])
+        self.loss_sum, self.correct = self.loss_sum + loss.item(), self.correct + correct
         micro.outputs = [loss]
 
     def _again(self, number: int, micro: Micro) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from paceline.errors import UsageError
 from paceline.pipeline.plan import Cut
-from paceline.pipeline.tracing import TRACING, Trace, traced, without_compiler
+from paceline.pipeline.tracing import TRACING, TracedModel, traced, without_compiler
 
 # What every transport can send; others go as bytes.
 SENT = (torch.float32, torch.float64, torch.int64, torch.int32)
@@ -274,7 +274,7 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [tensor for item in inside for tensor in tensors_in(item)]
 
 
-def _trace(model: nn.Module) -> Trace:
+def _trace(model: nn.Module) -> TracedModel:
     trace = traced(model)
     if trace.draws:
         raise UsageError(

@@ -21,7 +21,7 @@ from operator import add
 from typing import NamedTuple
 
 from paceline.errors import UsageError, nearest
-from paceline.pipeline.plan import MEMORY, Cut, Device, Node, Plan, Profile, Stage
+from paceline.pipeline.plan import MEMORY, Cut, Device, Node, Profile, Stage, StagePlan
 from paceline.pipeline.schedule import SCHEDULES, in_flight
 from paceline.pipeline.sizes import in_bytes
 
@@ -29,9 +29,9 @@ __all__ = (
     "Cut",
     "Device",
     "Node",
-    "Plan",
     "Profile",
     "Stage",
+    "StagePlan",
     "after_layers",
     "check_fits",
     "equal_layers",
@@ -48,7 +48,7 @@ BATCHES = 4
 
 def find(
     profile: Profile, devices: Sequence[Device], schedule: str, micros: int, bandwidth: float | None, recompute: bool
-) -> Plan:
+) -> StagePlan:
     """The best cut into a stage for each device, in their order."""
     check_stages(profile, len(devices))
     prices = _Prices(profile, devices, schedule, micros, bandwidth, recompute)
@@ -69,7 +69,7 @@ def plan_at(
     bandwidth: float | None,
     recompute: bool,
     how: str,
-) -> Plan:
+) -> StagePlan:
     """What a cut at these positions costs, whether it fits the memory or not."""
     if len(positions) != len(devices) - 1:
         raise UsageError(
@@ -137,7 +137,7 @@ def check_stages(profile: Profile, stages: int) -> None:
     )
 
 
-def check_fits(plan: Plan, devices: Sequence[Device]) -> None:
+def check_fits(plan: StagePlan, devices: Sequence[Device]) -> None:
     """Refuse a plan whose stages need more memory than their devices have."""
     if any(device.memory is not None and stage.memory_bytes > device.memory
            for stage, device in zip(plan.stages, devices, strict=True)):  # fmt: skip
@@ -243,10 +243,10 @@ class _Prices:
         """Seconds of a micro-batch, and a little more for bytes over the cut behind it: of equal sums, fewest bytes."""
         return self.time(stage, of) + self._tiny * self.profile.cuts[of.stop].bytes
 
-    def plan(self, positions: Sequence[int], how: str) -> Plan:
+    def plan(self, positions: Sequence[int], how: str) -> StagePlan:
         ends = pairwise((0, *positions, len(self.profile.nodes)))
         stages = tuple(self._stage(number, start, stop) for number, (start, stop) in enumerate(ends))
-        return Plan(stages, self.schedule, self.micros, self.profile.micro_size, self.bandwidth, how)
+        return StagePlan(stages, self.schedule, self.micros, self.profile.micro_size, self.bandwidth, how)
 
     def _stage(self, number: int, start: int, stop: int) -> Stage:
         nodes, of = self.profile.nodes[start:stop], next(r for r in self.ranges(start) if r.stop == stop)
@@ -358,7 +358,7 @@ def _enough(prices: _Prices) -> str:
     return ", which would be enough" if _best(prices) is not None else ", which alone is not enough"
 
 
-def _too_little(plan: Plan, devices: Sequence[Device], remedies: Sequence[str]) -> UsageError:
+def _too_little(plan: StagePlan, devices: Sequence[Device], remedies: Sequence[str]) -> UsageError:
     limits = [device.memory for device in devices]
     short = [-inf if limit is None else stage.memory_bytes - limit
              for stage, limit in zip(plan.stages, limits, strict=True)]  # fmt: skip

@@ -94,7 +94,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StagePlan:
     """A model in stages."""
 
     stages: tuple[Stage, ...]
@@ -123,6 +123,6 @@ class Plan:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Plan:
+    def from_dict(cls, values: Mapping[str, Any]) -> StagePlan:
         stages = tuple(Stage(**stage | {"layers": tuple(stage["layers"])}) for stage in values["stages"])
         return cls(**dict(values) | {"stages": stages})

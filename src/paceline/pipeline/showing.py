@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from paceline.pipeline.plan import MEMORY, Plan, Stage
+from paceline.pipeline.plan import MEMORY, Stage, StagePlan
 from paceline.pipeline.schedule import SCHEDULES, bubble
 from paceline.pipeline.sizes import digits, in_bits, in_bytes
 
@@ -22,14 +22,14 @@ HOW = {
 MEASURED_SUM = "cut where a micro-batch is through fastest"
 
 
-def lines(plan: Plan) -> list[str]:
+def lines(plan: StagePlan) -> list[str]:
     """All of it; of a plan for which nothing was run, what is known."""
     if not plan.timed:
         return [heading(plan), "", *table(plan), "", *pace(plan)]
     return [heading(plan), "", *table(plan), "", *memory(plan), "", *bars(plan), "", *pace(plan)]
 
 
-def heading(plan: Plan) -> str:
+def heading(plan: StagePlan) -> str:
     overlap = SCHEDULES[plan.schedule].overlaps
     how = MEASURED_SUM if plan.how == "measured" and not overlap else HOW[plan.how]
     return (
@@ -38,7 +38,7 @@ def heading(plan: Plan) -> str:
     )
 
 
-def table(plan: Plan) -> list[str]:
+def table(plan: StagePlan) -> list[str]:
     """What each stage has and what a micro-batch costs it."""
     last = len(plan.stages) - 1
     columns = {
@@ -70,14 +70,14 @@ def layers(stage: Stage, width: int) -> str:
     return f"{first} … {last}{many}"
 
 
-def memory(plan: Plan) -> list[str]:
+def memory(plan: StagePlan) -> list[str]:
     """What the memory of each stage is for."""
     parts = [[in_bytes(stage.memory[part]) for part in MEMORY] for stage in plan.stages]
     rows = [(str(number), *part) for number, part in enumerate(parts)]
     return _aligned([("memory of stage", *MEMORY), *rows])
 
 
-def bars(plan: Plan) -> list[str]:
+def bars(plan: StagePlan) -> list[str]:
     """A bar for each stage, as long as it takes for a micro-batch; between two, what goes over their cut."""
     slowest, last = plan.slowest, len(plan.stages) - 1
     margin = len(f"stage {last}") + 2
@@ -95,7 +95,7 @@ def bars(plan: Plan) -> list[str]:
     return [*drawn, f"{'':<{margin}}{key} (messages are taken to cost nothing: see --bandwidth)"]
 
 
-def pace(plan: Plan) -> list[str]:
+def pace(plan: StagePlan) -> list[str]:
     """The step that the plan promises, and which part of it the stages are idle."""
     stages, micros, samples = len(plan.stages), plan.micros, plan.micros * plan.micro_size
     times, overlap = [stage.total_seconds for stage in plan.stages], SCHEDULES[plan.schedule].overlaps
@@ -121,7 +121,7 @@ def pace(plan: Plan) -> list[str]:
     return [line for sentence in said for line in textwrap.wrap(sentence, WIDTH)]
 
 
-def _why(plan: Plan, overlap: bool) -> str:
+def _why(plan: StagePlan, overlap: bool) -> str:
     if len(plan.stages) == 1:
         return "one stage computes them all"
     if not overlap:

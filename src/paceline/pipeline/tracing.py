@@ -42,7 +42,7 @@ def without_compiler() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Trace:
+class TracedModel:
     """What forward does. The constants are tensors that it makes without the images; they are not the model's."""
 
     graph: fx.Graph
@@ -88,7 +88,7 @@ class _Draws(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def traced(model: nn.Module) -> Trace:
+def traced(model: nn.Module) -> TracedModel:
     """Whatever forward raises is raised."""
     constants, draws = dict[str, Tensor](), _Draws()  # type: ignore[no-untyped-call]
     with TRACING:
@@ -110,7 +110,7 @@ def traced(model: nn.Module) -> Trace:
                 random.setstate(state[1])
                 np.random.set_state(state[2])
     _move_to_users(graph)
-    return Trace(graph, constants, sets, drawn)
+    return TracedModel(graph, constants, sets, drawn)
 
 
 def _random_state() -> tuple[Tensor, Any, Any]:

@@ -25,7 +25,7 @@ from paceline.report.figure import (
     from_zero,
     whole_numbers,
 )
-from paceline.report.placing import chart
+from paceline.report.placement import chart
 from paceline.report.series import PROBLEM, Sheet, Styled, arrange, facets, palette
 from paceline.report.strands import Strand, by_batch, by_workers, settings, words
 from paceline.report.traces import (

@@ -13,7 +13,7 @@ from paceline.analysis.scaling import Group
 from paceline.analysis.statistics import Series
 from paceline.analysis.study import Study
 from paceline.report.figure import COLOURS, DASHES, MARKERS, Chart, Page, Panel, axis, from_zero
-from paceline.report.placing import chart
+from paceline.report.placement import chart
 from paceline.report.series import Look, arrange, facets
 from paceline.report.strands import Strand, settings, side_by_side, words
 from paceline.report.traces import Row, caption, identity, middle, over_time

@@ -14,7 +14,7 @@ from paceline.analysis.study import Study
 from paceline.analysis.wording import count, number, percent, size
 from paceline.report import traces
 from paceline.report.figure import COLOURS, Chart, Page, Panel, categories, from_zero
-from paceline.report.placing import chart
+from paceline.report.placement import chart
 from paceline.report.series import natural
 from paceline.report.traces import Trace, bars, caption, identity, middle, wrapped
 

@@ -16,7 +16,7 @@ from paceline.analysis.statistics import Interval
 from paceline.analysis.study import Study
 from paceline.analysis.wording import count, number, size
 from paceline.report.figure import COLOURS, MARKERS, Chart, Page, Panel, categories, from_zero, whole_numbers
-from paceline.report.placing import chart
+from paceline.report.placement import chart
 from paceline.report.series import PROBLEM, Facets, Styled, arrange, facets
 from paceline.report.strands import AXES, by_workers, few, places, settings, side_by_side, words
 from paceline.report.traces import (

@@ -13,7 +13,7 @@ from paceline.analysis.statistics import LAWS, Interval, Series
 from paceline.analysis.study import Study
 from paceline.analysis.wording import count
 from paceline.report.figure import COLOURS, DASHES, Chart, Page, Panel, axis, from_zero, whole_numbers
-from paceline.report.placing import MOST_ABOVE, chart
+from paceline.report.placement import MOST_ABOVE, chart
 from paceline.report.series import PROBLEM, Sheet, Styled, arrange, common, facets, name, palette
 from paceline.report.strands import Strand, apart, by_servers, by_workers, few, few_servers, of_curves, settings, words
 from paceline.report.traces import (

@@ -15,7 +15,7 @@ from paceline.analysis.statistics import Interval, median
 from paceline.analysis.study import Study
 from paceline.analysis.wording import count, number, percent
 from paceline.report.figure import Chart, Page, Panel, categories, doublings, from_zero
-from paceline.report.placing import chart
+from paceline.report.placement import chart
 from paceline.report.series import PROBLEM, Styled, arrange, common, facets
 from paceline.report.strands import (
     AXES,

@@ -8,7 +8,7 @@ from html import escape
 from paceline.analysis.headline import NOT, OPEN, PROBABLY, PROBABLY_NOT, SPOILED, UNFAIR, WORTH, Contender
 from paceline.analysis.study import Study
 from paceline.report.figure import COLOURS, IDEAL, MARKERS, Chart, Page, Panel, categories, from_zero
-from paceline.report.placing import chart
+from paceline.report.placement import chart
 from paceline.report.traces import INTERVALS, Trace, between, caption, error_bars, with_interval, wrapped
 
 MOST = 12  # settings or cases in the picture

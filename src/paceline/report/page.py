@@ -65,7 +65,7 @@ def _parts(study: Study, charts: Sequence[Chart]) -> list[Part]:
         ("verdict", "Is it worth it?", sections.verdict(study, _chart(first) if first else "")),
         ("summary", "In short", sections.about(study) + sections.summary(study)),
         ("claims", "What was claimed, and what holds", sections.claims(study)),
-        ("doubts", "Warnings", sections.doubts(study.doubts)),
+        ("warnings", "Warnings", sections.warnings(study.warnings)),
         ("limits", "What this cannot show", bullets(bench.limits) if bench and bench.limits else ""),
         ("charts", "Charts", NO_SCRIPT * bool(charts) + "".join(map(_chart, charts))),
         ("results", "All results", tables.results_html(study)),

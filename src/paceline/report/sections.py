@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
 
-from paceline.analysis.checks import Doubt
+from paceline.analysis.checks import RunWarning
 from paceline.analysis.claims import Claim
 from paceline.analysis.finding_many import Rows
 from paceline.analysis.headline import Case
@@ -26,8 +26,8 @@ SUMMARY = {
     "What is not worth it": ("not-worth",),
     "What cannot be said": ("missing",),
 }
-# By the kind of a doubt: what is wrong, and what to do about it.
-DOUBTS = {
+# By the kind of a warning: what is wrong, and what to do about it.
+WARNINGS = {
     "disturbed": (
         "Other programs used the processors",
         "Repeat these runs on a machine that does nothing else: differences between their times mean nothing.",
@@ -134,27 +134,27 @@ def _claim(claim: Claim) -> str:
     )
 
 
-def doubts(found: Sequence[Doubt]) -> str:
+def warnings(found: Sequence[RunWarning]) -> str:
     """One entry for each kind, however many runs have it."""
-    by_kind: dict[str, list[Doubt]] = {}
-    for doubt in found:
-        by_kind.setdefault(doubt.kind, []).append(doubt)
+    by_kind: dict[str, list[RunWarning]] = {}
+    for warning in found:
+        by_kind.setdefault(warning.kind, []).append(warning)
     order = sorted(by_kind, key=lambda kind: kind == "emulated")  # the badge has said it already
     return "".join(_kind(kind, by_kind[kind]) for kind in order)
 
 
-def _kind(kind: str, found: Sequence[Doubt]) -> str:
+def _kind(kind: str, found: Sequence[RunWarning]) -> str:
     """One line; of several runs the rest is behind it."""
-    heading, advice = DOUBTS.get(kind, (kind.replace("-", " ").capitalize(), ""))
+    heading, advice = WARNINGS.get(kind, (kind.replace("-", " ").capitalize(), ""))
     texts = {each.text for each in found}
     if len(found) == 1:
         line = f"<b>{escape(heading)}</b> ({escape(found[0].about)}: {escape(found[0].text)}). {escape(advice)}"
-        return f'<p class="doubt">{line}</p>\n'
+        return f'<p class="warning">{line}</p>\n'
     items = "".join(f"<li><b>{escape(each.about)}</b>: {escape(each.text)}</li>\n" for each in found)
     if len(texts) == 1:
         items = f"<li>{escape(texts.pop())}: {escape('; '.join(each.about for each in found))}</li>\n"
     line = f'<span class="count">{len(found)} ×</span> <b>{escape(heading)}.</b> {escape(advice)}'
-    return f'<details class="doubt"><summary>{line}</summary>\n<ul>{items}</ul></details>\n'
+    return f'<details class="warning"><summary>{line}</summary>\n<ul>{items}</ul></details>\n'
 
 
 def missing(found: Sequence[tuple[str, str]]) -> str:

@@ -64,10 +64,15 @@ class Client:
 
     # Joining.
 
-    def join(self, creed: dict[str, str], about: dict[str, Any], stop: Callable[[], bool]) -> dict[str, Any] | None:
+    def join(
+        self, fingerprint: dict[str, str], about: dict[str, Any], stop: Callable[[], bool]
+    ) -> dict[str, Any] | None:
         """Say hello until the leader answers; what it says. None if this worker is asked to stop before that."""
         self._forget()
-        deadline, words = time.monotonic() + self.timeout, {"creed": creed, "about": about, "seen": self.seen}
+        deadline, words = (
+            time.monotonic() + self.timeout,
+            {"fingerprint": fingerprint, "about": about, "seen": self.seen},
+        )
         while time.monotonic() < deadline:
             if stop():
                 return None
@@ -92,13 +97,13 @@ class Client:
 
     def report(self) -> None:
         """Tell what is done, and how many leases this worker would hold."""
-        done = [[lease, loss, hits] for lease, (loss, hits) in self._done.items()]
+        done = [[lease, loss, correct] for lease, (loss, correct) in self._done.items()]
         self._send(0, say(Kind.REPORT, {"done": done, "target": self.target, "about": self.about()}))
         self._reported = time.monotonic()
 
-    def done(self, lease: int, loss: float = 0.0, hits: int = 0) -> None:
+    def done(self, lease: int, loss: float = 0.0, correct: int = 0) -> None:
         """A lease is fulfilled: of training, its gradient is on all servers."""
-        self._done[lease] = loss, hits
+        self._done[lease] = loss, correct
         self.leases.pop(lease, None)
 
     def computing(self, lease: int | None) -> None:
@@ -106,14 +111,14 @@ class Client:
 
     # Gradients and weights.
 
-    def push(self, part: Part, gradient: Tensor, loss: float, hits: int, spoiled: int = 0) -> None:
+    def push(self, part: Part, gradient: Tensor, loss: float, correct: int, spoiled: int = 0) -> None:
         """Send a gradient, which must stay as it is until `settled`. `spoiled` says where it is not finite."""
         assert part.kind == TRAIN
         want = max(0, part.update + 1 - self.staleness) if self.staleness is not None else 0
         for chunk in range(self.layout.chunks):
             span = self.layout.span(chunk)
-            header = Header(Kind.PUSH, chunk=chunk, update=part.update, slot=part.slot, slots=part.slots,
-                            version=self.versions[chunk], want=want, loss=loss, hits=hits, spoiled=spoiled)  # fmt: skip
+            header = Header(Kind.PUSH, chunk=chunk, update=part.update, slot=part.slot, slots=part.slots, want=want,
+                            version=self.versions[chunk], loss=loss, correct=correct, spoiled=spoiled)  # fmt: skip
             payload = gradient[span.start : span.stop].numpy().data.cast("B")
             self._ask(chunk, Message(header, payload), track=True)
             self.meter.messages_sent += 1

@@ -11,7 +11,7 @@ from paceline.errors import CommTimeout, DivergedError, PacelineError, UsageErro
 from paceline.layout import share
 from paceline.server.core import Address, Core, Store
 from paceline.server.fellows import Fellows
-from paceline.server.ledger import TRAIN, Ledger, Plan
+from paceline.server.ledger import TRAIN, Ledger, UpdatePlan
 from paceline.server.roles import WAS_INTERRUPTED, Member, Return, Rules, Watcher, mismatch
 from paceline.server.shard import Layout, Shard
 from paceline.server.tally import Result, Tally
@@ -30,17 +30,17 @@ class Leader(Core):
         life: int,
         shard: Shard,
         layout: Layout,
-        plan: Plan,
+        plan: UpdatePlan,
         rules: Rules,
-        creed: dict[str, str],
+        fingerprint: dict[str, str],
         watcher: Watcher,
         store: Store | None = None,
         every: int = 0,
         welcome: dict[str, Any] | None = None,
         restarted: bool = False,
     ) -> None:
-        self.layout, self.plan, self.rules, self.creed, self.watcher = layout, plan, rules, creed, watcher
-        self.welcome = {"creed": creed, **(welcome or {})}
+        self.layout, self.plan, self.rules, self.fingerprint, self.watcher = layout, plan, rules, fingerprint, watcher
+        self.welcome = {"fingerprint": fingerprint, **(welcome or {})}
         self.ledger, self.tally = Ledger(plan), Tally()
         self.members: dict[int, Member] = {}
         self.said: dict[tuple[int, int], dict[str, Any]] = {}  # what each worker last said of itself, by its life
@@ -97,8 +97,8 @@ class Leader(Core):
 
     def _hello(self, sender: Address, message: Message, now: float) -> None:
         rank, words = message.header.rank, message.words()
-        creed, seen, about = take(words, creed=dict, seen=int, about=dict)
-        refusal = self._mismatch(rank, creed)
+        fingerprint, seen, about = take(words, fingerprint=dict, seen=int, about=dict)
+        refusal = self._mismatch(rank, fingerprint)
         if refusal:
             self.traffic.dropped["refused"] += 1
             self.send(sender, say(Kind.REFUSED, {"why": refusal}))
@@ -120,22 +120,22 @@ class Leader(Core):
                 self.watcher.joined(rank, about, back=back)
         self.send(sender, say(Kind.WELCOME, self.welcome, sequence=message.header.sequence))
 
-    def _mismatch(self, rank: int, creed: dict[str, Any]) -> str | None:
+    def _mismatch(self, rank: int, fingerprint: dict[str, Any]) -> str | None:
         if rank not in self.rules.workers:
             allowed = f"{self.rules.workers[0]} to {self.rules.workers[-1]}"
             return f"rank {rank} is no worker of this run: they are ranks {allowed}"
-        return mismatch(rank, creed, self.creed)
+        return mismatch(rank, fingerprint, self.fingerprint)
 
     def _report(self, rank: int, member: Member, message: Message, now: float) -> None:
         done, target, about = take(message.words(), done=list, target=int, about=dict)
         self.said[rank, member.life] = about
         for row in done:
             if not isinstance(row, list) or len(row) != 3 or type(row[1]) is not float:
-                raise WireError("a lease, a loss and a number of hits are expected")
-            lease, hits = numbers([row[0], row[2]])
+                raise WireError("a lease, a loss and a number of correct predictions are expected")
+            lease, correct = numbers([row[0], row[2]])
             part = self.ledger.done(rank, lease)
             if part and part.kind != TRAIN:
-                self.results[part.kind].add(row[1], hits, part.stop - part.start)
+                self.results[part.kind].add(row[1], correct, part.stop - part.start)
         member.target = min(max(target, 0), 16)
         member.told = None  # a report is answered
         self.ledger.beat(rank, self.ledger.workers[rank].computing, now)
@@ -167,7 +167,7 @@ class Leader(Core):
     def gradient(self, header: Header, missed: int) -> None:
         if header.chunk == 0:
             count = len(share(len(self.plan.span(header.update)), header.slots, header.slot))
-            self.tally.gradient(header.rank, header.update, missed, header.loss, header.hits, count)
+            self.tally.gradient(header.rank, header.update, missed, header.loss, header.correct, count)
             if header.spoiled or not math.isfinite(header.loss):
                 self._spoiled(header)
 

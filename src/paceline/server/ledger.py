@@ -12,7 +12,7 @@ TRAIN = "train"
 
 
 @dataclass(frozen=True)
-class Plan:
+class UpdatePlan:
     """The updates of a run: how many there are, and which samples each is computed from.
 
     `staleness` is by how many updates the weights of a gradient may be older than those it is applied to. None is
@@ -75,7 +75,7 @@ class Ledger:
     allows are open, so that workers can prepare their batches; when to start on one is the part's `need`.
     """
 
-    def __init__(self, plan: Plan, ahead: int = 3) -> None:
+    def __init__(self, plan: UpdatePlan, ahead: int = 3) -> None:
         self.plan, self.ahead = plan, ahead
         self.workers: dict[int, Worker] = {}
         self.limit = 0  # updates that may be opened

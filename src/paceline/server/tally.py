@@ -13,14 +13,14 @@ class Result:
     """Sums over samples."""
 
     loss: float = 0.0
-    hits: int = 0
+    correct: int = 0
     count: int = 0
     parts: int = 0
 
-    def add(self, loss: float, hits: int, count: int) -> None:
-        self.loss, self.hits, self.count, self.parts = (
+    def add(self, loss: float, correct: int, count: int) -> None:
+        self.loss, self.correct, self.count, self.parts = (
             self.loss + loss,
-            self.hits + hits,
+            self.correct + correct,
             self.count + count,
             self.parts + 1,
         )
@@ -37,9 +37,9 @@ class Tally:
     open: dict[int, Result] = field(default_factory=dict)  # of updates that have not been made
     pending: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # likewise: workers, and what they missed
 
-    def gradient(self, rank: int, update: int, missed: int, loss: float, hits: int, count: int) -> None:
+    def gradient(self, rank: int, update: int, missed: int, loss: float, correct: int, count: int) -> None:
         self.pending.setdefault(update, []).append((rank, missed))
-        self.open.setdefault(update, Result()).add(loss, hits, count)
+        self.open.setdefault(update, Result()).add(loss, correct, count)
 
     def made(self, update: int, epoch: int) -> Result:
         """An update is made: its sums."""
@@ -48,7 +48,7 @@ class Tally:
             self.gradients[rank] += 1
             self.staleness[missed] += 1
         self.updates += 1
-        self.epochs.setdefault(epoch, Result()).add(result.loss, result.hits, result.count)
+        self.epochs.setdefault(epoch, Result()).add(result.loss, result.correct, result.count)
         return result
 
     def state(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Header:
     want: int = 0  # answer when the weights have at least this version
     staleness: int = 0
     loss: float = 0.0  # summed over the part's samples
-    hits: int = 0
+    correct: int = 0
     spoiled: int = 0  # of a gradient that is not finite: the place of its first such value in the whole, from 1
     length: int = 0  # of what follows, in bytes
 

@@ -50,7 +50,7 @@ class Slot:
 class GradientBuckets:
     """Sums gradients over ranks, bucket by bucket, in one fixed order on every rank.
 
-    The last bucket has a tail: one flag a parameter (did any rank have a gradient for it?), the `riders`, which are a
+    The last bucket has a tail: one flag a parameter (did any rank have a gradient for it?), the `extras`, which are a
     few numbers that are summed along with the gradients instead of in a message of their own, how many ranks have
     something to settle, and the sum of the ranks' shares.
 
@@ -60,7 +60,7 @@ class GradientBuckets:
     """
 
     def __init__(
-        self, model: nn.Module, comm: Comm, averaging: Averaging, bucket_bytes: int, riders: int = 0
+        self, model: nn.Module, comm: Comm, averaging: Averaging, bucket_bytes: int, extras: int = 0
     ) -> None:  # fmt: skip
         self.model, self.averaging, self.bucket_bytes = model, averaging, bucket_bytes
         self.known = list(model.parameters())
@@ -69,8 +69,8 @@ class GradientBuckets:
         self._armed = self._changed = False
         self._next, self._share = 0, 1 / comm.size
         self.thread: CommThread | None = None
-        self._lay_out(riders)
-        self.riders = torch.zeros_like(self.tail[:riders])
+        self._lay_out(extras)
+        self.extras = torch.zeros_like(self.tail[:extras])
         # A communicator of its own: the thread's messages must not meet the main thread's.
         self.comm = comm.dup() if comm.size > 1 else comm
 
@@ -128,10 +128,10 @@ class GradientBuckets:
                 if not slot.seen:
                     self._take(slot)
         count = len(self.slots)
-        numbers: list[float] = [*(slot.seen for slot in self.slots), *[0] * len(self.riders)]
+        numbers: list[float] = [*(slot.seen for slot in self.slots), *[0] * len(self.extras)]
         numbers += [bool(self.problem) or self._changed, self._share]
         self.tail.copy_(torch.tensor(numbers, dtype=self.tail.dtype))
-        self.tail[count:-2].copy_(self.riders)
+        self.tail[count:-2].copy_(self.extras)
         while self._next < len(self.buckets):
             self._send_next()
         if self.thread:
@@ -140,7 +140,7 @@ class GradientBuckets:
         if troubled:
             self._settle()
             return
-        self.riders.copy_(self.tail[count:-2])
+        self.extras.copy_(self.tail[count:-2])
         for flag, slot in zip(flags, self.slots, strict=False):
             self._give(slot, anybody=flag > 0)
         tolerance = max(1e-4, 4 * self.comm.size * torch.finfo(self.tail.dtype).eps)
@@ -268,13 +268,13 @@ class GradientBuckets:
 
         all_or_none(raise_problem, self.comm)
         check_same_model(self.model, self.comm)
-        self._lay_out(len(self.riders))
+        self._lay_out(len(self.extras))
         for slot in self.slots:
             slot.own = slot.parameter.grad
         self._changed, self._overlap, self._next = False, False, 0
         self.finish()
 
-    def _lay_out(self, riders: int) -> None:
+    def _lay_out(self, extras: int) -> None:
         """Cut the trained parameters into buckets of about `bucket_bytes`; the tail goes behind the last one."""
         self._laid_out = [(p, p.requires_grad) for p in self.model.parameters()]
         trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad][::-1]
@@ -295,7 +295,7 @@ class GradientBuckets:
             start += p.numel()
             bucket.parameters, bucket.stop = bucket.parameters + 1, start
             _check_dense(name, p)
-        self.buckets[-1].stop += len(trained) + riders + 2
+        self.buckets[-1].stop += len(trained) + extras + 2
         self._allocate()
         for hook in self._hooks:
             hook.remove()

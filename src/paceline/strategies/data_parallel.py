@@ -40,7 +40,7 @@ class DataParallel:
         bucket_mb: float = 4.0,
         overlap: str = "auto",
         sync_batchnorm: bool = False,
-        riders: int = 0,
+        extras: int = 0,
     ) -> None:
         if averaging not in AVERAGINGS:
             raise unknown("averaging", averaging, AVERAGINGS)
@@ -53,7 +53,7 @@ class DataParallel:
         self._synchronised = synchronised_layers(model)
         self.needs_everyone = bool(self._synchronised)
         broadcast_state(model, comm)
-        self.buckets = GradientBuckets(model, comm, AVERAGINGS[averaging], int(bucket_mb * 2**20), riders)
+        self.buckets = GradientBuckets(model, comm, AVERAGINGS[averaging], int(bucket_mb * 2**20), extras)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's output. Calling the model itself does the same."""

@@ -12,7 +12,7 @@ from paceline.comm.base import Comm
 from paceline.data.batch import Batch
 from paceline.emulation.device import EmulatedDevice
 from paceline.strategies.buckets import GradientBuckets
-from paceline.strategies.engine import Laps, Lockstep, StepResult
+from paceline.strategies.engine import Lockstep, StepResult, StepTimer
 from paceline.strategies.overlap import OverlapChoice
 from paceline.strategies.synchronous import RIDERS, Options, Synchronous
 
@@ -24,12 +24,12 @@ class EmulatedSequential(Lockstep):
         super().__init__(comm, model, None)
         self.device = device
 
-    def step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:
+    def step(self, batch: Batch, lr: float, stop: bool, timer: StepTimer) -> StepResult:
         self.device.begin(len(batch.labels))
         self.device.forward()
-        laps.mark("forward")
+        timer.mark("forward")
         self.device.reach(1.0)
-        laps.mark("backward")
+        timer.mark("backward")
         return StepResult(0.0, 0.0, batch.global_count, stop)
 
 
@@ -62,20 +62,20 @@ class EmulatedSynchronous(Synchronous):
     def agree(self, weight: float | None = None) -> None:
         """Nothing has changed anywhere."""
 
-    def step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:
-        device, riders = self.device, self.buckets.riders
+    def step(self, batch: Batch, lr: float, stop: bool, timer: StepTimer) -> StepResult:
+        device, extras = self.device, self.buckets.extras
         device.begin(len(batch.labels))
-        riders.copy_(torch.tensor([0.0, 0.0, stop]))
+        extras.copy_(torch.tensor([0.0, 0.0, stop]))
         device.forward()
-        laps.mark("forward")
+        timer.mark("forward")
         start = time.perf_counter()
         self.buckets.replay(lambda number: device.reach(self.ready[number]), overlap=self.overlap.now())
         device.reach(1.0)
-        laps.mark("backward")
+        timer.mark("backward")
         self.buckets.finish()
         self.overlap.took(time.perf_counter() - start)
-        stops = riders[-1].item()
-        laps.mark("wait")
+        stops = extras[-1].item()
+        timer.mark("wait")
         return StepResult(0.0, 0.0, batch.global_count, stops > 0)
 
 

@@ -46,7 +46,7 @@ class Evaluation:
 
 
 @dataclass
-class Laps:
+class StepTimer:
     """Splits the time of a step into named parts: each mark ends one.
 
     Where `events` is a list every mark is kept there: what, of which micro-batch, when it began, how long it took.
@@ -78,7 +78,7 @@ def score(output: Tensor, labels: Tensor) -> tuple[Tensor, int]:
     return loss, int((output.detach().argmax(1) == labels).sum())
 
 
-def loss_and_hits(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+def loss_and_correct(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, int]:
     return score(model(images), labels)
 
 
@@ -155,10 +155,10 @@ class Lockstep(Engine):
         driver.run(self)
 
     @abstractmethod
-    def step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:
+    def step(self, batch: Batch, lr: float, stop: bool, timer: StepTimer) -> StepResult:
         """One update. `stop` is this rank's wish; the result has everybody's."""
 
-    def advance(self, batch: Batch, shares: int, lr: float, stop: bool, laps: Laps) -> StepResult:
+    def advance(self, batch: Batch, shares: int, lr: float, stop: bool, timer: StepTimer) -> StepResult:
         """One update, of a batch that is divided into so many shares. Running statistics move by the mean of what each
         rank's samples do to them, weighted by the samples.
 
@@ -168,11 +168,11 @@ class Lockstep(Engine):
         uneven = batch.global_count % shares != 0
         if uneven:
             self.agree()
-            laps.mark("wait")
-        result = self.step(batch, lr, stop, laps)
+            timer.mark("wait")
+        result = self.step(batch, lr, stop, timer)
         if uneven:
             self.agree(len(batch.labels) / batch.global_count)
-            laps.mark("wait")
+            timer.mark("wait")
         return result
 
     def update(self, lr: float) -> None:
@@ -189,8 +189,8 @@ class Lockstep(Engine):
         with torch.inference_mode():
             for batch in batches:
                 if len(batch.labels):
-                    loss, hits = loss_and_hits(self.model, batch.images, batch.labels)
-                    totals += torch.tensor([loss.item(), hits, len(batch.labels)], dtype=torch.float64)
+                    loss, correct = loss_and_correct(self.model, batch.images, batch.labels)
+                    totals += torch.tensor([loss.item(), correct, len(batch.labels)], dtype=torch.float64)
         self.model.train()
         totals = totals.to(self.comm.device)
         self.comm.allreduce(totals)

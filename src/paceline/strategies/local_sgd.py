@@ -17,7 +17,7 @@ from paceline.collectives.native import NATIVE
 from paceline.options import option
 from paceline.strategies import options
 from paceline.strategies.base import Strategy
-from paceline.strategies.engine import Engine, Laps, StepResult, loss_and_hits
+from paceline.strategies.engine import Engine, StepResult, StepTimer, loss_and_correct
 from paceline.strategies.synchronous import Options as Averaging
 from paceline.strategies.synchronous import Synchronous
 
@@ -69,36 +69,36 @@ class LocalSGD(Synchronous):
         self._own = self._all = 0  # samples since the last average, of this rank and of all
         self._stop, self._finite = False, True
 
-    def advance(self, batch: Batch, shares: int, lr: float, stop: bool, laps: Laps) -> StepResult:
+    def advance(self, batch: Batch, shares: int, lr: float, stop: bool, timer: StepTimer) -> StepResult:
         """Without agreeing on running statistics around a step of a worker's own: the average includes them."""
         if self._steps < self.first:
-            return super().advance(batch, shares, lr, stop, laps)
-        return self._local_step(batch, lr, stop, laps)
+            return super().advance(batch, shares, lr, stop, timer)
+        return self._local_step(batch, lr, stop, timer)
 
-    def _local_step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:
+    def _local_step(self, batch: Batch, lr: float, stop: bool, timer: StepTimer) -> StepResult:
         import torch
 
-        count, loss_sum, hits = len(batch.labels), 0.0, 0
+        count, loss_sum, right = len(batch.labels), 0.0, 0
         if count:
             self.optimizer.zero_grad(set_to_none=True)
-            loss, hits = loss_and_hits(self.model, batch.images, batch.labels)
-            laps.mark("forward")
+            loss, right = loss_and_correct(self.model, batch.images, batch.labels)
+            timer.mark("forward")
             loss.backward(torch.full_like(loss, 1 / count))
-            laps.mark("backward")
+            timer.mark("backward")
             self.update(lr)
             loss_sum = loss.item()
-        laps.mark("optimizer")
+        timer.mark("optimizer")
         self._steps += 1
         self._own, self._all = self._own + count, self._all + batch.global_count
         self._stop, self._finite = self._stop or stop, self._finite and math.isfinite(loss_sum)
         if (self._steps - self.first) % self.every:
-            return StepResult(loss_sum, hits, batch.global_count, False, own=count)
-        loss_sum, correct, stops = self._average(loss_sum if self._finite else math.nan, hits, self._stop)
-        laps.mark("wait")
+            return StepResult(loss_sum, right, batch.global_count, False, own=count)
+        loss_sum, correct, stops = self._average(loss_sum if self._finite else math.nan, right, self._stop)
+        timer.mark("wait")
         check = self.options.check_replicas
         if check and self._steps // check > (self._steps - self.every) // check:
             self.parallel.check_replicas(self._steps)
-            laps.mark("check")
+            timer.mark("check")
         return StepResult(loss_sum, correct, batch.global_count, stops > 0)
 
     def agree(self, weight: float | None = None) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.data.batch import Batch
 from paceline.strategies import options
 from paceline.strategies.base import Strategy
-from paceline.strategies.engine import Engine, Laps, Lockstep, StepResult, loss_and_hits, micro_batches
+from paceline.strategies.engine import Engine, Lockstep, StepResult, StepTimer, loss_and_correct, micro_batches
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,19 +46,19 @@ class Sequential(Lockstep):
         super().__init__(comm, model, optimizer)
         self.micros, self.full = micros, full
 
-    def step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:
+    def step(self, batch: Batch, lr: float, stop: bool, timer: StepTimer) -> StepResult:
         import torch
 
         self.optimizer.zero_grad(set_to_none=True)
         loss_sum, correct = 0.0, 0
         for images, labels in zip(*micro_batches(batch, self.micros, self.full), strict=True):
-            loss, hits = loss_and_hits(self.model, images, labels)
-            laps.mark("forward")
+            loss, right = loss_and_correct(self.model, images, labels)
+            timer.mark("forward")
             loss.backward(torch.full_like(loss, 1 / batch.global_count))
-            loss_sum, correct = loss_sum + loss.item(), correct + hits
-            laps.mark("backward")
+            loss_sum, correct = loss_sum + loss.item(), correct + right
+            timer.mark("backward")
         self.update(lr)
-        laps.mark("optimizer")
+        timer.mark("optimizer")
         return StepResult(loss_sum, correct, batch.global_count, stop)
 
 

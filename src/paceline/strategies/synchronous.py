@@ -15,7 +15,7 @@ from paceline.data.batch import Batch
 from paceline.errors import UsageError
 from paceline.strategies import options
 from paceline.strategies.base import Strategy
-from paceline.strategies.engine import Engine, Evaluation, Laps, Lockstep, StepResult, loss_and_hits
+from paceline.strategies.engine import Engine, Evaluation, Lockstep, StepResult, StepTimer, loss_and_correct
 
 if TYPE_CHECKING:
     from torch import nn
@@ -67,7 +67,7 @@ class Options:
     sync_batchnorm: bool = False
     check_replicas: int = 0
 
-    def parallel(self, model: nn.Module, comm: Comm, riders: int = 0) -> DataParallel:
+    def parallel(self, model: nn.Module, comm: Comm, extras: int = 0) -> DataParallel:
         from paceline.strategies.data_parallel import DataParallel
 
         return DataParallel(
@@ -77,12 +77,12 @@ class Options:
             bucket_mb=self.bucket_mb,
             overlap=self.overlap,
             sync_batchnorm=self.sync_batchnorm,
-            riders=riders,
+            extras=extras,
         )
 
 
 class Synchronous(Lockstep):
-    """Loss, hits and the wish to stop ride behind the gradients, so that a step sends nothing else."""
+    """The last bucket also carries loss, correct predictions and the request to stop: a step sends nothing else."""
 
     def __init__(self, comm: Comm, model: nn.Module, optimizer: Optimizer | None, options: Options) -> None:
         super().__init__(comm, model, optimizer)
@@ -92,27 +92,27 @@ class Synchronous(Lockstep):
         self.parallel = self.options.parallel(self.model, self.comm, RIDERS)
         self.buckets, self.overlap = self.parallel.buckets, self.parallel.overlap
 
-    def step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:
+    def step(self, batch: Batch, lr: float, stop: bool, timer: StepTimer) -> StepResult:
         import torch
 
         self.optimizer.zero_grad(set_to_none=True)
-        loss, hits = None, 0
+        loss, right = None, 0
         if len(batch.labels) or self.parallel.needs_everyone:
-            loss, hits = loss_and_hits(self.model, batch.images, batch.labels)
-        riders = self.buckets.riders
-        riders.copy_(torch.tensor([loss.item() if loss is not None else 0.0, hits, stop], dtype=torch.float64))
-        laps.mark("forward")
+            loss, right = loss_and_correct(self.model, batch.images, batch.labels)
+        extras = self.buckets.extras
+        extras.copy_(torch.tensor([loss.item() if loss is not None else 0.0, right, stop], dtype=torch.float64))
+        timer.mark("forward")
         self.parallel.compute(loss, 1 / batch.global_count)
-        laps.mark("backward")
+        timer.mark("backward")
         self.parallel.average()
-        laps.mark("wait")
+        timer.mark("wait")
         self.update(lr)
-        loss_sum, correct, stops = riders.tolist()
-        laps.mark("optimizer")
+        loss_sum, correct, stops = extras.tolist()
+        timer.mark("optimizer")
         self._steps += 1
         if self.options.check_replicas and self._steps % self.options.check_replicas == 0:
             self.parallel.check_replicas(self._steps)
-            laps.mark("check")
+            timer.mark("check")
         return StepResult(loss_sum, correct, batch.global_count, stops > 0)
 
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:

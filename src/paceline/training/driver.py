@@ -21,7 +21,7 @@ from paceline.data.sampler import Sampler
 from paceline.errors import UsageError
 from paceline.records import COMPLETED, INTERRUPTED, RUNNING, Summary, conclude, write_summary
 from paceline.spec import RunSpec
-from paceline.strategies.engine import Engine, Evaluation, Laps, Lockstep
+from paceline.strategies.engine import Engine, Evaluation, Lockstep, StepTimer
 from paceline.strategies.finite import Watch
 from paceline.strategies.setup import Place
 from paceline.training.console import Console
@@ -131,17 +131,17 @@ class Driver:
         stopped = False
         for step, batch in enumerate(job.source.epoch(sampler, steps), first):
             # A step begins where the last one ended: no time goes uncounted.
-            laps = Laps(last=ended, clock=job.trace.clock)
+            timer = StepTimer(last=ended, clock=job.trace.clock)
             if self.spec.method.timelines and step < TIMELINES:
-                laps.events = []
-            laps.mark("input")
+                timer.events = []
+            timer.mark("input")
             watch.begin(everything=step == first + steps - 1)
-            result = engine.advance(batch, sampler.size, progress.learning_rate(step), job.stop(), laps)
-            seconds, ended = laps.last - ended, laps.last
+            result = engine.advance(batch, sampler.size, progress.learning_rate(step), job.stop(), timer)
+            seconds, ended = timer.last - ended, timer.last
             watch.end(step + 1)
             if result.own is None and not math.isfinite(result.loss_sum):
                 watch.check(engine.state_dict(), job.comm, step + 1, f"the loss is {result.loss_sum}")
-            progress.step(step, epoch, result, seconds, laps, own=len(batch.labels))
+            progress.step(step, epoch, result, seconds, timer, own=len(batch.labels))
             if result.stop:
                 stopped = True
                 break

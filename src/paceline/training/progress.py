@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.records import Summary, read_lines
 from paceline.spec import RunSpec
-from paceline.strategies.engine import Evaluation, Laps, StepResult
+from paceline.strategies.engine import Evaluation, StepResult, StepTimer
 from paceline.strategies.rate import learning_rate
 from paceline.training.console import Console
 from paceline.training.learned import Learned
@@ -42,16 +42,16 @@ class Progress:
         self.console.line(f"\nStart of epoch {epoch}")
         self.console.start_bar(steps, f"epoch {epoch}{', emulated' if self.spec.emulated else ''}")
 
-    def step(self, step: int, epoch: int, result: StepResult, seconds: float, laps: Laps, **values: Any) -> None:
+    def step(self, step: int, epoch: int, result: StepResult, seconds: float, timer: StepTimer, **values: Any) -> None:
         """Step number `step` is committed."""
         self.summary.steps = step + 1
         known = result.count if result.own is None else result.own
         self.learned.add(result.loss_sum, result.correct, known)
         if known and not self.spec.emulated:
             values |= {"loss": result.loss_sum / known, "lr": self.learning_rate(step)}
-        self.trace.step(step, epoch, seconds, result.count, laps.parts, laps.queued, **values)
-        if laps.events:
-            self.trace.timeline(step, laps.events)
+        self.trace.step(step, epoch, seconds, result.count, timer.parts, timer.queued, **values)
+        if timer.events:
+            self.trace.timeline(step, timer.events)
         number, left = step % self.per_epoch + 1, self.total - step - 1
         self.console.step(number, seconds, result.count, left, self.spec.log_every, self.learned.bar())
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from made_up import START, write_run
 
-from paceline.pipeline.plan import MEMORY, Plan, Stage
+from paceline.pipeline.plan import MEMORY, Stage, StagePlan
 from paceline.pipeline.schedule import Op, instructions
 from paceline.records import LineWriter, write_whole
 
@@ -80,7 +80,7 @@ class Stages:
             spend(stage, "wait", -1, max(0.0, end + self.average + self.optimizer - now[stage]))
         return found
 
-    def plan(self) -> Plan:
+    def plan(self) -> StagePlan:
         made = []
         for number, seconds in enumerate(self.forward):
             memory = dict.fromkeys(MEMORY, (number + 1) * 10**7)
@@ -89,7 +89,7 @@ class Stages:
             last = number == len(self.forward) - 1
             made.append(Stage(number, number + 1, (f"layer{number}",), 1000 * (number + 1), self.planned * compute,
                               transfer, 0 if last else 400_000 // (number + 1), memory))  # fmt: skip
-        return Plan(tuple(made), self.schedule, self.micros, 4, None, "measured")
+        return StagePlan(tuple(made), self.schedule, self.micros, 4, None, "measured")
 
 
 def write_stages(folder: Path, of: Stages, paces: Sequence[float], samples: int, per_epoch: int, start: float = START,

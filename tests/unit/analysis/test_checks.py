@@ -1,4 +1,4 @@
-"""Every doubt is found in a made-up run that has its fault, and none in runs without."""
+"""Every warning is found in a made-up run that has its fault, and none in runs without."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from made_up import steady, write_run
 from test_runs import check_read
 
-from paceline.analysis.checks import all_doubts, check_run
+from paceline.analysis.checks import all_warnings, check_run
 from paceline.analysis.runs import Run
 from paceline.analysis.scaling import curves, group
 
@@ -18,7 +18,7 @@ from paceline.analysis.scaling import curves, group
 def kinds(runs: list[Run]) -> set[str]:
     groups = group(runs)
     found = [*curves(groups, "strong"), *curves(groups, "weak")]
-    return {doubt.kind for doubt in all_doubts(groups, found)}
+    return {warning.kind for warning in all_warnings(groups, found)}
 
 
 def three(folder: Path, mean: float, **options: object) -> list[Run]:
@@ -43,8 +43,8 @@ def test_other_programs_are_seen_and_a_quiet_machine_raises_no_doubt(tmp_path: P
     quiet, busy = (check_read(write_run(tmp_path / str(others), steady(0.1), others=others)) for others in (0.1, 1.5))
     assert quiet.disturbed is None
     assert busy.disturbed == "other processes used 1.5 of 4 cores"
-    assert [doubt.text for doubt in check_run(quiet) if doubt.kind == "disturbed"] == []
-    [text] = [doubt.text for doubt in check_run(busy) if doubt.kind == "disturbed"]
+    assert [warning.text for warning in check_run(quiet) if warning.kind == "disturbed"] == []
+    [text] = [warning.text for warning in check_run(busy) if warning.kind == "disturbed"]
     assert text.startswith(
         "other processes used 1.5 of 4 cores while it trained (the kernel took a core from its ranks 3 "
     )
@@ -96,7 +96,7 @@ def test_the_first_paper_s_impossible_speedups_are_seen(tmp_path: Path, spread: 
     runs = [check_read(write_run(tmp_path / str(n), steady(seconds * n / 469, seed=n, spread=spread), workers=n,
                                  batch=128)) for n, seconds in PAPER.items()]  # fmt: skip
     groups = group(runs)
-    found = {doubt.kind: doubt for doubt in all_doubts(groups, curves(groups, "weak"))}
+    found = {warning.kind: warning for warning in all_warnings(groups, curves(groups, "weak"))}
     assert found["superlinear"].about.startswith("ring, 4 workers")
     assert "contradict each other: 4 workers are 2." in found["efficiency"].text
     if spread < 0.01:
@@ -112,7 +112,7 @@ def test_neighbours_are_compared_without_one_worker_too(tmp_path: Path, batches:
         times = (0.1, 0.1 / gain * 4 * batches[1] / (2 * batches[0]))
         runs = [run for n, batch, mean in zip((2, 4), batches, times, strict=True)
                 for run in three(tmp_path / str(gain), mean, workers=n, batch=batch)]  # fmt: skip
-        texts = [doubt.text for doubt in all_doubts(group(runs), []) if doubt.kind == "efficiency"]
+        texts = [warning.text for warning in all_warnings(group(runs), []) if warning.kind == "efficiency"]
         assert bool(texts) == found
         assert not found or texts[0].startswith("4 workers are 2.39 times as fast as 2, more than")
 
@@ -128,7 +128,9 @@ def test_runs_that_are_too_short_are_told(tmp_path: Path) -> None:
     few = check_read(write_run(tmp_path / "few", steady(0.1, 15)))
     walk = list(0.1 * np.exp(np.cumsum(np.random.default_rng(0).normal(0, 0.01, 200))))
     alike = check_read(write_run(tmp_path / "alike", walk))
-    texts = [doubt.text for run in (few, alike) for doubt in all_doubts(group([run]), []) if doubt.kind == "short"]
+    texts = [
+        warning.text for run in (few, alike) for warning in all_warnings(group([run]), []) if warning.kind == "short"
+    ]
     assert texts[0].startswith("15 steps after warm-up: too short to rank")
     assert "independent ones, as neighbouring steps are alike" in texts[1]
 
@@ -177,7 +179,7 @@ def test_several_machines_are_told_and_are_no_repeats(tmp_path: Path) -> None:
             for i, name in enumerate(("slow", "fast", "fast"))]  # fmt: skip
     groups = group(runs)
     assert [len(one.runs) for one in groups] == [1, 2]
-    [found] = [doubt for doubt in all_doubts(groups, []) if doubt.kind == "mixed"]
+    [found] = [warning for warning in all_warnings(groups, []) if warning.kind == "mixed"]
     assert "2 machines or versions: slow (1 run) and fast (2 runs)" in found.text
     assert "mixed" not in kinds(runs[1:])
 
@@ -186,8 +188,8 @@ def test_doubts_name_their_setting(tmp_path: Path) -> None:
     places = (["a", "a"], ["a", "b"])
     groups = group(check_read(write_run(tmp_path / f"{i}", steady(0.1), workers=2, hosts=where))
                    for i, where in enumerate(places))  # fmt: skip
-    found = {doubt.about for doubt in all_doubts(groups, []) if doubt.kind == "repeats"}
+    found = {warning.about for warning in all_warnings(groups, []) if warning.kind == "repeats"}
     assert found == {"ring, 2 workers, 1 node", "ring, 2 workers, 2 nodes"}
     alone = check_read(write_run(tmp_path / "alone", steady(0.1), threads=4, cores=1))
-    [crowded] = [doubt for doubt in check_run(alone) if doubt.kind == "oversubscribed"]
+    [crowded] = [warning for warning in check_run(alone) if warning.kind == "oversubscribed"]
     assert crowded.text.startswith("1 worker of 4 threads has 1 core:")

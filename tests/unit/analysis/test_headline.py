@@ -9,7 +9,7 @@ import pytest
 from made_up import steady, write_run
 from test_runs import check_read
 
-from paceline.analysis.checks import all_doubts
+from paceline.analysis.checks import all_warnings
 from paceline.analysis.findings import findings
 from paceline.analysis.headline import (
     NO_BASELINE,
@@ -32,7 +32,7 @@ BUSY = "other processes used 1.6 of 2 cores"
 def verdict_on(runs: list[Run]) -> Headline:
     groups = group(runs)
     found = [*curves(groups, "weak"), *curves(groups, "strong")]
-    return headline(groups, found, all_doubts(groups, found))
+    return headline(groups, found, all_warnings(groups, found))
 
 
 def repeats(folder: Path, seconds: float, *, threads: int = 1, count: int = 3, steps: int = 120, spread: float = 0.03,

@@ -288,7 +288,7 @@ def test_a_pipeline_s_loss_is_held_against_one_worker_s(tmp_path: Path) -> None:
     assert list(check_losses(group([one, same]))) == [], "they are of other lengths"
     one = check_read(write_run(tmp_path / "short", steady(0.1, 12), batch=64, spec=spec))
     wrong = a_run(tmp_path / "wrong", Stages(EVEN), batch=64, spec=spec, summary={"train_loss": [0.9]})
-    assert [doubt.about for doubt in check_losses(group([one, same, wrong]))] == ["wrong"]
+    assert [warning.about for warning in check_losses(group([one, same, wrong]))] == ["wrong"]
     normed = spec | {"model": "resnet18"}
     whole = check_read(write_run(tmp_path / "bn", steady(0.1, 12), batch=64, spec=normed))
     parts = a_run(tmp_path / "bn-parts", Stages(EVEN), batch=64, spec=normed, summary={"train_loss": [0.9]})

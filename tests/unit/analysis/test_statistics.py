@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from paceline.analysis.statistics import (
     amdahl,
+    bimodal,
     drift,
     gustafson,
     median,
     ratio,
-    two_humps,
     warm_up,
 )
 
@@ -92,14 +92,14 @@ def test_a_drift_is_how_much_slower_the_last_third_is() -> None:
 
 def test_two_humps_are_found_and_one_is_not() -> None:
     mixed = np.random.default_rng(0).permutation(np.concatenate([noisy(0.1, 140), noisy(0.2, 60, 1)]))
-    humps = two_humps(mixed)
+    humps = bimodal(mixed)
     assert humps is not None
     assert (humps.fast, humps.slow, humps.part_slow) == pytest.approx((0.1, 0.2, 0.3), rel=0.05)
     for seed in range(20):
-        assert two_humps(noisy(0.1, 200, seed, 0.3)) is None
-        assert two_humps(np.random.default_rng(seed).uniform(0.1, 0.2, 200)) is None
+        assert bimodal(noisy(0.1, 200, seed, 0.3)) is None
+        assert bimodal(np.random.default_rng(seed).uniform(0.1, 0.2, 200)) is None
     few_late = np.concatenate([noisy(0.1, 195), noisy(0.5, 5)])
-    assert two_humps(few_late) is None
+    assert bimodal(few_late) is None
 
 
 @given(st.floats(0, 1))

@@ -12,12 +12,12 @@ from paceline.errors import UsageError
 from paceline.lab.capacity import flags
 from paceline.lab.links import burst_bytes, queue_bytes
 from paceline.lab.measure import fair_rates
-from paceline.lab.plan import PRESETS, Fault, Plan, in_words, make_plan, read_plan
+from paceline.lab.plan import PRESETS, Fault, LabPlan, in_words, make_plan, read_plan
 
 GIGABIT = 10**9
 
 
-def plan_of(**values: Any) -> Plan:
+def plan_of(**values: Any) -> LabPlan:
     return make_plan(values, "lab.toml")
 
 
@@ -28,7 +28,7 @@ def test_a_lab_file_can_be_two_lines(tmp_path: Path) -> None:
         (f"n{i}", f"10.0.0.{i}", GIGABIT, GIGABIT) for i in (1, 2, 3, 4)
     ]
     assert plan == read_plan("1gbit:4")
-    assert Plan.from_json(plan.to_json()) == plan
+    assert LabPlan.from_json(plan.to_json()) == plan
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -63,7 +63,7 @@ def test_nodes_one_by_one_racks_and_faults() -> None:
     assert [node.rack for node in plan.nodes] == [0, 0, 1]
     assert (plan.racks[1].up, plan.racks[1].down) == (GIGABIT, 500_000_000)
     assert plan.faults == (Fault(1.5, "slow", "n2", None, 1_000_000), Fault(5.0, "heal", "a"))
-    assert Plan.from_json(plan.to_json()) == plan
+    assert LabPlan.from_json(plan.to_json()) == plan
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from paceline.pipeline.partition import Cut, Device, Node, Plan, Profile, find
+from paceline.pipeline.partition import Cut, Device, Node, Profile, StagePlan, find
 
 
 def node(name: str, seconds: float = 1.0, **more: Any) -> Node:
@@ -35,5 +35,5 @@ def chain(
     return Profile(tuple(made), tuple(cuts), sizes, base, micro_size=4)
 
 
-def best(profile: Profile, *devices: Device, bandwidth: float | None = None, schedule: str = "1f1b") -> Plan:
+def best(profile: Profile, *devices: Device, bandwidth: float | None = None, schedule: str = "1f1b") -> StagePlan:
     return find(profile, devices, schedule, 4, bandwidth, recompute=False)

@@ -16,8 +16,8 @@ from paceline.errors import UsageError
 from paceline.pipeline.partition import (
     Device,
     Node,
-    Plan,
     Profile,
+    StagePlan,
     after_layers,
     check_fits,
     equal_layers,
@@ -43,7 +43,7 @@ class Case:
     bandwidth: float | None
     recompute: bool
 
-    def find(self) -> Plan:
+    def find(self) -> StagePlan:
         return find(self.profile, self.devices, self.schedule, self.micros, self.bandwidth, self.recompute)
 
     def price(self, stage: int, start: int, stop: int) -> tuple[float, int]:
@@ -314,4 +314,4 @@ def test_a_plan_survives_json() -> None:
     profile = chain([1, 2, 3], outputs=[3, 4, 5])
     for bandwidth in (None, 1e6):
         plan = best(profile, Device(), Device(), bandwidth=bandwidth)
-        assert Plan.from_dict(json.loads(json.dumps(plan.as_dict()))) == plan
+        assert StagePlan.from_dict(json.loads(json.dumps(plan.as_dict()))) == plan

@@ -6,7 +6,7 @@ import pytest
 from made_up_profiles import best, chain, node
 
 from paceline.errors import UsageError
-from paceline.pipeline.partition import Device, Plan, check_fits, equal_layers, equal_parameters, find, plan_at
+from paceline.pipeline.partition import Device, StagePlan, check_fits, equal_layers, equal_parameters, find, plan_at
 
 
 def test_too_many_stages_says_how_many_are_possible_and_why() -> None:
@@ -48,7 +48,7 @@ def test_a_given_cut_is_checked() -> None:
     profile = chain([1.0] * 4, nodes=nodes, forbidden={2: "x is changed in place"})
     devices = [Device(), Device(memory=250)]
 
-    def given(*positions: int) -> Plan:
+    def given(*positions: int) -> StagePlan:
         return plan_at(profile, positions, devices, "1f1b", 4, None, False, "given")
 
     check_fits(given(3), devices)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.pipeline import showing
-from paceline.pipeline.plan import Plan, Stage
+from paceline.pipeline.plan import Stage, StagePlan
 
 MB = 10**6
 
@@ -18,7 +18,7 @@ def stage(number: int, layers: tuple[str, ...], seconds: float, transfer: float 
     return Stage(number, number + 1, layers, 1_000_000, seconds, transfer, sends, memory)
 
 
-PLAN = Plan(
+PLAN = StagePlan(
     (
         stage(0, ("conv1", "relu", "pool"), 0.020, 0.004, 2 * MB),
         stage(1, ("layer1.0.conv",), 0.010, 0.006, 1 * MB),
@@ -61,7 +61,7 @@ Faster stages wait for the slowest, too: on average stages take 60 % of its time
 
 
 def test_one_at_a_time_takes_the_sum_of_all_stages() -> None:
-    plan = Plan((stage(0, ("a",), 0.3, sends=MB), stage(1, ("b",), 0.1)), "one-at-a-time", 4, 1, None, "layers")
+    plan = StagePlan((stage(0, ("a",), 0.3, sends=MB), stage(1, ("b",), 0.1)), "one-at-a-time", 4, 1, None, "layers")
     assert showing.pace(plan) == [
         "A step should take about 4 x 400 ms = 1,600 ms, 2.50 samples/s: one micro-batch after the other goes through",
         "all stages.",
@@ -74,7 +74,7 @@ def test_one_at_a_time_takes_the_sum_of_all_stages() -> None:
 
 
 def test_one_stage_has_no_bubble() -> None:
-    plan = Plan((stage(0, ("a", "b"), 2.0),), "gpipe", 8, 4, None, "given")
+    plan = StagePlan((stage(0, ("a", "b"), 2.0),), "gpipe", 8, 4, None, "given")
     assert showing.pace(plan) == [
         "A step should take about 8 x 2,000 ms = 16.0 s, 2.00 samples/s: one stage computes them all."
     ]
@@ -82,17 +82,19 @@ def test_one_stage_has_no_bubble() -> None:
 
 
 def test_stages_that_are_equal_wait_for_nobody() -> None:
-    plan = Plan((stage(0, ("a",), 1.0), stage(1, ("b",), 1.0)), "gpipe", 8, 4, None, "parameters")
+    plan = StagePlan((stage(0, ("a",), 1.0), stage(1, ("b",), 1.0)), "gpipe", 8, 4, None, "parameters")
     assert not any("Faster stages" in line for line in showing.pace(plan))
 
 
 def test_a_stage_that_takes_next_to_no_time_is_drawn_all_the_same() -> None:
-    plan = Plan((stage(0, ("a",), 1.0), stage(1, ("b",), 1e-6)), "gpipe", 8, 4, None, "given")
+    plan = StagePlan((stage(0, ("a",), 1.0), stage(1, ("b",), 1e-6)), "gpipe", 8, 4, None, "given")
     assert showing.bars(plan)[2] == "stage 1  █ 0.00100 ms"
 
 
 def test_where_no_layer_was_run_nothing_is_said_of_time_and_memory() -> None:
-    plan = Plan((stage(0, ("a", "b"), 0.0, 1e-3, MB), stage(1, ("c",), 0.0, 1e-3)), "gpipe", 3, 4, 1e9, "parameters")
+    plan = StagePlan(
+        (stage(0, ("a", "b"), 0.0, 1e-3, MB), stage(1, ("c",), 0.0, 1e-3)), "gpipe", 3, 4, 1e9, "parameters"
+    )
     assert showing.lines(plan) == [
         "2 stages, 3 micro-batches of 4 samples, schedule gpipe; cut by the number of parameters",
         "",
@@ -110,7 +112,7 @@ def test_where_no_layer_was_run_nothing_is_said_of_time_and_memory() -> None:
 def test_no_line_is_wider_than_a_terminal_whatever_layers_are_called(stages: int) -> None:
     names = tuple(f"encoder.layers.{i}.attention.output.projection.{'x' * 40}" for i in range(100))
     made = tuple(stage(i, names, 1234.5, 0.0123, 10**12) for i in range(stages))
-    lines = showing.lines(Plan(made, "one-at-a-time", 10_000, 10_000, 1e3, "parameters"))
+    lines = showing.lines(StagePlan(made, "one-at-a-time", 10_000, 10_000, 1e3, "parameters"))
     assert max(map(len, lines)) <= showing.WIDTH
     assert sum("…" in line for line in lines) == stages
 

@@ -17,7 +17,7 @@ from made_up import steady, write_run
 from made_up_experiments import EVIL, MadeUp, servers_and_ring, sizes_cut_short, training, write
 
 from paceline.analysis import headline
-from paceline.analysis.checks import Doubt
+from paceline.analysis.checks import RunWarning
 from paceline.analysis.claims import Case, Claim
 from paceline.analysis.findings import Finding
 from paceline.analysis.headline import Headline
@@ -88,7 +88,7 @@ def test_what_runs_are_called_never_becomes_html(study: Study) -> None:
     evil = replace(
         study,
         findings=(Finding("ran", EVIL),),
-        doubts=(Doubt(EVIL, EVIL, EVIL),),
+        warnings=(RunWarning(EVIL, EVIL, EVIL),),
         claims=(Claim("c", EVIL, EVIL, "holds", EVIL, (Case(EVIL, None, EVIL),)),),
         headline=Headline(EVIL, (EVIL,), (headline.Case(EVIL, EVIL, EVIL, 1, EVIL, None, None),) * 2, "strong"),
     )
@@ -132,7 +132,7 @@ def test_the_library_that_draws_is_the_small_bundle_as_published(study: Study) -
 def test_parts_come_in_their_order_and_the_contents_lead_to_them(study: Study) -> None:
     seen = Scripts(page(study, [chart_of("a")], PLOTLY))
     ids = [a["id"] for tag, a in seen.tags if tag == "section"]
-    assert ids == ["verdict", "summary", "doubts", "limits", "charts", "results", "paper", "missing", "method"]
+    assert ids == ["verdict", "summary", "warnings", "limits", "charts", "results", "paper", "missing", "method"]
     links = [str(a["href"])[1:] for tag, a in seen.tags if tag == "a"]
     assert set(links) == {*ids, "chart-strong"}
     assert {a.get("id") for _, a in seen.tags} >= set(links)
@@ -159,9 +159,11 @@ def test_the_verdict_comes_first_then_its_picture_then_the_rest(study: Study) ->
 
 
 def test_sixty_runs_with_one_doubt_are_one_entry() -> None:
-    same = [Doubt("drift", f"run-{i}", "it had not settled") for i in range(60)]
-    html = sections.doubts([*same, Doubt("sum", "a", "one is wrong"), Doubt("of-tomorrow", "b", "who knows")])
-    assert html.count('class="doubt"') == 3
+    same = [RunWarning("drift", f"run-{i}", "it had not settled") for i in range(60)]
+    html = sections.warnings(
+        [*same, RunWarning("sum", "a", "one is wrong"), RunWarning("of-tomorrow", "b", "who knows")]
+    )
+    assert html.count('class="warning"') == 3
     assert "60 ×" in html
     assert html.count("it had not settled") == 1
     assert "run-59" in html
@@ -171,9 +173,9 @@ def test_sixty_runs_with_one_doubt_are_one_entry() -> None:
 def test_every_doubt_of_the_checks_has_words_here() -> None:
     from paceline.analysis import checks
 
-    kinds = set(re.findall(r'Doubt\(\s*"([\w-]+)"', Path(checks.__file__).read_text()))
+    kinds = set(re.findall(r'RunWarning\(\s*"([\w-]+)"', Path(checks.__file__).read_text()))
     assert kinds
-    assert kinds <= set(sections.DOUBTS)
+    assert kinds <= set(sections.WARNINGS)
 
 
 def test_results_have_the_numbers_of_the_runs(scaled: Study) -> None:

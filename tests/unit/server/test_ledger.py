@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.server.ledger import Ledger, Part, Plan
+from paceline.server.ledger import Ledger, Part, UpdatePlan
 
-PLAN = Plan(samples=13, batch=5, updates=9, staleness=1)
+PLAN = UpdatePlan(samples=13, batch=5, updates=9, staleness=1)
 
 
-def ledger(plan: Plan = PLAN, workers: int = 3) -> Ledger:
+def ledger(plan: UpdatePlan = PLAN, workers: int = 3) -> Ledger:
     made = Ledger(plan)
     for rank in range(1, workers + 1):
         made.join(rank, 0.0)
@@ -28,7 +28,7 @@ def held(made: Ledger) -> list[Part]:
 
 @given(st.integers(1, 50), st.integers(1, 20), st.integers(1, 40))
 def test_the_updates_of_an_epoch_have_its_samples_once(samples: int, batch: int, updates: int) -> None:
-    plan = Plan(samples, batch, updates)
+    plan = UpdatePlan(samples, batch, updates)
     for epoch in range(2):
         spans = [plan.span(update) for update in range(epoch * plan.per_epoch, (epoch + 1) * plan.per_epoch)]
         assert [place for span in spans for place in span] == list(range(samples))
@@ -38,7 +38,7 @@ def test_the_updates_of_an_epoch_have_its_samples_once(samples: int, batch: int,
 @settings(max_examples=60)
 @given(st.integers(0, 2**32), st.sampled_from([0, 1, 3, None]), st.integers(1, 5))
 def test_no_part_is_leased_twice_at_once_and_each_is_done_once(seed: int, staleness: int | None, workers: int) -> None:
-    dice, made, done = random.Random(seed), ledger(Plan(13, 5, 9, staleness), workers), []
+    dice, made, done = random.Random(seed), ledger(UpdatePlan(13, 5, 9, staleness), workers), []
     for _ in range(3000):
         rank, what = dice.randint(1, workers), dice.randrange(20)
         if what == 0 and len(made.workers) > 1:
@@ -62,7 +62,7 @@ def test_no_part_is_leased_twice_at_once_and_each_is_done_once(seed: int, stalen
 
 
 def test_a_part_needs_weights_as_new_as_the_bound_says() -> None:
-    parts = ledger(Plan(20, 5, 9, 2), 1).lease(1, 5).values()
+    parts = ledger(UpdatePlan(20, 5, 9, 2), 1).lease(1, 5).values()
     assert [(part.update, part.need) for part in parts] == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 2)]
 
 
@@ -101,7 +101,7 @@ def test_a_lost_worker_loses_its_leases() -> None:
 
 def test_who_is_left_alone_is_given_all_of_the_oldest_update() -> None:
     """It has pushed its own part and waits for the others': those of two who are gone, and it holds all it wants."""
-    made = ledger(Plan(15, 6, 9, 0), 3)
+    made = ledger(UpdatePlan(15, 6, 9, 0), 3)
     for rank in (1, 2, 3):
         made.lease(rank, 3)
     made.drop(2)
@@ -111,7 +111,7 @@ def test_who_is_left_alone_is_given_all_of_the_oldest_update() -> None:
 
 
 def test_who_took_over_from_others_is_still_given_its_own_of_the_oldest_update() -> None:
-    made = ledger(Plan(15, 6, 9, 0), 2)
+    made = ledger(UpdatePlan(15, 6, 9, 0), 2)
     made.lease(2, 3)  # worker 1 has not asked yet
     made.drop(2)
     first = [part.slot for part in made.lease(1, 3).values() if part.update == 0]
@@ -131,7 +131,7 @@ def test_who_is_silent_or_stuck_is_overdue() -> None:
 
 @pytest.mark.parametrize("staleness", [0, None])
 def test_evaluation_covers_the_samples_and_opens_nothing(staleness: int | None) -> None:
-    made = ledger(Plan(10, 5, 4, staleness), 2)
+    made = ledger(UpdatePlan(10, 5, 4, staleness), 2)
     made.limit = 0
     made.evaluate("validation", 10, 4, 0)
     made.limit = 4
@@ -151,7 +151,7 @@ def test_evaluation_covers_the_samples_and_opens_nothing(staleness: int | None) 
 @settings(max_examples=40)
 @given(st.integers(0, 2**32), st.integers(0, 30))
 def test_a_state_goes_on_with_what_was_not_done(seed: int, steps: int) -> None:
-    dice, made, done = random.Random(seed), ledger(Plan(13, 2, 9, None)), []
+    dice, made, done = random.Random(seed), ledger(UpdatePlan(13, 2, 9, None)), []
     for _ in range(steps):
         rank = dice.randint(1, 3)
         if leases := list(made.lease(rank, 2)):

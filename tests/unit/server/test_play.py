@@ -8,15 +8,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from server_play import MISCHIEF, ORDINARY, SERVERS_TOO, Play, check_samples, check_sequential, script
 
-from paceline.server.ledger import Plan
+from paceline.server.ledger import UpdatePlan
 from paceline.server.wire import Buffer, Kind, read
 
-SYNC = Plan(samples=13, batch=5, updates=8, staleness=0)
-FREE = Plan(samples=13, batch=2, updates=14, staleness=None)
+SYNC = UpdatePlan(samples=13, batch=5, updates=8, staleness=0)
+FREE = UpdatePlan(samples=13, batch=2, updates=14, staleness=None)
 
 
-def bounded(staleness: int) -> Plan:
-    return Plan(13, 5, 8, staleness)
+def bounded(staleness: int) -> UpdatePlan:
+    return UpdatePlan(13, 5, 8, staleness)
 
 
 # An order of arrival, and up to six times that something goes wrong.
@@ -49,7 +49,7 @@ def test_no_gradient_is_staler_than_the_bound(steps: list[int], staleness: int, 
     assert [len(made) for made in play.record.made.values()] == [8] * play.layout.chunks
     assert [epoch for epoch, _ in play.events.epochs] == [0, 1, 2]
     assert [result.count for _, result in play.events.epochs] == [13, 13, 10]
-    assert [result.hits for _, result in play.events.epochs] == [13, 13, 10]
+    assert [result.correct for _, result in play.events.epochs] == [13, 13, 10]
 
 
 @settings(max_examples=30)
@@ -87,14 +87,14 @@ def test_without_a_bound_every_part_is_in_every_chunk_once(steps: list[int], ser
 @pytest.mark.parametrize("plan", [bounded(2), FREE], ids=["bounded", "free"])
 @settings(max_examples=15)
 @given(steps=scripts)
-def test_the_same_order_gives_the_same_bits(plan: Plan, steps: list[int]) -> None:
+def test_the_same_order_gives_the_same_bits(plan: UpdatePlan, steps: list[int]) -> None:
     once, again = Play(plan).run(steps), Play(plan).run(steps)
     assert torch.equal(once.weights, again.weights)
     assert once.steps == again.steps
 
 
 @pytest.mark.parametrize("plan", [bounded(2), FREE], ids=["bounded", "free"])
-def test_another_order_gives_other_weights(plan: Plan) -> None:
+def test_another_order_gives_other_weights(plan: UpdatePlan) -> None:
     assert not torch.equal(Play(plan).run(script(1)).weights, Play(plan).run(script(2)).weights)
 
 
@@ -107,7 +107,7 @@ def test_another_order_gives_other_weights(plan: Plan) -> None:
 @given(seed=st.integers(0, 2**32), at=st.integers(60, 300), lose=st.booleans())
 def test_one_worker_that_is_left_finishes(workers: int, staleness: int | None, seed: int, at: int, lose: bool) -> None:
     murder = MISCHIEF.index("murder" if lose else "kill")
-    play = Play(bounded(0) if staleness == 0 else Plan(13, 5, 8, staleness), workers)
+    play = Play(bounded(0) if staleness == 0 else UpdatePlan(13, 5, 8, staleness), workers)
     play.run(script(seed, [(at + i, murder) for i in range(workers - 1)]))
     check_samples(play)
 

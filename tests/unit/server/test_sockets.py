@@ -131,7 +131,9 @@ def thrown_at(where: Meeting) -> Iterator[Meeting]:
     thrown = garbage(0, where.run)
     for frames in islice(thrown, 5000):
         stranger.send_multipart(frames)
-    stranger.send_multipart(say(Kind.HELLO, {"creed": {}, "seen": 0, "about": {}}, run=where.run, rank=1).frames())
+    stranger.send_multipart(
+        say(Kind.HELLO, {"fingerprint": {}, "seen": 0, "about": {}}, run=where.run, rank=1).frames()
+    )
     answer = b""
     while b"has another version" not in answer:  # all before it has been read, then
         answer = stranger.recv_multipart()[1]

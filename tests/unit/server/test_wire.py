@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from server_play import CREED, RUN, Play, script
 
-from paceline.server.ledger import Plan
+from paceline.server.ledger import UpdatePlan
 from paceline.server.wire import (
     MAGIC,
     MOST_WORDS,
@@ -32,7 +32,7 @@ from paceline.server.wire import (
     take,
 )
 
-SYNC = Plan(13, 5, 8, 0)
+SYNC = UpdatePlan(13, 5, 8, 0)
 BITS = {"kind": 16, "rank": 32, "chunk": 32, "slot": 32, "slots": 32}
 FIELDS = [field.name for field in fields(Header) if field.name not in ("length", "loss")]
 STRANGER = b"stranger"
@@ -133,7 +133,7 @@ def test_numbers_are_whole_and_fit(value: Any) -> None:
 
 def half_way(staleness: int | None = 0, every: int = 0, **more: Any) -> Play:
     """A play that has come to its third update; then `before_step` is the caller's."""
-    play = Play(Plan(13, 5, 8, staleness), 3, every=every, **more)
+    play = Play(UpdatePlan(13, 5, 8, staleness), 3, every=every, **more)
     play.begin_with(lambda: play.leader.tally.updates == 3, script(4))
     return play
 
@@ -160,8 +160,8 @@ def test_another_run_is_told_so_in_words() -> None:
 
 def test_another_creed_is_told_so_in_words() -> None:
     play = half_way()
-    for creed, rank, word in (({"toy": "eleven"}, 1, "eleven"), (CREED, 9, "no worker")):
-        hello = say(Kind.HELLO, {"creed": creed, "seen": 0, "about": {}}, run=RUN, rank=rank)
+    for fingerprint, rank, word in (({"toy": "eleven"}, 1, "eleven"), (CREED, 9, "no worker")):
+        hello = say(Kind.HELLO, {"fingerprint": fingerprint, "seen": 0, "about": {}}, run=RUN, rank=rank)
         ((_, answer),) = play.leader.handle(STRANGER, frames(hello), play.now)
         assert (answer.kind, word in answer.words()["why"]) == (Kind.REFUSED, True)
 
@@ -219,9 +219,9 @@ def test_a_report_of_any_loss_is_survived(loss: float) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        '{"creed": %s, "seen": 0, "about": {}}',
-        '{"creed": {"toy": %s}, "seen": 0, "about": {}}',
-        '{"creed": {}, "seen": %s, "about": {}}',
+        '{"fingerprint": %s, "seen": 0, "about": {}}',
+        '{"fingerprint": {"toy": %s}, "seen": 0, "about": {}}',
+        '{"fingerprint": {}, "seen": %s, "about": {}}',
     ],
 )
 def test_words_of_any_depth_are_survived(words: str) -> None:
@@ -290,8 +290,8 @@ def spoilt(dice: random.Random, old: list[list[bytes]]) -> list[bytes]:
 @pytest.mark.parametrize("staleness", [0, 2])
 @pytest.mark.parametrize("member", [False, True])
 def test_ten_thousand_spoilt_frames_change_nothing(staleness: int, member: bool) -> None:
-    clean = Play(Plan(13, 5, 8, staleness)).run(script(4))
-    play, dice, old, counts = Play(Plan(13, 5, 8, staleness)), random.Random(1), [], [0]
+    clean = Play(UpdatePlan(13, 5, 8, staleness)).run(script(4))
+    play, dice, old, counts = Play(UpdatePlan(13, 5, 8, staleness)), random.Random(1), [], [0]
     arrive = play.arrive
 
     def keep(server: int, sender: bytes, found: Any) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from paceline.records import read_lines
-from paceline.server.ledger import Part, Plan
+from paceline.server.ledger import Part, UpdatePlan
 from paceline.server.tally import Result
-from paceline.strategies.engine import Evaluation, Laps, StepResult
+from paceline.strategies.engine import Evaluation, StepResult, StepTimer
 
 if TYPE_CHECKING:
     from paceline.training.driver import Job
@@ -21,7 +21,7 @@ class Chronicle:
     """Is told by the leader, and tells the driver's progress, the trace and the console."""
 
     def __init__(
-        self, job: Job, plan: Plan, progress: Progress, ranks_up: Callable[[dict[int, dict[str, Any]]], None]
+        self, job: Job, plan: UpdatePlan, progress: Progress, ranks_up: Callable[[dict[int, dict[str, Any]]], None]
     ) -> None:
         self._job, self._plan, self._progress, self._ranks_up = job, plan, progress, ranks_up
         self._ranks: dict[int, dict[str, Any]] = {}
@@ -43,16 +43,18 @@ class Chronicle:
             self._progress.start_epoch(epoch, min(self._plan.per_epoch, self._plan.updates - update))
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
-        self._progress.step(update, epoch, StepResult(result.loss, result.hits, result.count, False), seconds, Laps())
+        self._progress.step(
+            update, epoch, StepResult(result.loss, result.correct, result.count, False), seconds, StepTimer()
+        )
 
     def epoch_ended(self, epoch: int, result: Result) -> None:
         now = time.perf_counter()
         seconds, self._epoch_start = now - self._epoch_start, now
-        self._progress.end_epoch(epoch, seconds, result.loss, result.hits, result.count)
+        self._progress.end_epoch(epoch, seconds, result.loss, result.correct, result.count)
 
     def evaluated(self, name: str, epoch: int, result: Result) -> None:
         self._epoch_start = self._last = time.perf_counter()
-        found = Evaluation(result.loss / result.count, result.hits / result.count)
+        found = Evaluation(result.loss / result.count, result.correct / result.count)
         self._progress.evaluated(name, epoch, found, samples=result.count)
 
     def joined(self, rank: int, about: dict[str, Any], *, back: bool) -> None:

@@ -26,7 +26,7 @@ from paceline.records import INTERRUPTED, Summary, conclude
 from paceline.server.client import Client
 from paceline.server.core import Core
 from paceline.server.lead import Leader
-from paceline.server.ledger import TRAIN, Part, Plan
+from paceline.server.ledger import TRAIN, Part, UpdatePlan
 from paceline.server.roles import Meeting, Rules, mismatch
 from paceline.server.serve import lead, serve
 from paceline.server.shard import CHUNK_BYTES, Layout, Shard
@@ -83,13 +83,13 @@ def staleness_of(spec: RunSpec) -> int | None:
     return spec.method.bound(spec)
 
 
-def plan_of(spec: RunSpec, info: DataInfo) -> Plan:
+def plan_of(spec: RunSpec, info: DataInfo) -> UpdatePlan:
     samples = info.train - spec.validation_samples(info)
     per_epoch = -(-samples // spec.update_batch)
-    return Plan(samples, spec.update_batch, spec.steps or spec.epochs * per_epoch, staleness_of(spec))
+    return UpdatePlan(samples, spec.update_batch, spec.steps or spec.epochs * per_epoch, staleness_of(spec))
 
 
-def _creed(spec: RunSpec, flat: FlatModel, info: DataInfo) -> dict[str, str]:
+def _fingerprint(spec: RunSpec, flat: FlatModel, info: DataInfo) -> dict[str, str]:
     """What every rank of a run must have alike, by the words that people know it by."""
     options = {flag(name): repr(getattr(spec, name)) for name in spec.names if name not in OWN_OPTIONS}
     return {
@@ -161,13 +161,13 @@ class Server(Served):
         core.about = member.about
 
         def attached(words: dict[str, Any]) -> str | None:
-            path, creed = take(words, folder=str, creed=dict)
+            path, fingerprint = take(words, folder=str, fingerprint=dict)
             member.opened(Path(path))
             if core.store is None and spec.snapshot_every:
                 core.store = self.snapshots(Path(path))
                 if self.plan.staleness is None:
                     core.restore(max(core.snapshots()))
-            return mismatch(member.rank, _creed(spec, self.flat, self.info), creed)
+            return mismatch(member.rank, _fingerprint(spec, self.flat, self.info), fingerprint)
 
         core.on_attach = attached
         with closing(self.listener):
@@ -193,7 +193,7 @@ class LeadServer(Server):
             self.layout,
             self.plan,
             _rules(spec, info),
-            _creed(spec, self.flat, info),
+            _fingerprint(spec, self.flat, info),
             chronicle,
             self.snapshots(job.folder),
             spec.snapshot_every,
@@ -270,7 +270,7 @@ class Worker(Served):
                 ends_epoch=self.plan.ends_epoch,
             )
             about = member.about | {"read_seconds": job.summary.read_seconds}
-            member.left = task.run(_creed(spec, self.flat, source.info), about)
+            member.left = task.run(_fingerprint(spec, self.flat, source.info), about)
 
 
 def _rules(spec: RunSpec, info: DataInfo) -> Rules:

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from paceline.strategies.engine import loss_and_hits
+from paceline.strategies.engine import loss_and_correct
 
 
 class FlatModel:
@@ -54,7 +54,7 @@ class FlatModel:
             torch._foreach_copy_(self._buffers, self._stored)
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, int]:
-        return loss_and_hits(self.model, images, labels)
+        return loss_and_correct(self.model, images, labels)
 
     def backward(self, loss: Tensor, count: int, total: int, *, last: bool) -> None:
         """Leave in `gradient` that of the loss of `count` of an update's `total` samples, and what moves the buffers.

@@ -21,7 +21,7 @@ from paceline.layout import peak_rss_bytes
 from paceline.server.client import Client
 from paceline.server.ledger import TRAIN, Part
 from paceline.server.roles import WAS_INTERRUPTED
-from paceline.strategies.engine import Laps
+from paceline.strategies.engine import StepTimer
 from paceline.strategies.parameter_server.flat import FlatModel
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Work:
     stop: Callable[[], bool]
     trace: Trace | None = None
     coming: dict[int, Future[Batch]] = field(default_factory=dict)
-    pushed: dict[int, tuple[Part, Laps, dict[str, Any]]] = field(default_factory=dict)
+    pushed: dict[int, tuple[Part, StepTimer, dict[str, Any]]] = field(default_factory=dict)
     device: EmulatedDevice | None = None  # takes the time, where compute is emulated
     evaluating: tuple[str, int] | None = None
     wait_seconds: float = 0.0
@@ -53,18 +53,18 @@ class Work:
     # After these updates the model may be evaluated or saved, and all of their gradients are looked at before.
     ends_epoch: Callable[[int], bool] = lambda update: False
 
-    def run(self, creed: dict[str, str], about: dict[str, Any]) -> bool:
+    def run(self, fingerprint: dict[str, str], about: dict[str, Any]) -> bool:
         """Until the leader says that it is over, or until this worker leaves; true if it was asked to stop."""
         self.client.target, self.client.about = 1 + AHEAD, self._about
         self._began = time.process_time()
         pool = ThreadPoolExecutor(1, "paceline-input")
         try:
-            if not self._join(creed, about, self.stop):
+            if not self._join(fingerprint, about, self.stop):
                 return True
-            self._laps = Laps(clock=self.trace.clock if self.trace else None)
+            self._timer = StepTimer(clock=self.trace.clock if self.trace else None)
             while not self.client.finish:
                 self.client.poll(0)
-                if self._leaves() or (self.client.estranged and not self._join(creed, about, self._leaves)):
+                if self._leaves() or (self.client.estranged and not self._join(fingerprint, about, self._leaves)):
                     self.client.leave(WAS_INTERRUPTED)
                     return True
                 self._settle_pushed()
@@ -75,7 +75,7 @@ class Work:
                 if chosen is None:
                     self.client.poll()
                     continue
-                self._laps.mark("wait")
+                self._timer.mark("wait")
                 self._fulfil(*chosen)
             self.client.leave()
             if self.client.error:
@@ -102,9 +102,9 @@ class Work:
             self.asked, self.client.beat_seconds = time.monotonic(), min(self.client.beat_seconds, STOP_SECONDS / 4)
         return not self.client.stopping and time.monotonic() - self.asked > STOP_SECONDS
 
-    def _join(self, creed: dict[str, str], about: dict[str, Any], stop: Callable[[], bool]) -> bool:
+    def _join(self, fingerprint: dict[str, str], about: dict[str, Any], stop: Callable[[], bool]) -> bool:
         """False if this worker was to stop before the leader answered."""
-        words = self.client.join(creed, about, stop)
+        words = self.client.join(fingerprint, about, stop)
         if words is None:
             return False
         self.trace = self.trace or self.opened(Path(words["folder"]))
@@ -133,13 +133,13 @@ class Work:
             self.flat.arrived()
         settled = [lease for lease, (part, *_) in self.pushed.items() if not client.is_due(part)]
         for lease in settled:
-            part, laps, values = self.pushed.pop(lease)
-            laps.mark("wait")
-            self._laps.last = laps.last
-            self.wait_seconds += laps.parts.get("wait", 0.0)
+            part, timer, values = self.pushed.pop(lease)
+            timer.mark("wait")
+            self._timer.last = timer.last
+            self.wait_seconds += timer.parts.get("wait", 0.0)
             assert self.trace is not None
-            self.trace.step(part.update, part.epoch, sum(laps.parts.values()), part.stop - part.start, laps.parts,
-                            queued=laps.queued, slot=part.slot, staleness=client.missed(part), **values)  # fmt: skip
+            self.trace.step(part.update, part.epoch, sum(timer.parts.values()), part.stop - part.start, timer.parts,
+                            queued=timer.queued, slot=part.slot, staleness=client.missed(part), **values)  # fmt: skip
             client.done(lease)
         if settled:
             client.report()
@@ -165,48 +165,48 @@ class Work:
         return None
 
     def _fulfil(self, lease: int, part: Part) -> None:
-        client, laps = self.client, self._laps
+        client, timer = self.client, self._timer
         client.computing(lease)
         batch = self._batch(lease)
-        laps.mark("input")
+        timer.mark("input")
         if part.kind == TRAIN:
             if client.is_due() or not client.settled():
                 client.release()
-            loss_sum, hits = self._emulate(batch, laps) if self.device else self._compute(part, batch, laps)
+            loss_sum, correct = self._emulate(batch, timer) if self.device else self._compute(part, batch, timer)
             spoiled = 0 if self.device else self.flat.spoiled(everything=self.ends_epoch(part.update))
-            client.push(part, self.flat.gradient, loss_sum, hits, spoiled)
-            laps.mark("push")
+            client.push(part, self.flat.gradient, loss_sum, correct, spoiled)
+            timer.mark("push")
             learned = {} if self.device else {"loss": loss_sum / len(batch.labels)}
-            self.pushed[lease] = part, laps, {"own": part.stop - part.start, **learned}
+            self.pushed[lease] = part, timer, {"own": part.stop - part.start, **learned}
         else:
             self.flat.model.eval()
             with torch.inference_mode():
-                loss, hits = self.flat.forward(batch.images, batch.labels)
+                loss, correct = self.flat.forward(batch.images, batch.labels)
             self.flat.model.train()
-            client.done(lease, loss.item(), hits)
+            client.done(lease, loss.item(), correct)
             client.report()
         client.computing(None)
-        self._laps = Laps(last=laps.last, clock=laps.clock)
+        self._timer = StepTimer(last=timer.last, clock=timer.clock)
 
-    def _compute(self, part: Part, batch: Batch, laps: Laps) -> tuple[float, int]:
-        """The gradient of the part into the flat model; its loss and hits."""
+    def _compute(self, part: Part, batch: Batch, timer: StepTimer) -> tuple[float, int]:
+        """The gradient of the part into the flat model; its loss and correct predictions."""
         # Whoever computes it, the same part drops the same activations.
         seeds = np.random.SeedSequence([self.seed, part.update, part.slot])
         torch.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
-        loss, hits = self.flat.forward(batch.images, batch.labels)
-        laps.mark("forward")
+        loss, correct = self.flat.forward(batch.images, batch.labels)
+        timer.mark("forward")
         self.flat.backward(loss, len(batch.labels), part.total, last=part.slot == part.slots - 1)
-        laps.mark("backward")
-        return loss.item(), hits
+        timer.mark("backward")
+        return loss.item(), correct
 
-    def _emulate(self, batch: Batch, laps: Laps) -> tuple[float, int]:
+    def _emulate(self, batch: Batch, timer: StepTimer) -> tuple[float, int]:
         """Take the device's time; the gradient stays as it is, zeros."""
         assert self.device is not None
         self.device.begin(len(batch.labels))
         self.device.forward()
-        laps.mark("forward")
+        timer.mark("forward")
         self.device.reach(1.0)
-        laps.mark("backward")
+        timer.mark("backward")
         return 0.0, 0
 
     def _batch(self, lease: int) -> Batch:

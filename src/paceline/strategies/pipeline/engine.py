@@ -21,11 +21,11 @@ from paceline.layout import Grid
 from paceline.pipeline.devices import stage_devices
 from paceline.pipeline.executor import Executor, Neighbours
 from paceline.pipeline.graph import Graph
-from paceline.pipeline.plan import Plan
+from paceline.pipeline.plan import StagePlan
 from paceline.pipeline.schedule import in_flight, instructions
 from paceline.pipeline.showing import lines
 from paceline.records import write_whole
-from paceline.strategies.engine import Evaluation, Laps, StepResult, micro_batches, score
+from paceline.strategies.engine import Evaluation, StepResult, StepTimer, micro_batches, score
 from paceline.strategies.partitioned import PartEngine, Parts, rows
 from paceline.strategies.pipeline.planning import make_plan, measure_link, trace_model
 from paceline.strategies.replicas import average_buffers, check_equal
@@ -73,29 +73,29 @@ class Pipeline(PartEngine):
                 self.replicas.broadcast(_row(tensor))  # one by one: there may be no room for a copy of all
         self._beginning = self._sent()
 
-    def step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:
+    def step(self, batch: Batch, lr: float, stop: bool, timer: StepTimer) -> StepResult:
         if self._optimizer is not None:
             self._optimizer.zero_grad(set_to_none=True)
         images, labels = micro_batches(batch, self.options.micros, self.options.batch_size)
         if labels:
             stages, stage = self.options.grid.stages, self.spot.stage
             program = instructions(self.options.schedule, stages, len(labels), stage)
-            self.executor.run(program, images, labels, 1 / batch.global_count, laps.mark)
+            self.executor.run(program, images, labels, 1 / batch.global_count, timer.mark)
         if self.replicas:
             self._average(self.replicas, computed=bool(labels))
-            laps.mark("average")
+            timer.mark("average")
         if self._optimizer is not None:
             self.update(lr)
-        laps.mark("optimizer")
+        timer.mark("optimizer")
         last = self.spot.stage == self.options.grid.stages - 1 and bool(labels)
-        mine = [self.executor.loss_sum, self.executor.hits] if last else [0.0, 0]
+        mine = [self.executor.loss_sum, self.executor.correct] if last else [0.0, 0]
         sums = torch.tensor([*mine, stop], dtype=torch.float64)
         self.comm.allreduce(sums)
-        laps.mark("wait")
+        timer.mark("wait")
         self._steps += 1
         if self.replicas and self.options.check_replicas and self._steps % self.options.check_replicas == 0:
             check_equal(self.model, self.replicas, self._steps)
-            laps.mark("check")
+            timer.mark("check")
         loss_sum, correct, stops = sums.tolist()
         return StepResult(loss_sum, correct, batch.global_count, stops > 0)
 
@@ -140,8 +140,8 @@ class Pipeline(PartEngine):
 
         self.executor.evaluation.eval()
         with torch.inference_mode():
-            for loss, hits in self.executor.evaluate(pairs()):
-                totals += torch.tensor([loss, hits, sizes[-1]], dtype=torch.float64)
+            for loss, right in self.executor.evaluate(pairs()):
+                totals += torch.tensor([loss, right, sizes[-1]], dtype=torch.float64)
         self.executor.training.train()
         self._besides = self._besides.plus(self._sent()).plus(before, -1)
         if self.spot.stage < self.options.grid.stages - 1:
@@ -253,7 +253,7 @@ def _agree_on_cuts(job: Job, graph: Graph) -> list[int]:
     found = json.loads(tell(json.dumps(all_or_none(make, comm)), comm, planner))
     if "error" in found:
         raise AgreedError(found["error"])
-    plan = Plan.from_dict(found["plan"])
+    plan = StagePlan.from_dict(found["plan"])
     if comm.rank == 0:
         for line in lines(plan):
             job.console.line(line)

@@ -19,7 +19,7 @@ from paceline.pipeline.devices import stage_devices
 from paceline.pipeline.graph import Graph, trace
 from paceline.pipeline.link import bandwidths, local_bandwidth
 from paceline.pipeline.partition import after_layers, check_fits, equal_layers, equal_parameters, find, plan_at
-from paceline.pipeline.plan import Plan
+from paceline.pipeline.plan import StagePlan
 from paceline.pipeline.profile import count, measure
 from paceline.pipeline.resident import give_back_memory, resident_bytes
 from paceline.spec import RunSpec, check_data
@@ -48,7 +48,7 @@ def micro_size(spec: RunSpec) -> int:
 
 def make_plan(
     spec: RunSpec, graph: Graph, link: float | None, told: Told = _untold, *, run: bool = False, speed: float = 1.0
-) -> Plan:
+) -> StagePlan:
     """The plan that the spec asks for. Every node is run where times or memory are asked for, or with `run`.
 
     `speed` is this machine's: what is measured on a slow one takes less time on one of speed 1.
@@ -85,7 +85,7 @@ def measure_link(spec: RunSpec, comm: Comm) -> float | None:
     return min(bandwidths(comm, stages), default=None)
 
 
-def plan_cut(spec: RunSpec, told: Told, link: float | None = None) -> Plan:
+def plan_cut(spec: RunSpec, told: Told, link: float | None = None) -> StagePlan:
     """A plan without training, made by this process alone, as if all stages were on its machine.
 
     Without `link` its own speed of messages between processes is measured.

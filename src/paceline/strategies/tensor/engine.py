@@ -21,7 +21,7 @@ from paceline.data.batch import Batch
 from paceline.errors import AgreedError, UsageError
 from paceline.layout import share
 from paceline.strategies.data_parallel import DataParallel
-from paceline.strategies.engine import Evaluation, Laps, StepResult, loss_and_hits
+from paceline.strategies.engine import Evaluation, StepResult, StepTimer, loss_and_correct
 from paceline.strategies.partitioned import PartEngine, Parts, rows
 from paceline.strategies.replicas import average_buffers, broadcast_state, check_equal
 from paceline.strategies.setup import make_optimizer, seed_dropout
@@ -63,31 +63,31 @@ class TensorParallel(PartEngine):
         if self.replicas_comm.size > 1:
             self.parallel = self.options.parallel(self.model, self.replicas_comm)
 
-    def step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:
+    def step(self, batch: Batch, lr: float, stop: bool, timer: StepTimer) -> StepResult:
         self.optimizer.zero_grad(set_to_none=True)
-        loss, hits = None, 0
+        loss, right = None, 0
         if len(batch.labels) or (self.parallel and self.parallel.needs_everyone):
-            loss, hits = loss_and_hits(self.model, batch.images, batch.labels)
-        mine = [loss.item(), hits] if loss is not None and self.shards_comm.rank == 0 else [0.0, 0]
-        laps.mark("forward")
+            loss, right = loss_and_correct(self.model, batch.images, batch.labels)
+        mine = [loss.item(), right] if loss is not None and self.shards_comm.rank == 0 else [0.0, 0]
+        timer.mark("forward")
         if self.parallel:
             self.parallel.compute(loss, 1 / batch.global_count)
         elif loss is not None:
             loss.backward(torch.full_like(loss, 1 / batch.global_count))
-        laps.mark("backward")
+        timer.mark("backward")
         if self.parallel:
             self.parallel.average()
         # The wish to stop of any one rank must reach all in this step: a shard alone would wait for the others.
         totals = torch.tensor([*mine, stop], dtype=torch.float64, device=self.comm.device)
         self.comm.allreduce(totals)
-        laps.mark("wait")
+        timer.mark("wait")
         self.update(lr)
         loss_sum, correct, stops = totals.tolist()
-        laps.mark("optimizer")
+        timer.mark("optimizer")
         self._steps += 1
         if self.options.check_replicas and self._steps % self.options.check_replicas == 0:
             self.check_replicas()
-            laps.mark("check")
+            timer.mark("check")
         return StepResult(loss_sum, correct, batch.global_count, stops > 0)
 
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
@@ -110,7 +110,7 @@ class TensorParallel(PartEngine):
         return {"overlap": self.parallel.overlap.chosen if self.parallel else False, "wire": "opaque"}
 
     def gradient_meter(self) -> Meter:
-        """What the steps' averaging and split layers have sent, without the 24 bytes of loss, hits and stop."""
+        """What the steps' averaging and split layers have sent, without the 24 bytes of loss, correct and stop."""
         averaged = self.parallel.buckets.comm if self.parallel else None
         own = averaged.meter.total() if isinstance(averaged, MeteredComm) else Meter()
         return own.plus(self._exchanged()).plus(self._evaluations, -1)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from paceline.data.batch import Batch
-from paceline.strategies.engine import Engine, Laps, Lockstep, StepResult, loss_and_hits
+from paceline.strategies.engine import Engine, Lockstep, StepResult, StepTimer, loss_and_correct
 from paceline.strategies.replica import prepare_replica
 
 if TYPE_CHECKING:
@@ -24,20 +24,20 @@ class Gossip(Lockstep):
         super().__init__(comm, model, optimizer)
         self.every, self.steps = every, 0
 
-    def step(self, batch: Batch, lr: float, stop: bool, laps: Laps) -> StepResult:
+    def step(self, batch: Batch, lr: float, stop: bool, timer: StepTimer) -> StepResult:
         self.optimizer.zero_grad(set_to_none=True)
-        loss, hits = loss_and_hits(self.model, batch.images, batch.labels)
-        laps.mark("forward")
+        loss, correct = loss_and_correct(self.model, batch.images, batch.labels)
+        timer.mark("forward")
         loss.backward(torch.full_like(loss, 1 / max(1, len(batch.labels))))
-        laps.mark("backward")
+        timer.mark("backward")
         self.update(lr)
-        laps.mark("optimizer")
+        timer.mark("optimizer")
         if self.steps % self.every == 0:
             self.gossip(self.steps // self.every % 2)
         self.steps += 1
-        sums = torch.tensor([loss.item(), hits, stop], dtype=torch.float64)
+        sums = torch.tensor([loss.item(), correct, stop], dtype=torch.float64)
         self.comm.allreduce(sums)
-        laps.mark("wait")
+        timer.mark("wait")
         loss_sum, correct, stops = sums.tolist()
         return StepResult(loss_sum, correct, batch.global_count, stops > 0)
 

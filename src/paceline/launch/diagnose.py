@@ -37,7 +37,7 @@ class Ending:
     message: str = ""
 
 
-def settle(
+def diagnose(
     folder: Path, exits: Mapping[int, int] | None = None, *, interrupted: bool = False, lost: str | None = None
 ) -> Ending:
     """Find out who failed, and make the summary say so. `exits` are the ranks' exit codes where they are known.

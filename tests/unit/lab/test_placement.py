@@ -14,7 +14,7 @@ from paceline.cli.train import _cluster_seat
 from paceline.errors import UsageError
 from paceline.lab.plan import make_plan
 from paceline.launch.env import find_seat
-from paceline.launch.placing import find_places, place
+from paceline.launch.placement import find_places, place
 from paceline.spec import resolve
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from paceline.launch.settle import failed_before, find_stopped, settle, wait_for_blame
+from paceline.launch.diagnose import diagnose, failed_before, find_stopped, wait_for_blame
 from paceline.records import COMPLETED, FAILED, INTERRUPTED, RUNNING, LineWriter, Summary, read_summary, write_summary
 
 LOST = "rank {} of 3 lost another rank while it wanted to sum with it over gloo: Connection closed by peer"
@@ -82,7 +82,7 @@ def test_a_rank_with_an_error_of_its_own_is_blamed_whoever_noticed_first(run: Ru
     run.write(0, lost(0, 10.0, peer=2))
     run.write(1, own("ValueError: bad sample", 11.0))
     run.write(2, lost(2, 10.5))
-    ending = settle(run.folder, {0: 1, 1: 1, 2: 1})
+    ending = diagnose(run.folder, {0: 1, 1: 1, 2: 1})
     assert ending.exit_code == 1
     assert ending.message == f"rank 1 failed: ValueError: bad sample\n  its log: {run.folder / 'logs' / 'rank_1.log'}"
     assert (run.saved().status, run.saved().failed_rank, run.saved().error) == (FAILED, 1, "ValueError: bad sample")
@@ -92,7 +92,7 @@ def test_a_rank_with_an_error_of_its_own_is_blamed_whoever_noticed_first(run: Ru
 def test_of_two_errors_the_earlier_counts(run: Run) -> None:
     run.write(0, own("late", 12.0))
     run.write(2, own("early", 11.0))
-    settle(run.folder, {0: 1, 1: -9, 2: 1})
+    diagnose(run.folder, {0: 1, 1: -9, 2: 1})
     assert (run.saved().failed_rank, run.saved().error) == (2, "early")
 
 
@@ -100,13 +100,13 @@ def test_a_rank_that_saw_anothers_error_failed_after_it_whatever_its_clock_says(
     run.write(2, own("ValueError: the first", 5000.0, after=[]))
     run.write(0, own("KeyError: the second, on a machine whose clock is slow", 1000.0, after=[2]))
     assert failed_before(run.folder, 1, 3) == [0, 2]
-    ending = settle(run.folder)
+    ending = diagnose(run.folder)
     assert (run.saved().failed_rank, run.saved().error) == (2, "ValueError: the first"), ending.message
 
 
 def test_what_had_been_measured_is_kept(run: Run) -> None:
     run.write(1, own("ValueError: bad sample", 11.0))
-    settle(run.folder, {1: 1})
+    diagnose(run.folder, {1: 1})
     summary = run.saved()
     assert (summary.steps, summary.epoch_seconds, summary.train_loss, summary.train_accuracy) == (
         3,
@@ -120,7 +120,7 @@ def test_what_had_been_measured_is_kept(run: Run) -> None:
 def test_a_rank_that_vanished_is_blamed_by_its_exit_code(run: Run, code: int, how: str) -> None:
     run.write(0, lost(0, 10.0, peer=1))
     run.write(1, lost(1, 10.0))
-    ending = settle(run.folder, {0: 1, 1: 1, 2: code})
+    ending = diagnose(run.folder, {0: 1, 1: 1, 2: code})
     assert ending.exit_code == 1
     assert ending.message.startswith("rank 2 failed: ")
     assert how in ending.message
@@ -132,7 +132,7 @@ def test_a_rank_whose_process_is_gone_is_blamed_where_no_exit_code_is_known(run:
     run.write_ranks(os.getpid(), gone, os.getpid())
     run.write(0, lost(0, 10.0, peer=2))
     run.write(2, lost(2, 10.5, peer=0))
-    ending = settle(run.folder)
+    ending = diagnose(run.folder)
     assert ending.message.startswith("rank 1 failed: its process ended")
     assert run.saved().failed_rank == 1
 
@@ -140,7 +140,7 @@ def test_a_rank_whose_process_is_gone_is_blamed_where_no_exit_code_is_known(run:
 def test_a_process_number_of_another_machine_blames_nobody(run: Run, gone: int) -> None:
     run.write_ranks(gone, gone, gone, host="another-machine")
     run.write(0, lost(0, 10.0, peer=2))
-    settle(run.folder)
+    diagnose(run.folder)
     assert run.saved().failed_rank == 2
 
 
@@ -148,7 +148,7 @@ def test_a_rank_that_was_told_to_end_did_not_vanish(run: Run, gone: int) -> None
     run.write_ranks(gone, gone, gone)
     run.write(0, lost(0, 10.0))
     run.write(1, {"kind": "signal", "signal": 15})
-    settle(run.folder)
+    diagnose(run.folder)
     assert run.saved().failed_rank == 2
 
 
@@ -156,7 +156,7 @@ def test_a_rank_that_others_waited_for_in_vain_is_blamed(run: Run) -> None:
     run.write_ranks(os.getpid(), os.getpid(), os.getpid())
     run.write(0, lost(0, 11.0, peer=1, timeout=True))
     run.write(2, lost(2, 10.0, peer=1, timeout=True))
-    ending = settle(run.folder)
+    ending = diagnose(run.folder)
     assert run.saved().failed_rank == 1
     assert ending.message.startswith(f"rank 1 failed: {LOST.format(2)}")
 
@@ -165,7 +165,7 @@ def test_a_rank_that_lost_one_that_had_given_up_waiting_is_no_cause(run: Run) ->
     run.write(0, lost(0, 11.0, peer=2))
     run.write(1, lost(1, 11.2, peer=0, timeout=True))
     run.write(2, lost(2, 11.1, peer=1, timeout=True))
-    settle(run.folder)
+    diagnose(run.folder)
     waits = "rank 1 for rank 0, rank 2 for rank 1"
     assert run.saved().error == f"the ranks waited for each other until the deadline ({waits}): is a link down?"
     assert run.saved().failed_rank is None
@@ -174,14 +174,14 @@ def test_a_rank_that_lost_one_that_had_given_up_waiting_is_no_cause(run: Run) ->
 def test_in_a_ring_a_neighbour_that_waited_too_is_not_blamed(run: Run) -> None:
     run.write(0, lost(0, 10.0, peer=2, timeout=True))
     run.write(2, lost(2, 11.0, peer=1, timeout=True))
-    settle(run.folder, {0: 1, 2: 1})
+    diagnose(run.folder, {0: 1, 2: 1})
     assert run.saved().failed_rank == 1
 
 
 def test_a_rank_that_was_ended_because_others_had_waited_too_long_is_blamed_for_that(run: Run) -> None:
     run.write(0, lost(0, 10.0, peer=1, timeout=True))
     run.write(2, lost(2, 10.5))
-    ending = settle(run.folder, {0: 1, 1: -9, 2: 1})
+    ending = diagnose(run.folder, {0: 1, 1: -9, 2: 1})
     assert run.saved().failed_rank == 1
     assert LOST.format(0) in ending.message
 
@@ -199,7 +199,7 @@ def test_a_stopped_process_is_found(run: Run) -> None:
 
 
 def test_ranks_that_end_without_a_word_are_not_called_rank_none(run: Run) -> None:
-    ending = settle(run.folder, {0: 0, 1: 0, 2: 0})
+    ending = diagnose(run.folder, {0: 0, 1: 0, 2: 0})
     assert (ending.exit_code, run.saved().status, run.saved().failed_rank) == (1, FAILED, None)
     assert "None" not in ending.message
 
@@ -207,7 +207,7 @@ def test_ranks_that_end_without_a_word_are_not_called_rank_none(run: Run) -> Non
 def test_a_training_that_diverged_is_nobodys_fault(run: Run) -> None:
     for rank in range(3):
         run.write(rank, own("the loss is nan after step 3", 10.0 + rank, everyone=True))
-    ending = settle(run.folder, {0: 1, 1: 1, 2: 1})
+    ending = diagnose(run.folder, {0: 1, 1: 1, 2: 1})
     assert ending.exit_code == 1
     assert ending.message.startswith("the loss is nan after step 3\n")
     assert (run.saved().status, run.saved().failed_rank) == (FAILED, None)
@@ -216,21 +216,21 @@ def test_a_training_that_diverged_is_nobodys_fault(run: Run) -> None:
 def test_a_usage_error_of_a_rank_is_a_usage_error_of_the_run(run: Run) -> None:
     run.write(0, lost(0, 10.0))
     run.write(1, own("--weights w are of another model", 11.0, exit_code=2))
-    assert settle(run.folder, {0: 1, 1: 2, 2: 1}).exit_code == 2
+    assert diagnose(run.folder, {0: 1, 1: 2, 2: 1}).exit_code == 2
     assert run.saved().status == FAILED
 
 
 def test_interrupted_ranks_that_lost_each_other_are_interrupted(run: Run) -> None:
     run.write(0, lost(0, 10.0))
     run.write(1, {"kind": "signal", "signal": 2})
-    ending = settle(run.folder, {0: 1, 1: 130}, interrupted=True)
+    ending = diagnose(run.folder, {0: 1, 1: 130}, interrupted=True)
     assert (ending.exit_code, run.saved().status, run.saved().failed_rank) == (130, INTERRUPTED, None)
     assert run.saved().steps == 3
 
 
 def test_an_error_counts_though_ctrl_c_came_too(run: Run) -> None:
     run.write(1, own("ValueError: bad sample", 11.0))
-    assert settle(run.folder, {0: 1, 1: 1, 2: 1}, interrupted=True).exit_code == 1
+    assert diagnose(run.folder, {0: 1, 1: 1, 2: 1}, interrupted=True).exit_code == 1
     assert (run.saved().status, run.saved().failed_rank) == (FAILED, 1)
 
 
@@ -238,9 +238,9 @@ def test_a_run_that_has_failed_is_not_interrupted_by_what_mpiexec_sends_the_rank
     """A rank that waited in vain settles the run and aborts; MPI_Abort's SIGTERM makes the others settle it, too."""
     run.write_ranks(os.getpid(), os.getpid(), os.getpid())
     run.write(0, lost(0, 10.0, peer=1, timeout=True))
-    before = settle(run.folder)
+    before = diagnose(run.folder)
     run.write(2, {"kind": "signal", "signal": 15})
-    assert settle(run.folder, interrupted=True) == before
+    assert diagnose(run.folder, interrupted=True) == before
     assert (run.saved().status, run.saved().failed_rank, run.saved().error) == (FAILED, 1, LOST.format(0))
 
 
@@ -251,7 +251,7 @@ def test_ranks_that_settle_a_run_at_the_same_time_agree(run: Run) -> None:
     for _ in range(20):
         write_summary(run.folder, Summary(RUNNING, "ring", 3, "gloo", "mlp", "mnist-mini", 8, 24, 5, 0))
         with ThreadPoolExecutor(4) as pool:
-            codes = set(pool.map(lambda by_signal: settle(run.folder, interrupted=by_signal).exit_code, [0, 1, 1, 1]))
+            codes = set(pool.map(lambda by_signal: diagnose(run.folder, interrupted=by_signal).exit_code, [0, 1, 1, 1]))
         assert codes == {130 if run.saved().status == INTERRUPTED else 1}
 
 
@@ -261,8 +261,8 @@ def test_a_summary_that_cannot_be_written_is_told_with_the_rank(run: Run, monkey
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("paceline.launch.settle.write_summary", full)
-    ending = settle(run.folder, {0: 1, 1: 1, 2: 1})
+    monkeypatch.setattr("paceline.launch.diagnose.write_summary", full)
+    ending = diagnose(run.folder, {0: 1, 1: 1, 2: 1})
     assert ending.exit_code == 1
     assert ending.message.startswith("rank 1 failed: no space left\n")
     assert "its summary cannot be written (No space left on device)" in ending.message
@@ -273,7 +273,7 @@ def test_what_rank_0_has_settled_stays(tmp_path: Path, status: str, code: int) -
     run = Run(tmp_path, status)
     before = (tmp_path / "summary.json").read_bytes()
     run.write(1, lost(1, 10.0, peer=0))
-    assert settle(tmp_path, {0: 0, 1: 1, 2: -9}, interrupted=True).exit_code == code
+    assert diagnose(tmp_path, {0: 0, 1: 1, 2: -9}, interrupted=True).exit_code == code
     assert (tmp_path / "summary.json").read_bytes() == before
 
 
@@ -302,7 +302,7 @@ def test_a_rank_waits_for_the_one_with_the_real_error_and_no_longer(
 
 
 def test_a_run_that_never_began_points_to_its_logs(tmp_path: Path) -> None:
-    ending = settle(Run(tmp_path, None).folder, {0: 1})
+    ending = diagnose(Run(tmp_path, None).folder, {0: 1})
     assert (ending.summary, ending.exit_code) == (None, 1)
     assert str(tmp_path / "logs") in ending.message
 
@@ -318,7 +318,7 @@ def test_a_usage_error_before_the_first_step_is_told_with_its_reason(tmp_path: P
     lines = LineWriter(just_begun(tmp_path) / "rank_0.jsonl")
     lines.write(**own("--device cuda: this PyTorch sees no GPU here", 10.0, exit_code=2))
     lines.close()
-    ending = settle(tmp_path, {0: 2})
+    ending = diagnose(tmp_path, {0: 2})
     assert ending.message == "rank 0 failed: --device cuda: this PyTorch sees no GPU here"
     assert ending.exit_code == 2
 
@@ -329,8 +329,8 @@ def test_an_error_of_the_only_process_is_told_as_it_is(tmp_path: Path) -> None:
     lines = LineWriter(tmp_path / "rank_0.jsonl")
     lines.write(**own("--model x: there is no such module", 10.0, exit_code=2, everyone=True))
     lines.close()
-    assert settle(tmp_path, {0: 2}).message == "--model x: there is no such module"
+    assert diagnose(tmp_path, {0: 2}).message == "--model x: there is no such module"
 
 
 def test_ctrl_c_before_the_ranks_are_up_is_an_interruption(tmp_path: Path) -> None:
-    assert settle(just_begun(tmp_path), {0: -2, 1: -2}, interrupted=True).exit_code == 130
+    assert diagnose(just_begun(tmp_path), {0: -2, 1: -2}, interrupted=True).exit_code == 130

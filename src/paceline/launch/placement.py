@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from paceline.errors import UsageError
-from paceline.lab.plan import Node, Plan, in_words
+from paceline.lab.plan import LabPlan, Node, in_words
 from paceline.launch import env as names
 from paceline.layout import share
 from paceline.spec import RunSpec
@@ -70,7 +70,7 @@ def find_places(spec: RunSpec, env: Mapping[str, str] | None = None) -> Places |
     return Places(tuple(place(plan, spec.ranks)), here, spec.servers or 0, port, secrets.token_hex(32))
 
 
-def place(plan: Plan, ranks: int) -> list[Node]:
+def place(plan: LabPlan, ranks: int) -> list[Node]:
     """As many ranks on a node as the lab's file says; where it says nothing, divided evenly."""
     if not any(node.processes for node in plan.nodes):
         used = plan.nodes[: min(ranks, len(plan.nodes))]
