@@ -18,7 +18,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from paceline.records import read_lines, read_summary
+from raw_lines import raw_lines
+
+from paceline.run.folder import read_summary
 
 PACELINE = [str(Path(sys.executable).parent / "paceline"), "train"]
 STRATEGIES = {
@@ -44,15 +46,16 @@ def run(flags: list[str], killed: int, data: str, epochs: int, samples: int, fol
     summary = read_summary(folder)
     if process.returncode or summary is None:
         sys.exit(f"{' '.join(command)} failed")
-    lost = ", ".join(str(worker["update"]) for worker in summary.lost_workers)
+    own = summary.own_figures
+    lost = ", ".join(str(worker["update"]) for worker in own["lost_workers"])
     return (
         f"{killed:>7}{sum(summary.epoch_seconds):>9.1f} s{summary.test_accuracy or 0:>10.2%}{summary.steps:>9}"
-        f"{summary.staleness_mean or 0:>7.2f}{summary.staleness_max or 0:>5}  {lost or '-'}"
+        f"{own['staleness_mean'] or 0:>7.2f}{own['staleness_max'] or 0:>5}  {lost or '-'}"
     )
 
 
 def _samples(folder: Path) -> int:
-    return sum(record["samples"] for record in read_lines(folder / "rank_0.jsonl") if record["kind"] == "step")
+    return sum(record["samples"] for record in raw_lines(folder / "rank_0.jsonl") if record["kind"] == "step")
 
 
 def main() -> None:

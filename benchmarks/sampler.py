@@ -22,10 +22,12 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+from raw_lines import raw_lines
+
 from paceline.launch.counters import Counters
 from paceline.launch.gpus import Gpus
 from paceline.launch.usage import PERIOD, Samples
-from paceline.records import LineWriter, read_lines
+from paceline.run.lines import LineWriter
 
 PACELINE = str(Path(sys.executable).parent / "paceline")
 RUNS = {
@@ -60,7 +62,7 @@ def sample_seconds(own_processes: bool, count: int, folder: Path) -> float:
     samples, lines = Samples(counters, Gpus()), LineWriter(folder / "samples.jsonl")
     start = time.thread_time()
     for _ in range(count):
-        lines.write("sample", **samples.take())
+        lines.write(samples.take())
         lines.flush()
     seconds = time.thread_time() - start
     lines.close()
@@ -94,7 +96,7 @@ def train(flags: list[str], seconds: float, window: float | None, folder: Path) 
 
 def ratios(run: Path, window: float) -> list[float]:
     """Of every window with an even number and the next one: mean step divided by mean step."""
-    steps = [record for record in read_lines(run / "rank_0.jsonl") if record["kind"] == "step"]
+    steps = [record for record in raw_lines(run / "rank_0.jsonl") if record["kind"] == "step"]
     begin, windows = steps[0]["time"] + SKIP_SECONDS, defaultdict[int, list[float]](list)
     for step in steps:
         number = int(step["time"] // window)
@@ -108,7 +110,7 @@ def ratios(run: Path, window: float) -> list[float]:
 def own_share(run: Path) -> tuple[float, float]:
     """Seconds of a sample, and the sampler's part of the time of a core, as its thread has counted."""
     (path,) = run.glob("node_*.jsonl")
-    end = next(record for record in read_lines(path) if record["kind"] == "end")
+    end = next(record for record in raw_lines(path) if record["kind"] == "end")
     each = end["cpu_seconds"] / end["samples"]
     return each, each / PERIOD
 

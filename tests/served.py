@@ -23,7 +23,8 @@ from torch import Tensor
 from paceline.comm.metered import MeteredComm
 from paceline.comm.single import SingleComm
 from paceline.launch.folder import begin_summary
-from paceline.records import Summary
+from paceline.run.recorder import Recorder
+from paceline.run.records import Summary
 from paceline.server.roles import Meeting
 from paceline.server.sockets import Listener
 from paceline.spec import RunSpec, resolve
@@ -31,7 +32,6 @@ from paceline.strategies.parameter_server.engine import Membership
 from paceline.strategies.setup import choose_place
 from paceline.training.console import Console
 from paceline.training.driver import Job, train
-from paceline.training.trace import Trace
 
 PATIENCE = 60.0
 SECRET = bytes(range(32))
@@ -124,8 +124,8 @@ def _run_rank(
     leads, serves = rank == 0, rank < (spec.servers or 1)
     listener = Listener(where.endpoints[rank], where.secret) if serves else None
 
-    def opened(path: Path) -> Trace | None:
-        return None if serves else Trace(path / f"rank_{rank}.jsonl", rank)
+    def opened(path: Path) -> Recorder | None:
+        return None if serves else Recorder(path, rank)
 
     member = Membership(where, listener, rank, 1000 + rank, about, opened, gone=lambda: gone, folder=folder)
     job = Job(spec, MeteredComm(SingleComm()), choose_place(spec, 0), Console(None), stop,
@@ -133,5 +133,5 @@ def _run_rank(
     if not leads:
         train(job)
         return
-    with closing(Trace(folder / "rank_0.jsonl", 0)) as trace:
-        train(job.opened(folder, trace))
+    with closing(Recorder(folder, 0)) as recorder:
+        train(job.opened(folder, recorder))

@@ -96,8 +96,8 @@ class Player:
                                  staleness=play.plan.staleness, beat_seconds=math.inf)  # fmt: skip
         self.links: Links = self.client._links  # type: ignore[assignment]
         flat: Any = self.flat
-        trace: Any = SimpleNamespace(step=lambda *_, **__: None, input_seconds=0.0)
-        self.work = Work(self.client, flat, self._batch, 0, lambda _: trace, lambda: False, trace)
+        recorder: Any = SimpleNamespace(step=lambda *_, **__: None, input_seconds=0.0)
+        self.work = Work(self.client, flat, self._batch, 0, lambda _: recorder, lambda: False, recorder)
         self.work._timer = StepTimer()
         self.client.target = 1 + AHEAD
         self.awake = self.gone = False

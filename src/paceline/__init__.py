@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from paceline.errors import PacelineError
     from paceline.launch.connect import connect
     from paceline.launch.run import train
-    from paceline.records import Summary
+    from paceline.run.records import Summary
     from paceline.spec import RunSpec
     from paceline.strategies.data_parallel import DataParallel
 
@@ -27,7 +27,7 @@ _HOMES = {
     "PacelineError": "paceline.errors",
     "RunSpec": "paceline.spec",
     "Sampler": "paceline.data.sampler",
-    "Summary": "paceline.records",
+    "Summary": "paceline.run.records",
     "connect": "paceline.launch.connect",
     "train": "paceline.launch.run",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from paceline.records import Node, NodeSample
+from paceline.run.records import Node, NodeSample
 
 # Cores. Less than this the operating system uses by itself, and counts of processor time are no more exact.
 LEAST = 0.2

@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 from made_up_pipeline import Stages, write_stages
+from raw_lines import RawWriter
 
-from paceline.records import COMPLETED, FAILED, Bench, LineWriter, Summary, write_bench, write_summary, write_whole
+from paceline.run.atomic import write_whole
+from paceline.run.folder import write_bench, write_summary
+from paceline.run.records import COMPLETED, FAILED, Bench, Summary
 
 START = 1_700_000_000.0
 IMAGES = 6_000
@@ -109,7 +112,7 @@ def write(folder: Path, one: MadeUp) -> None:
 
 
 def _write_rank(path: Path, one: MadeUp, rank: int, steps: Any, ends: Any) -> None:
-    lines = LineWriter(path)
+    lines = RawWriter(path)
     computing, _ = one.seconds
     for number, (seconds, end) in enumerate(zip(steps, ends, strict=True)):
         spent = min(0.9 * seconds, computing * (1 + 0.05 * rank))
@@ -136,7 +139,7 @@ def _loss(one: MadeUp, number: int, steps: int) -> float:
 
 def _write_node(path: Path, one: MadeUp, node: int, end: float) -> None:
     """What each sample counts grows with time, and a server's more than a worker's."""
-    lines, name = LineWriter(path), "lo" if one.nodes == 1 else "eth0"
+    lines, name = RawWriter(path), "lo" if one.nodes == 1 else "eth0"
     lines.write("node", schema=1, name=path.stem.removeprefix("node_"), cores=16, memory_bytes=64 * 10**9,
                 period=PERIOD, clock="unix", own_processes=True)  # fmt: skip
     share = one.workers / one.servers if node < one.servers else 1.0

@@ -11,7 +11,7 @@ from made_up import steady, write_run
 from paceline.bench.experiment import read_experiment
 from paceline.bench.store import Store
 from paceline.cli.main import main
-from paceline.records import check_summary, write_summary
+from paceline.run.folder import check_summary, write_summary
 
 
 def test_what_experiments_and_runs_say_cannot_control_the_terminal(

@@ -32,7 +32,8 @@ from paceline.emulation.measured import seconds_per_image
 from paceline.errors import UsageError
 from paceline.launch.folder import make_folder, open_run
 from paceline.launch.rank import Rank
-from paceline.records import Bench, write_bench
+from paceline.run.folder import write_bench
+from paceline.run.records import Bench
 from paceline.spec import resolve
 
 T = TypeVar("T")

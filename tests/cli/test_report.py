@@ -13,7 +13,7 @@ from made_up import steady, write_run
 from made_up_experiments import training
 
 from paceline.cli.main import main
-from paceline.records import check_summary, write_summary
+from paceline.run.folder import check_summary, write_summary
 
 
 @pytest.fixture

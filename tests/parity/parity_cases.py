@@ -21,12 +21,13 @@ from paceline.comm.metered import MeteredComm
 from paceline.data.load import load
 from paceline.launch.folder import begin_summary
 from paceline.models.build import build
-from paceline.records import Summary, read_summary
+from paceline.run.folder import read_summary
+from paceline.run.recorder import Recorder
+from paceline.run.records import Summary
 from paceline.spec import Resolved, resolve
 from paceline.strategies.setup import choose_place
 from paceline.training.console import Console
 from paceline.training.driver import Job, train
-from paceline.training.trace import Trace
 
 STEPS = 21
 OURS = {"data": "synthetic:1x16x16,train=145,test=30", "dropout": 0.0}
@@ -148,6 +149,6 @@ def train_here(comm: Comm, folder: str, values: dict[str, Any]) -> int:
     torch.set_num_threads(1)
     summary = begin_summary(resolved.spec)
     place = choose_place(resolved.spec, 0)
-    with closing(Trace(path / f"rank_{comm.rank}.jsonl", comm.rank)) as trace:
-        train(Job(resolved.spec, metered, place, Console(None), lambda: False, summary).opened(path, trace))
+    with closing(Recorder(path, comm.rank)) as recorder:
+        train(Job(resolved.spec, metered, place, Console(None), lambda: False, summary).opened(path, recorder))
     return summary.steps

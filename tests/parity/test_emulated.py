@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from parity_cases import train_here, values_for
+from raw_lines import raw_lines
 from served import train_served
 from worlds import ThreadWorld
 
@@ -19,7 +20,9 @@ from paceline.emulation.device import EmulatedDevice
 from paceline.emulation.timing import measure
 from paceline.launch.folder import begin_summary
 from paceline.models.build import build
-from paceline.records import COMPLETED, Summary, read_lines, read_summary
+from paceline.run.folder import read_summary
+from paceline.run.recorder import Recorder
+from paceline.run.records import COMPLETED, Summary
 from paceline.spec import resolve
 from paceline.strategies.emulated import EmulatedSynchronous
 from paceline.strategies.engine import StepTimer
@@ -28,7 +31,6 @@ from paceline.strategies.synchronous import Options
 from paceline.training import setup
 from paceline.training.console import Console
 from paceline.training.driver import Job, train
-from paceline.training.trace import Trace
 
 EMULATED = {"compute": "emulated:0.002"}
 
@@ -42,7 +44,7 @@ def run_threads(folder: Path, values: dict[str, Any]) -> Summary:
 
 def steps_of(folder: Path, rank: int) -> list[tuple[int, int, int]]:
     """Which steps there were, of how many samples in all and on this rank."""
-    lines = read_lines(folder / f"rank_{rank}.jsonl")
+    lines = raw_lines(folder / f"rank_{rank}.jsonl")
     return [(line["step"], line["samples"], line["own"]) for line in lines if line["kind"] == "step"]
 
 
@@ -88,11 +90,11 @@ def test_servers_and_their_workers_move_the_bytes_of_a_real_run(tmp_path: Path, 
     for name in ("bytes_sent", "bytes_received", "messages_sent"):
         ranks = slice(None) if strategy != "ps-async" else slice(0, 2)
         assert getattr(emulated, name)[ranks] == getattr(real, name)[ranks], name
-    assert sum(emulated.gradients) == sum(real.gradients)
+    assert sum(emulated.own_figures["gradients"]) == sum(real.own_figures["gradients"])
     check_claims_nothing(emulated, tmp_path / "emulated")
-    lines = [line for rank in (2, 3) for line in read_lines(tmp_path / "emulated" / f"rank_{rank}.jsonl")]
+    lines = [line for rank in (2, 3) for line in raw_lines(tmp_path / "emulated" / f"rank_{rank}.jsonl")]
     spans = [(line["spans"], line["own"]) for line in lines if line["kind"] == "step"]
-    assert len(spans) == sum(emulated.gradients)
+    assert len(spans) == sum(emulated.own_figures["gradients"])
     assert all(part["forward"] + part["backward"] >= 0.002 / 12 * own for part, own in spans)
 
 
@@ -101,17 +103,17 @@ def train_alone(folder: Path, values: dict[str, Any], speed: float = 1.0) -> tup
     from paceline.comm.single import SingleComm
 
     spec = resolve(("test", {"strategy": "sequential", **values})).spec
-    summary, shown, trace = begin_summary(spec), io.StringIO(), Trace(folder / "rank_0.jsonl", 0)
+    summary, shown, recorder = begin_summary(spec), io.StringIO(), Recorder(folder, 0)
     place = choose_place(spec, 0, speed=speed)
-    train(Job(spec, MeteredComm(SingleComm()), place, Console(shown), lambda: False, summary).opened(folder, trace))
-    trace.close()
+    train(Job(spec, MeteredComm(SingleComm()), place, Console(shown), lambda: False, summary).opened(folder, recorder))
+    recorder.close()
     return summary, shown.getvalue()
 
 
 def test_a_step_takes_the_time_of_its_own_samples_on_its_own_node(tmp_path: Path) -> None:
     values = {"model": "mlp", "data": "synthetic:1x8x8,train=25,test=5", "batch_size": 10, "epochs": 1}
     summary, shown = train_alone(tmp_path, values | {"compute": "emulated:0.02"}, speed=0.5)
-    steps = [line for line in read_lines(tmp_path / "rank_0.jsonl") if line["kind"] == "step"]
+    steps = [line for line in raw_lines(tmp_path / "rank_0.jsonl") if line["kind"] == "step"]
     assert [step["own"] for step in steps] == [10, 10, 5]
     for step in steps:
         assert step["seconds"] >= step["own"] / 10 * 0.02 / 0.5

@@ -10,12 +10,13 @@ import parity_cases as cases
 import pytest
 import torch
 from parity_cases import check_trains, data_of, distance, model_of, values_for
+from raw_lines import raw_lines
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from worlds import TRANSPORTS, ThreadWorld, Worlds
 
 from paceline.collectives.ring import RING
-from paceline.records import read_lines, read_summary
+from paceline.run.folder import read_summary
 
 # 144 samples in steps of 24: six steps an epoch, in which all workers have as many samples.
 EVEN = {"data": "synthetic:1x16x16,train=144,test=30", "momentum": 0.0, "scale_lr": False, "decay": "none"}
@@ -93,7 +94,7 @@ def test_it_sends_what_the_ring_costs_once_in_so_many_steps(tmp_path: Path) -> N
 def test_steps_of_a_workers_own_have_its_own_loss_and_the_last_of_a_round_has_everybodys(tmp_path: Path) -> None:
     values = values_for("mlp-sgd", 2, **EVEN | {"sync_every": 3, "steps": 6}, **LOCAL)
     ThreadWorld(2).run(cases.train_here, folder=str(tmp_path), values=values)
-    lines = [[r for r in read_lines(tmp_path / f"rank_{rank}.jsonl") if r["kind"] == "step"] for rank in (0, 1)]
+    lines = [[r for r in raw_lines(tmp_path / f"rank_{rank}.jsonl") if r["kind"] == "step"] for rank in (0, 1)]
     same = [one["loss"] == other["loss"] for one, other in zip(*lines, strict=True)]
     assert same == [False, False, True, False, False, True]
 
@@ -101,7 +102,7 @@ def test_steps_of_a_workers_own_have_its_own_loss_and_the_last_of_a_round_has_ev
 def test_replicas_are_compared_after_an_average(tmp_path: Path) -> None:
     values = values_for("norm-sgd", 3, sync_every=4, check_replicas=3, steps=12, **LOCAL)
     ThreadWorld(3).run(cases.train_here, folder=str(tmp_path), values=values)
-    spans = [r["spans"] for r in read_lines(tmp_path / "rank_0.jsonl") if r["kind"] == "step"]
+    spans = [r["spans"] for r in raw_lines(tmp_path / "rank_0.jsonl") if r["kind"] == "step"]
     assert ["check" in span for span in spans] == [step % 4 == 0 for step in range(1, 13)]
 
 
@@ -109,4 +110,4 @@ def test_a_rank_may_have_no_samples(tmp_path: Path) -> None:
     values = {name: value for name, value in values_for("norm-sgd", 4).items() if name != "batch_size"}
     values |= LOCAL | {"global_batch": 2, "steps": 5, "sync_every": 10}
     assert ThreadWorld(4).run(cases.train_here, folder=str(tmp_path), values=values) == [5] * 4
-    assert [r for r in read_lines(tmp_path / "rank_0.jsonl") if r["kind"] == "epoch"]
+    assert [r for r in raw_lines(tmp_path / "rank_0.jsonl") if r["kind"] == "epoch"]

@@ -10,11 +10,12 @@ from typing import Any
 import parity_cases as cases
 import pytest
 from parity_cases import check_trains, distance
+from raw_lines import raw_lines
 from safetensors.torch import load_file
 from worlds import TRANSPORTS, ThreadWorld, Worlds
 
 from paceline.pipeline.plan import StagePlan
-from paceline.records import read_lines, read_summary
+from paceline.run.folder import read_summary
 
 STEPS = 10
 MICROS = 3
@@ -158,7 +159,7 @@ def test_a_timeline_has_every_pass_of_every_micro_batch(worlds: Worlds, tmp_path
     values = values_for("mnist-cnn", 22, strategy="pipeline", workers=2, batch_size=6, steps=2, recompute=True)
     worlds.get("gloo", 2).run(cases.train_here, folder=str(tmp_path), values=values)
     for rank, passes in enumerate([["forward", "recompute", "backward"], ["forward", "backward"]]):
-        lines = [line for line in read_lines(tmp_path / f"rank_{rank}.jsonl") if line["kind"] == "timeline"]
+        lines = [line for line in raw_lines(tmp_path / f"rank_{rank}.jsonl") if line["kind"] == "timeline"]
         assert [line["step"] for line in lines] == [0, 1]
         for line in lines:
             done = [(what, micro) for what, micro, _, _ in line["events"] if what in passes]

@@ -11,12 +11,13 @@ import plain_loop
 import pytest
 import torch
 from parity_cases import SETTINGS, check_trained, data_of, distance, model_of, recipe_of, train_here, values_for
+from raw_lines import raw_lines
 from safetensors.torch import load_file
 from served import Killed, train_served
 from worlds import ThreadWorld
 
 from paceline.models.build import build
-from paceline.records import INTERRUPTED, read_lines
+from paceline.run.records import INTERRUPTED
 from paceline.server.shard import CHUNK_BYTES, Layout, cost
 from paceline.strategies.parameter_server.flat import FlatModel
 
@@ -41,7 +42,7 @@ def test_synchronous_servers_train_the_model_of_the_plain_loop(
     for setting in {"norm-sgd", SERVED[turn % len(SERVED)]}:
         values = served_values(setting, workers, strategy="ps-sync", servers=servers)
         summary, weights = train_served(values, tmp_path, wire)
-        assert summary.security == wire
+        assert summary.own_figures["security"] == wire
         check_trained(summary, weights, expected(values), SETTINGS[setting][1])
 
 
@@ -59,7 +60,7 @@ def test_batch_norm_is_right_when_others_compute_a_lost_workers_parts(
         return False
 
     summary, weights = train_served(values, tmp_path, **{"stop": die} if killed else {"never": {workers[-1]}})
-    [lost] = summary.lost_workers
+    [lost] = summary.own_figures["lost_workers"]
     assert lost["rank"] == workers[-1]
     assert (lost["samples"] > 0) == killed, "others compute the parts that it had in hand"
     slots = [_slots(tmp_path, workers, update) for update in range(summary.steps)]
@@ -71,7 +72,7 @@ def test_batch_norm_is_right_when_others_compute_a_lost_workers_parts(
 
 def _slots(folder: Path, workers: range, update: int) -> set[int]:
     """The parts of an update, by what the workers that computed them wrote down."""
-    records = (r for rank in workers for r in read_lines(folder / f"rank_{rank}.jsonl") if r["kind"] == "step")
+    records = (r for rank in workers for r in raw_lines(folder / f"rank_{rank}.jsonl") if r["kind"] == "step")
     return {r["slot"] for r in records if r["step"] == update}
 
 
@@ -81,7 +82,7 @@ def test_a_bound_of_zero_is_synchronous(expected: Any, tmp_path: Path, servers: 
         values = served_values(setting, 3, strategy="ps-bounded", staleness=0, servers=servers)
         summary, weights = train_served(values, tmp_path)
         check_trained(summary, weights, expected(values))
-        assert summary.staleness == {"0": sum(summary.gradients)}
+        assert summary.own_figures["staleness"] == {"0": sum(summary.own_figures["gradients"])}
 
 
 def test_one_asynchronous_worker_trains_it_too(expected: Any, tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_every_rank_moves_exactly_the_bytes_it_prices(tmp_path: Path, strategy: 
     summary, weights = train_served(values, tmp_path)
     length = sum(tensor.numel() for tensor in weights.values())
     layout = Layout(length, length, servers, 8)
-    gradients = summary.gradients[servers:]
+    gradients = summary.own_figures["gradients"][servers:]
     assert sum(gradients) == (6 if strategy == "ps-async" else 12)
     # A server's price is for one gradient of each worker; asynchronous workers send as many as they come to.
     one = cost(1, layout)
@@ -147,14 +148,14 @@ def test_a_flat_model_computes_in_its_own_memory() -> None:
 
 def test_every_worker_writes_down_what_it_did(tmp_path: Path) -> None:
     summary, _ = train_served(served_values("mlp-sgd", 3, strategy="ps-bounded", staleness=2), tmp_path)
-    for rank, gradients in list(enumerate(summary.gradients))[1:]:
-        steps = [r for r in read_lines(tmp_path / f"rank_{rank}.jsonl") if r["kind"] == "step"]
+    for rank, gradients in list(enumerate(summary.own_figures["gradients"]))[1:]:
+        steps = [r for r in raw_lines(tmp_path / f"rank_{rank}.jsonl") if r["kind"] == "step"]
         assert len(steps) == gradients
         assert max(step["staleness"] for step in steps) <= 2
         assert {"input", "forward", "backward", "push", "wait"} <= set(steps[0]["spans"])
-    assert summary.staleness_max is not None
-    assert summary.staleness_max <= 2
-    assert sum((summary.staleness or {}).values()) == sum(summary.gradients)
+    assert summary.own_figures["staleness_max"] is not None
+    assert summary.own_figures["staleness_max"] <= 2
+    assert sum((summary.own_figures["staleness"] or {}).values()) == sum(summary.own_figures["gradients"])
 
 
 @pytest.mark.parametrize(("asked", "lost"), [({0, 1, 2, 3}, set()), ({1}, set()), ({2, 3}, {2, 3})])
@@ -163,15 +164,15 @@ def test_ranks_that_are_asked_to_stop_save_what_they_have(tmp_path: Path, asked:
     values = served_values("mlp-sgd", 2, strategy="ps-sync", servers=2, steps=1_000_000, worker_timeout=1.0)
 
     def stop(rank: int) -> bool:
-        steps = [r["step"] for r in read_lines(tmp_path / "rank_0.jsonl") if r["kind"] == "step"]
+        steps = [r["step"] for r in raw_lines(tmp_path / "rank_0.jsonl") if r["kind"] == "step"]
         return bool(steps) and (rank in asked or (rank == 0 and not _living(tmp_path)))
 
     summary, _ = train_served(values, tmp_path, stop=stop)
     assert summary.status == INTERRUPTED
     assert 0 < summary.steps < 1_000_000
-    assert {row["rank"] for row in summary.lost_workers} == lost, summary.lost_workers
+    assert {row["rank"] for row in summary.own_figures["lost_workers"]} == lost, summary.own_figures["lost_workers"]
 
 
 def _living(folder: Path) -> set[int]:
     """Workers that the leader has not lost."""
-    return {2, 3} - {r["rank"] for r in read_lines(folder / "rank_0.jsonl") if r["kind"] == "lost"}
+    return {2, 3} - {r["rank"] for r in raw_lines(folder / "rank_0.jsonl") if r["kind"] == "lost"}

@@ -15,7 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.records import Summary, read_lines, read_summary
+from raw_lines import raw_lines
+
+from paceline.run.folder import read_summary
+from paceline.run.records import Summary
 
 BIN = Path(sys.executable).parent
 PACELINE = [str(BIN / "paceline"), "train"]
@@ -76,7 +79,7 @@ class LiveRun:
         shutil.rmtree(self.temporary)
 
     def steps(self, rank: int) -> int:
-        return sum(record["kind"] == "step" for record in read_lines(self.folder / f"rank_{rank}.jsonl"))
+        return sum(record["kind"] == "step" for record in raw_lines(self.folder / f"rank_{rank}.jsonl"))
 
     def wait_until_training(self, steps: int = 3) -> None:
         until("rank 0 trains", lambda: self.process.poll() is not None or self.steps(0) > steps)

@@ -13,7 +13,8 @@ from live_run import BIN, until
 from paceline.analysis.study import read_study
 from paceline.bench.store import Store
 from paceline.errors import UsageError
-from paceline.records import COMPLETED, read_bench, read_summary
+from paceline.run.folder import read_bench, read_summary
+from paceline.run.records import COMPLETED
 
 BENCH = [str(BIN / "paceline"), "bench"]
 

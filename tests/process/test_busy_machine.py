@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from raw_lines import raw_lines
 
 from paceline.bench.run import busy_now
 from paceline.comm.seat import Seat
@@ -20,7 +21,7 @@ from paceline.errors import EXIT_INTERRUPTED
 from paceline.launch.folder import make_folder, open_run
 from paceline.launch.rank import Rank
 from paceline.launch.signals import StopSignals
-from paceline.records import read_lines, read_nodes, read_summary
+from paceline.run.folder import read_nodes, read_summary
 from paceline.spec import resolve
 
 TRAINING = {"model": "mlp", "hidden": [256], "data": "synthetic:1x28x28,train=4096,test=64", "batch_size": 256,
@@ -65,7 +66,7 @@ def test_a_training_beside_busy_loops_is_marked_as_disturbed(tmp_path: Path, bus
     (node,) = read_nodes(folder).values()
     assert any(sample.preemptions for sample in node.samples)
     assert all(sample.steal is not None for sample in node.samples[1:-1])
-    steps = [record for record in read_lines(folder / "rank_0.jsonl") if record["kind"] == "step"]
+    steps = [record for record in raw_lines(folder / "rank_0.jsonl") if record["kind"] == "step"]
     queued = sum(sum(step.get("queued", {}).values()) for step in steps)
     assert 0 < queued < sum(step["seconds"] for step in steps), "it waited for a core, and trained"
     assert busy_now() is not None, "and a bench that starts now says so"

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from live_run import PACELINE
 
-from paceline.records import FAILED, Summary, read_summary
+from paceline.run.folder import read_summary
+from paceline.run.records import FAILED, Summary
 
 # Trains on a disk of its own, fills it all but $3 KB once there are steps, and copies what is left of the run.
 SCRIPT = """

@@ -10,7 +10,8 @@ import kills
 import pytest
 from live_run import ENDLESS, LAUNCHERS, PACELINE, LiveRun
 
-from paceline.records import FAILED, HELD
+from paceline.run.folder import HELD
+from paceline.run.records import FAILED
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

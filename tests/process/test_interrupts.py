@@ -13,7 +13,7 @@ import pytest
 from live_run import ENDLESS, LAUNCHERS, PACELINE, LiveRun, until
 from safetensors.torch import load_file
 
-from paceline.records import INTERRUPTED
+from paceline.run.records import INTERRUPTED
 
 
 @pytest.mark.parametrize("launcher", ["gloo", "mpi", "torchrun"])

@@ -17,12 +17,14 @@ import pytest
 import torch
 from live_lab import PACELINE, LiveLab, live_lab
 from live_run import BIN, ENDLESS, until
+from raw_lines import raw_lines
 from safetensors.torch import load_file
 from worlds import ThreadWorld
 
 from paceline.collectives.choose import TABLE as AVERAGINGS
 from paceline.lab import client
-from paceline.records import Summary, Traffic, read_lines, read_nodes, read_summary
+from paceline.run.folder import read_nodes, read_summary
+from paceline.run.records import Summary, Traffic
 from paceline.server.shard import Layout
 from paceline.server.shard import cost as served_cost
 
@@ -126,7 +128,9 @@ def test_the_kernel_counts_the_bytes_that_were_priced(strategy: str, lab: LiveLa
         priced = AVERAGINGS["ring"].cost(3, PARAMETERS)
     else:
         priced = served_cost(3, Layout(PARAMETERS, PARAMETERS, 1, 4))
-        gradients = check_summary(tmp_path / "run").gradients  # a worker that is late has its part taken over
+        gradients = check_summary(tmp_path / "run").own_figures[
+            "gradients"
+        ]  # a worker that is late has its part taken over
         received = carried[0].rx_bytes - HEADERS * carried[0].rx_packets
         assert received / steps / priced.bytes_received[0] == pytest.approx(1.0, abs=0.03)
     for rank in range(len(carried) - 3, len(carried)):
@@ -150,7 +154,7 @@ def training(lab: LiveLab, folder: Path, *words: str) -> Iterator[client.Command
 
 
 def steps_of(folder: Path) -> list[dict[str, Any]]:
-    return [record for record in read_lines(folder / "rank_0.jsonl") if record["kind"] == "step"]
+    return [record for record in raw_lines(folder / "rank_0.jsonl") if record["kind"] == "step"]
 
 
 def check_summary(folder: Path) -> Summary:
@@ -191,4 +195,4 @@ def test_servers_go_on_without_a_node_that_was_killed(tmp_path: Path) -> None:
     assert command.exit_code == 0
     summary = check_summary(run)
     assert (summary.status, summary.steps) == ("completed", 400)
-    assert [lost["rank"] for lost in summary.lost_workers] == [2]
+    assert [lost["rank"] for lost in summary.own_figures["lost_workers"]] == [2]

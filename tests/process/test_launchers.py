@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 import paceline
 from paceline.collectives.ring import RING
 from paceline.errors import UsageError
-from paceline.records import read_nodes
+from paceline.run.folder import read_nodes
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SHORT = [

@@ -8,9 +8,11 @@ import socket
 from pathlib import Path
 
 from live_run import LiveRun, until
+from raw_lines import raw_lines
 from server_kills import served
 
-from paceline.records import NodeSample, read_lines, read_nodes
+from paceline.run.folder import read_nodes
+from paceline.run.records import NodeSample
 
 HERE = socket.gethostname()
 
@@ -31,7 +33,7 @@ def test_a_killed_leaders_samples_are_there_and_its_next_life_appends(tmp_path: 
         after = samples(run)
         assert after[: len(before)] == before
         assert [sample.time for sample in after] == sorted(sample.time for sample in after)
-        heads = [r for r in read_lines(run.folder / f"node_{HERE}.jsonl") if r["kind"] == "node"]
+        heads = [r for r in raw_lines(run.folder / f"node_{HERE}.jsonl") if r["kind"] == "node"]
         assert len(heads) == 2
         until("the run's own processes are known", lambda: samples(run)[-1].run_cpu)
         os.kill(run.process.pid, signal.SIGINT)

@@ -12,7 +12,8 @@ import pytest
 from live_run import LAUNCHERS, MPIEXEC, PACELINE
 from PIL import Image
 
-from paceline.records import COMPLETED, read_summary
+from paceline.run.folder import read_summary
+from paceline.run.records import COMPLETED
 
 MODULE = """
 import os

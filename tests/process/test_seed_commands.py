@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from live_run import PACELINE, LiveRun
 
-from paceline.records import COMPLETED
+from paceline.run.records import COMPLETED
 
 COLOUR, GREY = "synthetic:3x32x32,train=100,test=16", "synthetic:1x28x28,train=100,test=16"
 COMMANDS = {

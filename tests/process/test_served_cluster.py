@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 from live_run import PACELINE, listening_elsewhere, until
 from parity_cases import distance
+from raw_lines import raw_lines
 from safetensors.torch import load_file
 from served import free_ports
 from server_kills import GLOBAL_BATCH, MODEL
 
-from paceline.records import INTERRUPTED, read_lines, read_nodes, read_summary
+from paceline.run.folder import read_nodes, read_summary
+from paceline.run.records import INTERRUPTED
 
 STEPS = 60
 PATIENCE = 60
@@ -70,7 +72,7 @@ def test_ranks_of_a_cluster_file_train_the_sequential_model(
         assert ends(processes) == [(0, "")] * (servers + 2)
     summary = read_summary(tmp_path / "run")
     assert summary is not None
-    assert (summary.security, summary.steps) == (security, STEPS)
+    assert (summary.own_figures["security"], summary.steps) == (security, STEPS)
     assert len(read_nodes(tmp_path / "run")[socket.gethostname()].samples) >= 2
     assert not (tmp_path / "cluster.key").exists()
     with started([alone]) as processes:
@@ -172,12 +174,12 @@ def test_ctrl_c_at_a_worker_ends_only_that_worker_and_a_signal_to_all_saves(tmp_
     summary = read_summary(tmp_path / "run")
     assert summary is not None
     assert summary.status == INTERRUPTED
-    assert [(lost["rank"], lost["why"]) for lost in summary.lost_workers] == [(3, "it was interrupted")]
+    assert [(lost["rank"], lost["why"]) for lost in summary.own_figures["lost_workers"]] == [(3, "it was interrupted")]
     assert load_file(tmp_path / "run" / "model.safetensors")
 
 
 def kinds(folder: Path, rank: int) -> list[str]:
-    return [record["kind"] for record in read_lines(folder / "run" / f"rank_{rank}.jsonl")]
+    return [record["kind"] for record in raw_lines(folder / "run" / f"rank_{rank}.jsonl")]
 
 
 @pytest.mark.parametrize(

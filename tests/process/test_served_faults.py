@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from live_run import LAUNCHERS, PACELINE, LiveRun, until
 from parity_cases import distance
+from raw_lines import raw_lines
 from safetensors.torch import load_file
 from server_kills import GLOBAL_BATCH, STEPS, check_completed, served, train_alone
 
-from paceline.records import FAILED, INTERRUPTED, read_lines
+from paceline.run.records import FAILED, INTERRUPTED
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def test_a_synchronous_run_that_loses_workers_trains_the_same_model(alone: Any, 
         run.wait_until_training()
         os.kill(run.pid(2), signal.SIGKILL)
         check_completed(run)
-        early, late = run.summary().lost_workers
+        early, late = run.summary().own_figures["lost_workers"]
         assert (early["rank"], early["update"], early["why"]) == (3, 0, "its process was killed by signal 9")
         assert (late["rank"], late["back"]) == (2, None)
         assert "silent" in late["why"]
@@ -48,19 +49,19 @@ def test_a_worker_that_was_stopped_comes_back_and_no_sample_is_used_twice(strate
         until("rank 3 is back", lambda: _records(run, "joined"))
         assert run.end() == 0, run.stderr()
         summary = run.summary()
-        (lost,) = summary.lost_workers
+        (lost,) = summary.own_figures["lost_workers"]
         assert lost["rank"] == 3
         assert lost["back"] is not None
         assert summary.steps == 2000
         # Each update is made of the gradients of all its samples, no less and no more.
-        counts = [r["samples"] for r in read_lines(run.folder / "rank_0.jsonl") if r["kind"] == "step"]
+        counts = [r["samples"] for r in raw_lines(run.folder / "rank_0.jsonl") if r["kind"] == "step"]
         assert counts == [GLOBAL_BATCH if strategy == "ps-sync" else GLOBAL_BATCH // 3] * 2000
-        assert strategy == "ps-sync" or sum(summary.gradients) == 2000
+        assert strategy == "ps-sync" or sum(summary.own_figures["gradients"]) == 2000
         run.check_nothing_is_left()
 
 
 def _records(run: LiveRun, kind: str) -> list[dict[str, Any]]:
-    return [record for record in read_lines(run.folder / "rank_0.jsonl") if record["kind"] == kind]
+    return [record for record in raw_lines(run.folder / "rank_0.jsonl") if record["kind"] == kind]
 
 
 def test_a_worker_that_stays_stopped_does_not_keep_the_command(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_a_worker_that_stays_stopped_does_not_keep_the_command(tmp_path: Path) -
         run.wait_until_training()
         os.kill(run.pid(3), signal.SIGSTOP)
         check_completed(run)
-        assert [lost["rank"] for lost in run.summary().lost_workers] == [3]
+        assert [lost["rank"] for lost in run.summary().own_figures["lost_workers"]] == [3]
         assert not (run.folder / "snapshots").exists()
 
 
@@ -79,7 +80,7 @@ def test_a_killed_worker_can_be_started_again(alone: Any, tmp_path: Path) -> Non
         os.kill(old, signal.SIGKILL)
         until("another process is rank 1", lambda: run.pid(1) != old)
         check_completed(run)
-        assert run.summary().lost_workers[0]["back"] is not None
+        assert run.summary().own_figures["lost_workers"][0]["back"] is not None
         assert distance(load_file(run.folder / "model.safetensors"), alone) <= 1e-11
 
 
@@ -92,7 +93,7 @@ def test_a_killed_server_is_brought_back_and_trains_the_same_model(
         run.wait_until_training()
         os.kill(run.pid(victim), signal.SIGKILL)
         check_completed(run)
-        (back,) = run.summary().returns
+        (back,) = run.summary().own_figures["returns"]
         assert 0 <= back["lost"] <= 20
         assert back["number"] % 20 == 0
         assert f"rank {victim} was restarted" in back["why"]
@@ -108,9 +109,9 @@ def test_a_killed_asynchronous_server_loses_few_updates_and_tells_how_many(
         run.wait_until_training()
         os.kill(run.pid(victim), signal.SIGKILL)
         check_completed(run)
-        (back,) = run.summary().returns
+        (back,) = run.summary().own_figures["returns"]
         assert 0 <= back["lost"] <= 20 + 2
-        assert sum(run.summary().gradients) == STEPS
+        assert sum(run.summary().own_figures["gradients"]) == STEPS
 
 
 def test_without_workers_a_run_fails_and_says_so(tmp_path: Path) -> None:
@@ -164,7 +165,9 @@ def test_a_signal_to_a_worker_takes_it_out_and_one_to_all_ranks_saves(launcher: 
         assert run.end() == 130 if launcher == "ours" else run.end() != 0, run.stderr()
         summary = run.summary()
         assert summary.status == INTERRUPTED
-        assert [(lost["rank"], lost["why"]) for lost in summary.lost_workers] == [(2, "it was interrupted")]
+        assert [(lost["rank"], lost["why"]) for lost in summary.own_figures["lost_workers"]] == [
+            (2, "it was interrupted")
+        ]
         assert load_file(run.folder / "model.safetensors")
         run.check_nothing_is_left()
 
@@ -179,7 +182,7 @@ def test_a_signal_to_any_server_or_to_all_workers_ends_the_run_and_saves(
             os.kill(run.pid(rank), signal.SIGTERM)
         assert run.end() == 130, run.stderr()
         assert run.summary().status == INTERRUPTED
-        assert {lost["rank"] for lost in run.summary().lost_workers} == {2, 3} & {*ranks}
+        assert {lost["rank"] for lost in run.summary().own_figures["lost_workers"]} == {2, 3} & {*ranks}
         assert load_file(run.folder / "model.safetensors")
         run.check_nothing_is_left()
 
@@ -189,7 +192,7 @@ def test_a_worker_that_is_asked_to_stop_before_it_has_joined_is_not_waited_for(t
         pid = until("rank 2 handles signals", lambda: (found := run.starting(2)) and catches(found))
         os.kill(pid, signal.SIGTERM)
         check_completed(run)
-        assert [lost["rank"] for lost in run.summary().lost_workers] == [2]
+        assert [lost["rank"] for lost in run.summary().own_figures["lost_workers"]] == [2]
 
 
 def catches(pid: int) -> int | None:

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 from parity_cases import distance
+from raw_lines import raw_lines
 from safetensors.torch import load_file
 from slurm_cluster import SlurmCluster, processes, until
 
-from paceline.records import COMPLETED, FAILED, INTERRUPTED, Summary, read_lines, read_summary
+from paceline.run.folder import read_summary
+from paceline.run.records import COMPLETED, FAILED, INTERRUPTED, Summary
 
 PACELINE = [sys.executable, "-m", "paceline"]
 FOUR = ["--nodes", "2", "--ntasks-per-node", "2", "--cpus-per-task", "1"]
@@ -66,7 +68,7 @@ class Job:
 
     def wait_until_training(self) -> None:
         steps = self.folder / "rank_0.jsonl"
-        until("rank 0 trains", lambda: sum(line["kind"] == "step" for line in read_lines(steps)) > 3, PATIENCE)
+        until("rank 0 trains", lambda: sum(line["kind"] == "step" for line in raw_lines(steps)) > 3, PATIENCE)
 
     def end(self) -> str:
         """How Slurm says that it ended."""

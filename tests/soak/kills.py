@@ -12,8 +12,9 @@ from pathlib import Path
 from live_run import ENDLESS, LAUNCHERS, LiveRun, until
 from safetensors.torch import load_file
 
-from paceline.liveness import current_summary
-from paceline.records import FAILED, INTERRUPTED, RUNNING, read_summary
+from paceline.run.folder import read_summary
+from paceline.run.liveness import current_summary
+from paceline.run.records import FAILED, INTERRUPTED, RUNNING
 
 TRIALS = 300
 STRATEGIES = ("allreduce", "ring", "reduce-bcast", "gather", "pipeline")

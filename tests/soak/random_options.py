@@ -10,7 +10,7 @@ from live_run import PACELINE, LiveRun
 from parity_cases import distance
 from safetensors.torch import load_file
 
-from paceline.records import COMPLETED
+from paceline.run.records import COMPLETED
 
 TRIALS = 500
 # What is trained; the rest of the options says how.

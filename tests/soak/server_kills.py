@@ -11,9 +11,10 @@ from typing import Any
 
 from live_run import PACELINE, LiveRun, until
 from parity_cases import distance
+from raw_lines import raw_lines
 from safetensors.torch import load_file
 
-from paceline.records import COMPLETED, read_lines
+from paceline.run.records import COMPLETED
 
 TRIALS = 300
 STEPS = 600
@@ -51,10 +52,10 @@ def trial(seed: int, folder: Path) -> Counter[str]:
             exposed = [rank for rank in exposed if restarts or rank not in victims]
         check_completed(run)
         summary, weights = run.summary(), load_file(run.folder / "model.safetensors")
-        assert spared not in [lost["rank"] for lost in summary.lost_workers if lost["back"] is None]
+        assert spared not in [lost["rank"] for lost in summary.own_figures["lost_workers"] if lost["back"] is None]
         assert not (run.folder / "snapshots").exists()
         if strategy == "ps-async" and not done["servers killed"]:
-            assert sum(summary.gradients) == STEPS
+            assert sum(summary.own_figures["gradients"]) == STEPS
     if strategy == "ps-sync":
         alone = folder / "alone"
         alone.mkdir()
@@ -78,7 +79,7 @@ def stop_for_a_while(run: LiveRun, pid: int) -> None:
     """Until the leader has given it up, or the run has ended without it."""
 
     def lost() -> int:
-        return sum(record["kind"] == "lost" for record in read_lines(run.folder / "rank_0.jsonl"))
+        return sum(record["kind"] == "lost" for record in raw_lines(run.folder / "rank_0.jsonl"))
 
     before = lost()
     os.kill(pid, signal.SIGSTOP)

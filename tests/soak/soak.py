@@ -23,7 +23,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from paceline.records import LineWriter, read_lines
+from raw_lines import RawWriter, raw_lines
 
 CAMPAIGNS = ("storms", "kills", "server_kills", "labs", "random_options")
 # A trial that takes longer has failed: everything in it that waits gives up much earlier.
@@ -68,7 +68,7 @@ def run(name: str, trials: int, seconds: float, results: Path) -> None:
     end = time.monotonic() + seconds
     describe = ["git", "describe", "--always", "--dirty"]
     revision = subprocess.run(describe, cwd=TESTS, capture_output=True, text=True, check=False).stdout.strip()
-    with closing(LineWriter(results / f"{name}.jsonl")) as lines:
+    with closing(RawWriter(results / f"{name}.jsonl")) as lines:
         for seed in range(max((line["seed"] + 1 for line in finished(results, name)), default=0), trials):
             if time.monotonic() > end:
                 print(f"{name}: the time is over after {seed} of {trials} trials; run it again to go on", flush=True)
@@ -126,7 +126,7 @@ def run_here(name: str, seed: int, results: Path) -> None:
 
 
 def finished(results: Path, name: str) -> list[dict[str, Any]]:
-    return list(read_lines(results / f"{name}.jsonl"))
+    return list(raw_lines(results / f"{name}.jsonl"))
 
 
 def words(done: dict[str, int]) -> str:

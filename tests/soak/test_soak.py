@@ -19,8 +19,7 @@ import random_options
 import server_kills
 import soak
 import storms
-
-from paceline.records import read_lines
+from raw_lines import raw_lines
 
 
 def test_a_sample_of_storms() -> None:
@@ -61,10 +60,10 @@ def test_a_campaign_goes_on_where_it_ended_and_a_failed_trial_can_be_repeated(tm
     assert run([*program, "--trials", "1"]).returncode == 0
     lines.write_text(lines.read_text() + '{"kind": "trial", "se')  # a crash in the middle of a line
     assert run([*program, "--hours", "0"]).returncode == 0
-    assert [line["seed"] for line in read_lines(lines)] == [0]
+    assert [line["seed"] for line in raw_lines(lines)] == [0]
     done = run(program)
     assert done.returncode == 1
-    assert [(line["seed"], line["passed"]) for line in read_lines(lines)] == [
+    assert [(line["seed"], line["passed"]) for line in raw_lines(lines)] == [
         (0, True), (1, False), (2, False), (3, True)]  # fmt: skip
     assert "/dev/shm: ['forgotten-" in done.stdout
     assert "| toy | 4 | 2 | 2 (--seed 1, 2) | 3 coins |" in done.stdout

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from raw_lines import RawWriter
 
 from paceline.launch.diagnose import diagnose, failed_before, find_stopped, wait_for_blame
-from paceline.records import COMPLETED, FAILED, INTERRUPTED, RUNNING, LineWriter, Summary, read_summary, write_summary
+from paceline.run.folder import read_summary, write_summary
+from paceline.run.records import COMPLETED, FAILED, INTERRUPTED, RUNNING, Summary
 
 LOST = "rank {} of 3 lost another rank while it wanted to sum with it over gloo: Connection closed by peer"
 
@@ -38,15 +40,16 @@ class Run:
         (folder / "logs").mkdir()
         if status is not None:
             write_summary(folder, Summary(status, "ring", 3, "gloo", "mlp", "mnist-mini", 8, 24, 5, 0))
-            self.write(0, {"kind": "start"}, {"kind": "step", "step": 0})
-            epoch = {"kind": "epoch", "epoch": 0, "seconds": 1.5, "loss": 2.25, "accuracy": 0.5}
-            self.write(0, epoch, {"kind": "step", "step": 1})
-            self.write(0, {"kind": "step", "step": 2})
+            step = {"kind": "step", "epoch": 0, "time": 1.0, "seconds": 0.5, "samples": 24, "spans": {}}
+            self.write(0, {"kind": "start"}, step | {"step": 0})
+            epoch = {"kind": "epoch", "epoch": 0, "seconds": 1.5, "samples": 24, "loss": 2.25, "accuracy": 0.5}
+            self.write(0, epoch, step | {"step": 1})
+            self.write(0, step | {"step": 2})
             self.write(1, {"kind": "start"})
             self.write(2, {"kind": "start"})
 
     def write(self, rank: int, *records: dict[str, Any]) -> None:
-        lines = LineWriter(self.folder / f"rank_{rank}.jsonl")
+        lines = RawWriter(self.folder / f"rank_{rank}.jsonl")
         for record in records:
             lines.write(**record)
         lines.close()
@@ -99,7 +102,7 @@ def test_of_two_errors_the_earlier_counts(run: Run) -> None:
 def test_a_rank_that_saw_anothers_error_failed_after_it_whatever_its_clock_says(run: Run) -> None:
     run.write(2, own("ValueError: the first", 5000.0, after=[]))
     run.write(0, own("KeyError: the second, on a machine whose clock is slow", 1000.0, after=[2]))
-    assert failed_before(run.folder, 1, 3) == [0, 2]
+    assert failed_before(run.folder, 1, 3) == (0, 2)
     ending = diagnose(run.folder)
     assert (run.saved().failed_rank, run.saved().error) == (2, "ValueError: the first"), ending.message
 
@@ -147,7 +150,7 @@ def test_a_process_number_of_another_machine_blames_nobody(run: Run, gone: int) 
 def test_a_rank_that_was_told_to_end_did_not_vanish(run: Run, gone: int) -> None:
     run.write_ranks(gone, gone, gone)
     run.write(0, lost(0, 10.0))
-    run.write(1, {"kind": "signal", "signal": 15})
+    run.write(1, {"kind": "signal", "signal": 15, "time": 9.0})
     diagnose(run.folder)
     assert run.saved().failed_rank == 2
 
@@ -222,7 +225,7 @@ def test_a_usage_error_of_a_rank_is_a_usage_error_of_the_run(run: Run) -> None:
 
 def test_interrupted_ranks_that_lost_each_other_are_interrupted(run: Run) -> None:
     run.write(0, lost(0, 10.0))
-    run.write(1, {"kind": "signal", "signal": 2})
+    run.write(1, {"kind": "signal", "signal": 2, "time": 9.0})
     ending = diagnose(run.folder, {0: 1, 1: 130}, interrupted=True)
     assert (ending.exit_code, run.saved().status, run.saved().failed_rank) == (130, INTERRUPTED, None)
     assert run.saved().steps == 3
@@ -239,7 +242,7 @@ def test_a_run_that_has_failed_is_not_interrupted_by_what_mpiexec_sends_the_rank
     run.write_ranks(os.getpid(), os.getpid(), os.getpid())
     run.write(0, lost(0, 10.0, peer=1, timeout=True))
     before = diagnose(run.folder)
-    run.write(2, {"kind": "signal", "signal": 15})
+    run.write(2, {"kind": "signal", "signal": 15, "time": 9.0})
     assert diagnose(run.folder, interrupted=True) == before
     assert (run.saved().status, run.saved().failed_rank, run.saved().error) == (FAILED, 1, LOST.format(0))
 
@@ -315,7 +318,7 @@ def just_begun(folder: Path) -> Path:
 
 
 def test_a_usage_error_before_the_first_step_is_told_with_its_reason(tmp_path: Path) -> None:
-    lines = LineWriter(just_begun(tmp_path) / "rank_0.jsonl")
+    lines = RawWriter(just_begun(tmp_path) / "rank_0.jsonl")
     lines.write(**own("--device cuda: this PyTorch sees no GPU here", 10.0, exit_code=2))
     lines.close()
     ending = diagnose(tmp_path, {0: 2})
@@ -326,7 +329,7 @@ def test_a_usage_error_before_the_first_step_is_told_with_its_reason(tmp_path: P
 def test_an_error_of_the_only_process_is_told_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     write_summary(tmp_path, Summary(RUNNING, "sequential", 1, "single", "mlp", "mnist-mini", 8, 8, 5, 0))
-    lines = LineWriter(tmp_path / "rank_0.jsonl")
+    lines = RawWriter(tmp_path / "rank_0.jsonl")
     lines.write(**own("--model x: there is no such module", 10.0, exit_code=2, everyone=True))
     lines.close()
     assert diagnose(tmp_path, {0: 2}).message == "--model x: there is no such module"

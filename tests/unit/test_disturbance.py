@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.disturbance import disturbance
-from paceline.records import Node, NodeSample
+from paceline.run.records import Node, NodeSample
 
 
 def node(name: str = "here", *, cores: int = 2, lab: bool = False, machine: str | None = None, seconds: float = 20.0,

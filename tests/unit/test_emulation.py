@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
+from raw_lines import RawWriter
 from torch import nn
 
 from paceline.cli.main import main
@@ -27,7 +28,8 @@ from paceline.errors import UsageError
 from paceline.launch.folder import begin_summary, make_folder
 from paceline.models import table as models
 from paceline.models.build import build
-from paceline.records import COMPLETED, RUNNING, LineWriter, Summary, write_summary
+from paceline.run.folder import write_summary
+from paceline.run.records import COMPLETED, RUNNING, Summary
 from paceline.spec import resolve
 from paceline.strategies.buckets import GradientBuckets
 from paceline.strategies.comm_thread import CommThread
@@ -138,7 +140,7 @@ def write_run(folder: Path, **values: Any) -> None:
     write_summary(folder, dataclasses.replace(begin_summary(spec), **{"status": COMPLETED, **values}))
     (folder / "spec.toml").write_text('model = "mlp"\ndata = "mnist-mini"\n')
     slow, usual = ({"forward": forward, "backward": 2 * forward, "wait": 9.0} for forward in (1.0, 0.02 / 3))
-    lines = LineWriter(folder / "rank_0.jsonl")
+    lines = RawWriter(folder / "rank_0.jsonl")
     lines.write("start")
     for number in range(61):
         own, spans = (0, {}) if number == 60 else (10, slow if number < 15 else usual)

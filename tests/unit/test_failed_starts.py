@@ -9,13 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from raw_lines import raw_lines
 
 from paceline.comm.seat import Seat
 from paceline.comm.single import SingleComm
 from paceline.errors import UsageError, refuse_pipe, visible
 from paceline.launch.folder import make_folder, open_run
 from paceline.launch.rank import Rank
-from paceline.records import FAILED, HELD, read_lines, read_summary
+from paceline.run.folder import HELD, read_summary
+from paceline.run.records import FAILED
 from paceline.spec import Resolved, read_config, resolve
 
 SMALL = {"model": "mlp", "data": "synthetic:1x8x8,train=24,test=6", "batch_size": 8, "log_every": 0, "epochs": 1}
@@ -74,7 +76,7 @@ def test_a_rank_that_finds_the_disk_full_uses_the_space_that_was_held_to_say_so(
     assert summary is not None
     assert (summary.status, summary.failed_rank) == (FAILED, 0)
     assert f"there is no space left in {folder}" in str(summary.error)
-    assert [record["own"] for record in read_lines(folder / "rank_0.jsonl") if record["kind"] == "error"] == [True]
+    assert [record["own"] for record in raw_lines(folder / "rank_0.jsonl") if record["kind"] == "error"] == [True]
     assert not (folder / HELD).exists()
 
 

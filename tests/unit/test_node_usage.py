@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from raw_lines import raw_lines
 
 from paceline.comm.seat import Seat
 from paceline.comm.single import SingleComm
@@ -20,8 +21,10 @@ from paceline.launch import rank as ranks
 from paceline.launch.counters import Reading
 from paceline.launch.folder import make_folder, open_run
 from paceline.launch.gpus import Gpus
-from paceline.launch.usage import NodeUsage, RanksHere, Samples, beats, file_name
-from paceline.records import NodeSample, Traffic, read_lines, read_nodes, read_samples
+from paceline.launch.usage import NodeUsage, RanksHere, Samples, beats
+from paceline.run.folder import node_file, read_nodes
+from paceline.run.lines import read_lines
+from paceline.run.records import NodeSample, Traffic
 from paceline.spec import resolve
 
 HERE = socket.gethostname()
@@ -82,7 +85,7 @@ def test_cpu_is_how_many_cores_were_busy_since_the_sample_before(
     clock: Any = partial(next, iter(now))
     counted: Any = Counted(seconds)
     samples = Samples(counted, Gpus(), clock)
-    assert [samples.take()["cpu"] for _ in now] == cpu
+    assert [samples.take().cpu for _ in now] == cpu
 
 
 def test_samples_read_back_and_a_second_life_appends_even_to_half_a_line(tmp_path: Path) -> None:
@@ -90,29 +93,29 @@ def test_samples_read_back_and_a_second_life_appends_even_to_half_a_line(tmp_pat
         with NodeUsage(tmp_path, pytest.fail, name="n/1", period=60):
             pass
         path = tmp_path / "node_n_1.jsonl"
-        assert path.name == file_name("n/1")
-        assert len(read_samples(path)) == 2 * life, "the first and the last"
+        assert path == node_file(tmp_path, "n/1")
+        assert len(list(read_lines(path, NodeSample))) == 2 * life, "the first and the last"
         with path.open("a") as file:
             file.write('{"kind": "sample", "time": 17')
     (node,) = read_nodes(tmp_path).values()
     assert (node.name, node.cores, node.period, node.own_processes) == ("n/1", os.cpu_count(), 60, False)
     assert [sample.time for sample in node.samples] == sorted(sample.time for sample in node.samples)
     assert all(sample.memory_bytes for sample in node.samples)
-    assert [r["kind"] for r in read_lines(path)] == ["node", "sample", "sample", "end"] * 2
-    record = next(record for record in read_lines(path) if record["kind"] == "sample")
+    assert [r["kind"] for r in raw_lines(path)] == ["node", "sample", "sample", "end"] * 2
+    record = next(record for record in raw_lines(path) if record["kind"] == "sample")
     lo = record["interfaces"].get("lo")
     expected = {"lo": Traffic(**lo)} if lo else {}
     found = node.samples[0]
     assert {name: traffic for name, traffic in found.interfaces.items() if name == "lo"} == expected
     assert isinstance(found, NodeSample)
-    (*_, end) = (r for r in read_lines(path) if r["kind"] == "end")
+    (*_, end) = (r for r in raw_lines(path) if r["kind"] == "end")
     assert end["samples"] == 2
     assert end["cpu_seconds"] > 0
 
 
 def test_the_ranks_of_this_host_are_followed_as_they_are_started_again(tmp_path: Path) -> None:
     path = tmp_path / "env.json"
-    here = RanksHere(path)
+    here = RanksHere(tmp_path)
     assert set(here()) == set()
     for number, pids in enumerate(([1, 2], [1, 3])):
         rows = [{"rank": rank, "host": HERE, "pid": pid} for rank, pid in enumerate(pids)]
@@ -135,7 +138,7 @@ def test_a_training_leaves_samples_that_span_its_steps_on_one_clock(tmp_path: Pa
     samples = read_nodes(folder)[HERE].samples
     assert len(samples) >= 2
     assert all(a.time < b.time for a, b in pairwise(samples))
-    steps = [record for record in read_lines(folder / "rank_0.jsonl") if record["kind"] == "step"]
+    steps = [record for record in raw_lines(folder / "rank_0.jsonl") if record["kind"] == "step"]
     assert len(steps) == 4
     assert samples[0].time <= steps[0]["time"] - steps[0]["seconds"]
     assert steps[-1]["time"] <= samples[-1].time
@@ -154,7 +157,7 @@ def test_a_run_whose_node_cannot_be_sampled_trains_and_says_so_in_its_log(
             proc.mkdir()
             (proc / "stat").write_text("nothing that anybody knows\n")
         if trouble == "no file can be made":
-            (folder / file_name(HERE)).mkdir()
+            (node_file(folder, HERE)).mkdir()
             return NodeUsage(folder, complain)
         return NodeUsage(folder, complain, proc=proc)
 
@@ -172,4 +175,4 @@ def test_a_run_that_fails_has_its_last_sample(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(ranks, "train", fail)
     code, folder = train_alone(tmp_path)
     assert code == EXIT_FAILED
-    assert [record["kind"] for record in read_lines(folder / file_name(HERE))] == ["node", "sample", "sample", "end"]
+    assert [record["kind"] for record in raw_lines(node_file(folder, HERE))] == ["node", "sample", "sample", "end"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from raw_lines import RawWriter
+
 from paceline.cli.nodes import table
-from paceline.records import LineWriter
 
 
 def write_node(folder: Path, name: str, sent: list[int]) -> None:
-    lines = LineWriter(folder / f"node_{name}.jsonl")
+    lines = RawWriter(folder / f"node_{name}.jsonl")
     lines.write("node", schema=1, name=name, cores=2, memory_bytes=1, period=0.5, clock="unix", own_processes=True)
     for i, count in enumerate(sent):
         traffic = {"rx_bytes": 10, "tx_bytes": count, "rx_packets": 1, "tx_packets": count // 1000, "rx_drops": 0,

@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass, fields, replace
 from statistics import fmean
 
 from paceline.analysis.runs import Run
-from paceline.records import Step
+from paceline.run.records import Step
 
 COMPUTE = ("forward", "recompute", "backward")
 # Of compute: less time without a core than this is not worth a part of its own.

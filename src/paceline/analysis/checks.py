@@ -163,7 +163,7 @@ def _divides_alike(run: Run) -> bool:
         return False
     if model not in WITH_BATCH_NORM:
         return True
-    return run.summary.microbatches == 1 and (bool(run.spec.get("sync_batchnorm")) or run.replicas == 1)
+    return run.microbatches == 1 and (bool(run.spec.get("sync_batchnorm")) or run.replicas == 1)
 
 
 def _training(run: Run) -> str:
@@ -184,7 +184,13 @@ def check_losses(groups: Sequence[Group]) -> Iterator[RunWarning]:
     seen: dict[str, tuple[str, float]] = {}
     for run in (run for group in groups for run in group.runs):
         s = run.summary
-        if not s.train_loss or run.emulated or not run.method.exact or s.lost_workers or not _divides_alike(run):
+        if (
+            not s.train_loss
+            or run.emulated
+            or not run.method.exact
+            or s.own_figures.get("lost_workers")
+            or not _divides_alike(run)
+        ):
             continue
         name, loss = seen.setdefault(_training(run), (run.folder.name, s.train_loss[0]))
         if not abs(loss - s.train_loss[0]) <= 0.02 * max(abs(loss), 1e-3):

@@ -19,15 +19,15 @@ CUTS = {"measured": "cut by measured times", "layers": "cut by layers", "paramet
 
 def division(run: Run) -> dict[str, Any]:
     """What of a setting is about it."""
-    s, spec, options = run.summary, run.spec, run.method.names
-    found = {key: getattr(s, key) for key in (*PARTS, "schedule", "recompute") if key in options}
+    spec, options = run.spec, run.method.names
+    found = {key: spec.get(key) for key in (*PARTS, "schedule", "recompute") if key in options}
     if "cut" in options:
         found["cut"] = spec.get("cut", "measured")
     found |= {f"stage_{key}": spec[key] for key in ("memory", "speed") if key in options and spec.get(key)}
-    if "schedule" in options or s.microbatches > 1:
-        found["microbatches"] = s.microbatches
+    if "schedule" in options or run.microbatches > 1:
+        found["microbatches"] = run.microbatches
     if "averaging" in options:
-        found["averaging"] = s.averaging
+        found["averaging"] = run.spec.get("averaging")
     return found
 
 
@@ -62,7 +62,7 @@ def workers(run: Run) -> str:
 def parts(run: Run) -> str:
     """Of a replica; empty where it has none."""
     s, part = run.summary, run.method.part
-    return count(s.stages * s.tensor, part) if part else ""
+    return count(s.grid.stages * s.grid.shards, part) if part else ""
 
 
 def replicas(run: Run) -> str:

@@ -37,7 +37,7 @@ def _said(one: Group, found: list[Pipeline], problem: Problem) -> str:
     measured, uneven, theory = (
         median(getattr(each, key) for each in found) for key in ("measured", "uneven", "theory")
     )
-    schedule, micros = one.first.summary.schedule, micro_batches(found[0].stages[0].micros)
+    schedule, micros = one.first.schedule, micro_batches(found[0].stages[0].micros)
     text = (
         f"the stages of {label(one, problem.groups)} do not compute for {percent(measured)} of the time from the first "
         f"forward pass of a step to the last backward pass. By its schedule, {schedule} with {micros}, equal stages "

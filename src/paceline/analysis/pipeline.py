@@ -82,19 +82,19 @@ def pipeline(run: Run) -> Pipeline | None:
     """None of a run that is no pipeline, or of whose steps nothing was written down."""
     s, used = run.summary, _used(run)
     micros = max((_passes(line) for rank in run.timelines for line in _of(run, rank, used)), default=0)
-    if not micros or s.schedule is None:
+    if not micros or run.schedule is None:
         return None
     stages = []
-    for stage in range(s.stages):
+    for stage in range(s.grid.stages):
         seconds = {what: fmean(_spent(line, what) for rank in _ranks(run, stage) for line in _of(run, rank, used))
                    for what in DID}  # fmt: skip
         stages.append(StageTime(stage, seconds, micros))
     spans = {step: _span(rows(run, step)) for step in used}
     typical = sorted(used, key=lambda step: spans[step])[(len(used) - 1) // 2]
-    uneven = idle(s.schedule, [each.each("forward") for each in stages],
+    uneven = idle(run.schedule, [each.each("forward") for each in stages],
                   [each.each("recompute", "backward") for each in stages], micros)  # fmt: skip
     return Pipeline(tuple(stages), tuple(used), typical, median(_idle(run, step) for step in used), uneven,
-                    bubble(s.schedule, s.stages, micros))  # fmt: skip
+                    bubble(run.schedule, s.grid.stages, micros))  # fmt: skip
 
 
 def _used(run: Run) -> list[int]:
@@ -110,7 +110,7 @@ def _used(run: Run) -> list[int]:
 
 
 def _ranks(run: Run, stage: int) -> list[int]:
-    return [replica * run.summary.stages + stage for replica in range(run.replicas)]
+    return [replica * run.summary.grid.stages + stage for replica in range(run.replicas)]
 
 
 def _of(run: Run, rank: int, steps: Sequence[int]) -> list[Timeline]:
@@ -133,7 +133,7 @@ def rows(run: Run, step: int) -> list[Row]:
     found = []
     for rank, line in lines.items():
         moved = tuple(Event(e.what, e.micro, e.start + line.time - begin, e.seconds) for e in line.events)
-        found.append(Row(rank, *divmod(rank, run.summary.stages), moved))
+        found.append(Row(rank, *divmod(rank, run.summary.grid.stages), moved))
     return found
 
 
@@ -150,7 +150,7 @@ def _idle(run: Run, step: int) -> float:
         passes = [e for row in rows(run, step) if row.replica == replica for e in row.events if e.what in BUSY]
         if passes:
             span = max(e.end for e in passes) - min(e.start for e in passes)
-            found.append(1 - sum(e.seconds for e in passes) / (run.summary.stages * span) if span else 0.0)
+            found.append(1 - sum(e.seconds for e in passes) / (run.summary.grid.stages * span) if span else 0.0)
     return fmean(found) if found else 0.0
 
 

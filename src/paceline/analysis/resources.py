@@ -12,7 +12,7 @@ from paceline.analysis.breakdown import by_rank, computed
 from paceline.analysis.runs import Run
 from paceline.analysis.scaling import nodes_of
 from paceline.analysis.statistics import Series
-from paceline.records import Node, NodeSample, Step
+from paceline.run.records import Node, NodeSample, Step
 
 LOOPBACK = "lo"
 SHORTEST = 0.1  # seconds between samples: less makes rates of a handful of packets

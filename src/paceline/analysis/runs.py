@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite
@@ -13,28 +13,18 @@ import numpy as np
 
 from paceline.analysis.statistics import Series, effective_samples, warm_up
 from paceline.disturbance import disturbance
-from paceline.liveness import current_summary
 from paceline.pipeline.plan import StagePlan
 from paceline.pipeline.schedule import SCHEDULES
-from paceline.records import (
-    COMPLETED,
-    Node,
-    Step,
-    Summary,
-    check_environment,
-    read_lines,
-    read_nodes,
-    read_steps,
-    read_toml,
-)
+from paceline.run import records
+from paceline.run.folder import PLAN, SPEC, check_environment, rank_file, read_nodes, read_spec, read_steps
+from paceline.run.lines import read_lines
+from paceline.run.liveness import current_summary
+from paceline.run.records import BY_RANK, COMPLETED, Node, Step, Summary
 from paceline.spec import OWN, RunSpec
 from paceline.strategies.base import Strategy
 from paceline.strategies.table import describe
 from paceline.strict_json import LARGEST, Bounds, Count, Seconds, build, naming, parse, read_text
 
-# Lists of the summary that have a value for each rank.
-BY_RANK = ("gradients", "wait_seconds", "cpu_seconds", "bytes_sent", "bytes_received", "messages_sent",
-           "messages_received", "comm_seconds", "input_seconds", "peak_rss_bytes")  # fmt: skip
 MOST_MICROBATCHES = 10_000
 # Of the environment, what can make a difference in speed.
 MACHINE = ("processor", "cores", "gpus", "torch", "python", "platform")
@@ -91,7 +81,15 @@ class Run:
     @property
     def replicas(self) -> int:
         """How many have the whole model, each with its own part of the global batch."""
-        return _replicas(self.summary)
+        return self.summary.grid.replicas
+
+    @property
+    def schedule(self) -> str | None:
+        return self.spec.get("schedule")
+
+    @property
+    def microbatches(self) -> int:
+        return self.spec.get("microbatches") or 1
 
     @property
     def emulated(self) -> bool:
@@ -178,7 +176,7 @@ def read_run(folder: Path) -> Run | LeftOut:
     try:
         summary = current_summary(folder)
     except FileNotFoundError:
-        begun = (folder / "spec.toml").exists()
+        begun = (folder / SPEC).exists()
         return LeftOut(folder, f"no summary that can be read: {'it did not begin' if begun else 'not a run folder'}")
     except (OSError, ValueError) as error:
         return LeftOut(folder, f"no summary that can be read: {error}")
@@ -196,18 +194,19 @@ def read_run(folder: Path) -> Run | LeftOut:
 def _read(folder: Path, summary: Summary) -> Run:
     """Raises OSError or ValueError if a file is missing, or has something in it that cannot be."""
     environment = check_environment(folder)
-    ranks = range(summary.servers + summary.workers)
-    steps = {rank: read_steps(folder / f"rank_{rank}.jsonl") for rank in ranks}
+    ranks = range(summary.ranks)
+    steps = {rank: read_steps(rank_file(folder, rank)) for rank in ranks}
     staged = ranks if describe(summary.strategy).timelines else ()
-    timelines = {rank: _timelines(folder / f"rank_{rank}.jsonl") for rank in staged}
-    plan = _plan(folder / "plan.json") if staged else None
-    spec = _comparable(_spec(folder / "spec.toml"), summary)
+    timelines = {rank: _timelines(rank_file(folder, rank)) for rank in staged}
+    plan = _plan(folder / PLAN) if staged else None
+    build(describe(summary.strategy).figures, summary.own_figures, extra=True)
+    spec = _comparable(_spec(folder), summary)
     return Run(folder, spec, summary, environment, steps, read_nodes(folder), timelines, plan)
 
 
-def _spec(path: Path) -> dict[str, Any]:
-    values = read_toml(path)
-    with naming(path):
+def _spec(folder: Path) -> dict[str, Any]:
+    values = read_spec(folder)
+    with naming(folder / SPEC):
         build(RunSpec, values, extra=True)
     return values
 
@@ -222,14 +221,10 @@ def _comparable(spec: dict[str, Any], summary: Summary) -> dict[str, Any]:
     if method.installed:
         others = {name: made.default for name, (made, _) in OWN.items() if name not in method.names or name not in spec}
         found = {name: value for name, value in (spec | others).items() if value is not None}
-    shares = 1 if method.updates_by_worker else _replicas(summary)
+    shares = 1 if method.updates_by_worker else summary.grid.replicas
     if summary.global_batch == summary.batch_size * shares:
         found.pop("global_batch", None)
     return found
-
-
-def _replicas(summary: Summary) -> int:
-    return summary.workers // (summary.stages * summary.tensor)
 
 
 def _faults(run: Run) -> Iterator[str]:
@@ -245,53 +240,44 @@ def _faults(run: Run) -> Iterator[str]:
         for step in steps
         if step.epoch >= len(steps)
     )
-    if s.workers % (s.stages * s.tensor):
-        yield f"{s.workers} workers cannot be replicas of {s.stages} stages and {s.tensor} shards"
+    if s.workers != s.grid.replicas * s.grid.stages * s.grid.shards:
+        yield f"{s.workers} workers cannot be {s.grid}"
     named = {row["rank"] for row in run.environment["ranks"]}
     for rank, written in run.steps.items():
         if written and rank not in named:
             yield f"env.json does not say where rank {rank} was"
     for name in BY_RANK:
-        if len(getattr(s, name)) not in (0, s.servers + s.workers):
-            yield f"{name} is not of {s.servers + s.workers} ranks"
-    if "schedule" in run.method.names and (s.schedule not in SCHEDULES or s.microbatches > MOST_MICROBATCHES):
-        yield f"a schedule {s.schedule!r} of {s.microbatches} micro-batches cannot be"
-    if run.plan and len(run.plan.stages) != s.stages:
-        yield f"plan.json has {len(run.plan.stages)} stages, and the summary says {s.stages}"
-    for rank in range(s.servers, s.servers + s.workers if _is_together(s) else 0):
+        if len(getattr(s, name)) not in (0, s.ranks):
+            yield f"{name} is not of {s.ranks} ranks"
+    if "schedule" in run.method.names and (run.schedule not in SCHEDULES or run.microbatches > MOST_MICROBATCHES):
+        yield f"a schedule {run.schedule!r} of {run.microbatches} micro-batches cannot be"
+    if run.plan and len(run.plan.stages) != s.grid.stages:
+        yield f"plan.json has {len(run.plan.stages)} stages, and the summary says {s.grid.stages}"
+    for rank in range(s.servers, s.ranks if _is_together(s) else 0):
         if len(run.steps[rank]) != s.steps:
             yield f"rank {rank} has {len(run.steps[rank])} steps written down, and the run {s.steps}"
 
 
 def _is_together(summary: Summary) -> bool:
     """Whether every worker surely has a part in every update; those of a server are given up when they are silent."""
-    return describe(summary.strategy).exact and not summary.lost_workers and not summary.returns
+    lost = summary.own_figures.get("lost_workers") or summary.own_figures.get("returns")
+    return describe(summary.strategy).exact and not lost
 
 
 def _timelines(path: Path) -> list[Timeline]:
     """In the order of their steps."""
     with naming(path):
-        found = [_timeline(record) for record in read_lines(path) if record["kind"] == "timeline"]
-    by_number = {each.step: each for each in found}
-    return [by_number[number] for number in sorted(by_number)]
+        found = {line.step: _timeline(line) for line in read_lines(path, records.Timeline)}
+    return [found[number] for number in sorted(found)]
 
 
-def _timeline(record: dict[str, Any]) -> Timeline:
-    rows = record.get("events")
-    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == len(EVENT) for row in rows):
+def _timeline(line: records.Timeline) -> Timeline:
+    if not all(len(row) == len(EVENT) for row in line.events):
         raise ValueError(f"a timeline is not a list of events, each of {', '.join(EVENT)}")
-    return build(Timeline, record | {"events": [dict(zip(EVENT, row, strict=True)) for row in rows]}, extra=True)
+    events = (build(Event, dict(zip(EVENT, row, strict=True))) for row in line.events)
+    return Timeline(line.step, line.time, tuple(events))
 
 
 def _plan(path: Path) -> StagePlan | None:
     with naming(path):
         return build(StagePlan, parse(read_text(path))) if path.exists() else None
-
-
-def find_folders(paths: Iterable[Path]) -> list[Path]:
-    """The run folders in these folders: themselves, or those below them, whether they came to their end or not."""
-    found = []
-    for path in paths:
-        inner = sorted({each.parent for name in ("summary.json", "spec.toml") for each in path.rglob(name)})
-        found += [path] if path in inner or not inner else inner
-    return list(dict.fromkeys(found))

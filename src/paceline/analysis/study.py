@@ -10,9 +10,10 @@ from paceline.analysis.checks import RunWarning, all_warnings
 from paceline.analysis.claims import Claim, claims
 from paceline.analysis.findings import Finding, findings
 from paceline.analysis.headline import Headline, headline
-from paceline.analysis.runs import LeftOut, Run, find_folders, read_run
+from paceline.analysis.runs import LeftOut, Run, read_run
 from paceline.analysis.scaling import Curve, Group, curves, group
-from paceline.records import Bench, read_bench
+from paceline.run.folder import find_folders, read_bench
+from paceline.run.records import Bench
 
 
 @dataclass(frozen=True)

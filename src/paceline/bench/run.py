@@ -25,7 +25,9 @@ from paceline.disturbance import ENOUGH, disturbance
 from paceline.errors import EXIT_INTERRUPTED
 from paceline.launch import janitor
 from paceline.launch.counters import Counters
-from paceline.records import Node, NodeSample, Summary, read_summary, write_whole
+from paceline.run.atomic import write_whole
+from paceline.run.folder import read_summary
+from paceline.run.records import Node, NodeSample, Summary
 from paceline.spec import Resolved
 
 # A run that has been asked to stop gets this long.

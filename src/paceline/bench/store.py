@@ -17,7 +17,8 @@ from typing import Any
 from paceline import __version__
 from paceline.bench.experiment import Experiment, Task
 from paceline.errors import UsageError
-from paceline.records import BENCH, COMPLETED, Bench, Summary, read_bench, read_steps, read_summary, write_bench
+from paceline.run.folder import BENCH, SPEC, rank_file, read_bench, read_steps, read_summary, write_bench
+from paceline.run.records import COMPLETED, Bench, Summary
 
 # What results must have in common to be compared, by what people call it.
 COMMON = {"version": "version of paceline", "source": "source code of paceline", "torch": "version of torch",
@@ -97,7 +98,7 @@ class Store:
         if not summary or summary.status != COMPLETED:
             return None
         try:
-            steps = read_steps(folder / "rank_0.jsonl")
+            steps = read_steps(rank_file(folder, 0))
         except ValueError:
             return None
         return summary if len(steps) == summary.steps else None
@@ -116,6 +117,6 @@ class Store:
         if read_bench(self.folder) is None:
             raise UsageError(f"{self.folder} is not an experiment's folder: --fresh removes nothing else")
         for path in self.folder.iterdir():
-            if (path / "spec.toml").exists():
+            if (path / SPEC).exists():
                 shutil.rmtree(path)
         (self.folder / BENCH).unlink()

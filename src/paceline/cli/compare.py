@@ -8,10 +8,11 @@ from pathlib import Path
 
 from paceline.analysis.checks import RunWarning
 from paceline.analysis.compare import compare
-from paceline.analysis.runs import LeftOut, find_folders, read_run
+from paceline.analysis.runs import LeftOut, read_run
 from paceline.analysis.scaling import Group, group
 from paceline.analysis.wording import some
 from paceline.errors import UsageError, visible
+from paceline.run.folder import find_folders
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

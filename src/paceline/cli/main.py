@@ -23,6 +23,7 @@ VERBS = {
     "bench": "make the runs of an experiment; stop it with Ctrl-C, and it goes on where it was",
     "compare": "what differs between two runs, and whether the difference in speed is real",
     "report": "one page with charts, tables and findings from run folders",
+    "schema": "print the JSON Schemas of the files in a run folder",
     "doctor": "show what this machine has for training",
 }
 # These take another command behind --

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import fmean
 
-from paceline.records import Node, Traffic, read_nodes
+from paceline.run.folder import read_nodes
+from paceline.run.records import Node, Traffic
 
 WIDTHS = (11, 11, 13, 14, 11, 9)
 

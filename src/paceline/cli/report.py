@@ -12,13 +12,13 @@ from typing import Any
 from paceline.analysis.study import Study, read_study
 from paceline.analysis.wording import count
 from paceline.errors import UsageError, visible
-from paceline.records import write_whole
 from paceline.report.draw import draw
 from paceline.report.figure import Chart
 from paceline.report.images import write_images
 from paceline.report.page import page
 from paceline.report.plotly_js import plotly_js
 from paceline.report.tables import beside_paper, missing, results
+from paceline.run.atomic import write_whole
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,7 @@ from paceline import __version__
 from paceline.cli import train
 from paceline.cli.main import Parser
 from paceline.errors import EXIT_OK, UsageError
-from paceline.records import write_whole
+from paceline.run.atomic import write_whole
 from paceline.spec import Resolved, World, printable, resolve
 
 # Slurm's forms of a time: minutes, [hours:]minutes:seconds, days-hours[:minutes[:seconds]].

@@ -1,7 +1,6 @@
 """The cache: one file a data set, whole or not there."""
 
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +10,7 @@ from typing import BinaryIO
 
 from paceline.data.origins import Origin
 from paceline.errors import DataError
+from paceline.run.atomic import replacing
 
 _STALE_SECONDS = 3600.0
 
@@ -62,17 +62,10 @@ def damage(path: Path, origin: Origin) -> str | None:
 @contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
     """A file that gets its name only when the block is done and all of it is on the disk; if it raises, never."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("xb") as out:
-                yield out
-                out.flush()
-                os.fsync(out.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(path) as temporary, temporary.open("wb") as out:
+            yield out
     except OSError as why:
         raise trouble("write", path, why) from why
 

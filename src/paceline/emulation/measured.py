@@ -9,8 +9,9 @@ from typing import Any
 from paceline.data import table as datasets
 from paceline.emulation.table import REAL
 from paceline.errors import UsageError
-from paceline.liveness import current_summary
-from paceline.records import COMPLETED, read_steps, read_toml
+from paceline.run.folder import rank_files, read_spec, read_steps
+from paceline.run.liveness import current_summary
+from paceline.run.records import COMPLETED
 
 WARM_UP = 30  # steps that are left out, or a quarter of all if that is less
 
@@ -41,7 +42,7 @@ def seconds_per_image(
 
 def _seconds_per_image(folder: Path, shape: tuple[int, ...] | None, hidden: Sequence[int] | None) -> float:
     """Raises OSError or ValueError if a file is missing, or has something in it that cannot be."""
-    spec = read_toml(folder / "spec.toml")
+    spec = read_spec(folder)
     if list(hidden or ()) != spec.get("hidden", []):
         raise UsageError(f"--compute emulated:{folder}: that run had other --hidden layers than this")
     theirs = _shape(spec)
@@ -49,7 +50,7 @@ def _seconds_per_image(folder: Path, shape: tuple[int, ...] | None, hidden: Sequ
         sizes = ["x".join(map(str, each)) for each in (theirs, shape)]
         raise UsageError(f"--compute emulated:{folder}: that run had images of {sizes[0]}, and this has {sizes[1]}")
     seconds, images = 0.0, 0
-    for path in sorted(folder.glob("rank_*.jsonl")):
+    for path in rank_files(folder):
         steps = [step for step in read_steps(path) if step.own and {"forward", "backward"} <= step.spans.keys()]
         for step in steps[min(WARM_UP, len(steps) // 4) :]:
             seconds += step.spans["forward"] + step.spans["backward"]

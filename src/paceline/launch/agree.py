@@ -16,6 +16,8 @@ from paceline.comm.base import Comm
 from paceline.comm.words import share_text
 from paceline.errors import AgreedError
 from paceline.launch.env import describe_lab
+from paceline.run.folder import LOGS
+from paceline.run.records import SCHEMA
 from paceline.spec import Resolved
 
 
@@ -33,7 +35,7 @@ def agree_on_spec(resolved: Resolved, comm: Comm) -> None:
 def agree_on_folder(folder: Path | None, comm: Comm) -> Path:
     """The folder that rank 0 made, on every rank's own file system."""
     path = Path(share_text(str(folder.absolute()) if folder and comm.rank == 0 else "", comm)[0])
-    (path / "logs").mkdir(parents=True, exist_ok=True)
+    (path / LOGS).mkdir(parents=True, exist_ok=True)
     return path
 
 
@@ -47,7 +49,7 @@ def describe_ranks(comm: Comm) -> dict[str, Any]:
 def describe(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """env.json of these ranks, each with its role, host and process."""
     return {
-        "schema": 1,
+        "schema": SCHEMA,
         "ranks": ranks,
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -8,21 +8,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
-from paceline.records import (
-    COMPLETED,
-    FAILED,
-    INTERRUPTED,
-    RUNNING,
-    Summary,
-    read_lines,
-    read_ranks,
-    read_summary,
-    sole_writer,
-    write_summary,
-)
+from paceline.run.folder import LOGS, rank_file, rank_log, read_ranks, read_summary, sole_writer, write_summary
+from paceline.run.lines import read_sound_lines
+from paceline.run.records import COMPLETED, FAILED, INTERRUPTED, RUNNING, End, Epoch, Error, Signal, Step, Summary
 
 # Ranks that are asked to stop before they can handle that are ended by the signal itself.
 ENDED_ON_REQUEST = (EXIT_OK, EXIT_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
@@ -48,12 +38,12 @@ def diagnose(
     with sole_writer(folder):
         summary = read_summary(folder)
         if summary is None:
-            return Ending(None, EXIT_FAILED, f"the run ended before it had begun; its logs are in {folder / 'logs'}")
+            return Ending(None, EXIT_FAILED, f"the run ended before it had begun; its logs are in {folder / LOGS}")
         if summary.status == COMPLETED:
             return Ending(summary, EXIT_OK)
         if summary.status == INTERRUPTED:
             return Ending(summary, EXIT_INTERRUPTED)
-        ranks = summary.servers + summary.workers
+        ranks = summary.ranks
         errors = {rank: error for rank in range(ranks) if (error := _error(folder, rank))}
         not_written = ""
         if summary.status == RUNNING:
@@ -64,11 +54,20 @@ def diagnose(
         return _failure(folder, summary, errors, not_written)
 
 
-def _decide(folder: Path, summary: Summary, errors: Mapping[int, dict[str, Any]], exits: Mapping[int, int] | None, *,
+def launcher_was_killed(folder: str) -> None:
+    """Make the summary of a run say so, unless that has ended."""
+    with sole_writer(Path(folder)):
+        summary = read_summary(Path(folder))
+        if summary and summary.status == RUNNING:
+            summary.status, summary.error = FAILED, "the launcher was killed"
+            _write(Path(folder), summary)
+
+
+def _decide(folder: Path, summary: Summary, errors: Mapping[int, Error], exits: Mapping[int, int] | None, *,
             interrupted: bool, lost: str | None) -> None:  # fmt: skip
     """Whether the run was interrupted or has failed, and who is to blame."""
     _fill(folder, summary)
-    ranks = summary.servers + summary.workers
+    ranks = summary.ranks
     if lost and not errors:
         summary.status, summary.error = FAILED, lost
         return
@@ -77,16 +76,16 @@ def _decide(folder: Path, summary: Summary, errors: Mapping[int, dict[str, Any]]
         summary.status = INTERRUPTED
         return
     rank, error = found or _lost(errors, ranks)
-    summary.status, summary.error = FAILED, error["error"]
-    summary.failed_rank = None if error.get("everyone") else error.get("blames", rank)
+    summary.status, summary.error = FAILED, error.error
+    summary.failed_rank = None if error.everyone else rank if error.blames is None else error.blames
 
 
-def _failure(folder: Path, summary: Summary, errors: Mapping[int, dict[str, Any]], not_written: str) -> Ending:
+def _failure(folder: Path, summary: Summary, errors: Mapping[int, Error], not_written: str) -> Ending:
     """What to say: the error, whose it is where there are several ranks, and where more of it can be found."""
-    rank, alone = summary.failed_rank, summary.servers + summary.workers == 1
-    usage = any(e["error"] == summary.error and e.get("exit_code") == EXIT_USAGE for e in errors.values())
+    rank, alone = summary.failed_rank, summary.ranks == 1
+    usage = any(e.error == summary.error and e.exit_code == EXIT_USAGE for e in errors.values())
     who = "" if rank is None or alone else f"rank {rank} failed: "
-    log = "" if usage else f"\n  its log: {folder / 'logs' / f'rank_{rank or 0}.log'}"
+    log = "" if usage else f"\n  its log: {rank_log(folder, rank or 0)}"
     return Ending(summary, EXIT_USAGE if usage else EXIT_FAILED, f"{who}{summary.error}{log}{not_written}")
 
 
@@ -99,64 +98,62 @@ def _write(folder: Path, summary: Summary) -> str:
     return ""
 
 
-def _error(folder: Path, rank: int) -> dict[str, Any] | None:
-    return next((r for r in read_lines(folder / f"rank_{rank}.jsonl") if r["kind"] == "error"), None)
+def _error(folder: Path, rank: int) -> Error | None:
+    return next(read_sound_lines(rank_file(folder, rank), Error), None)
 
 
 def _first_to_fail(
-    folder: Path, errors: Mapping[int, dict[str, Any]], exits: Mapping[int, int] | None, ranks: int
-) -> tuple[int, dict[str, Any]] | None:
+    folder: Path, errors: Mapping[int, Error], exits: Mapping[int, int] | None, ranks: int
+) -> tuple[int, Error] | None:
     """A rank with an error of its own, else one whose process ended without a word."""
     # (Unless others waited for it until the deadline: then it was ended for that.)
-    own = {rank: e for rank, e in errors.items() if e.get("own")}
+    own = {rank: e for rank, e in errors.items() if e.own}
     if own:
         first = _as_observed(own)[0]
         return first, own[first]
-    if any(e.get("timeout") for e in errors.values()):
+    if any(e.timeout for e in errors.values()):
         return None
     for rank in range(ranks):
         if rank not in errors and _vanished(folder, rank, exits):
-            return rank, {"error": _how(exits.get(rank) if exits else None)}
+            return rank, Error(_how(exits.get(rank) if exits else None), time.time())
     return None
 
 
-def failed_before(folder: Path, rank: int, ranks: int) -> list[int]:
+def failed_before(folder: Path, rank: int, ranks: int) -> tuple[int, ...]:
     """The ranks whose errors can be seen now, when this one fails: the others' clocks may be wrong."""
-    return [other for other in range(ranks) if other != rank and _error(folder, other)]
+    return tuple(other for other in range(ranks) if other != rank and _error(folder, other))
 
 
-def _as_observed(errors: Mapping[int, dict[str, Any]]) -> list[int]:
+def _as_observed(errors: Mapping[int, Error]) -> list[int]:
     """The ranks, first failures first: a rank that saw another's error failed after it.
 
     Clocks only order errors that did not see each other.
     """
-    return sorted(
-        errors, key=lambda rank: (len(errors.keys() & set(errors[rank].get("after", ()))), errors[rank]["time"])
-    )
+    return sorted(errors, key=lambda rank: (len(errors.keys() & set(errors[rank].after)), errors[rank].time))
 
 
-def _lost(errors: Mapping[int, dict[str, Any]], ranks: int) -> tuple[int | None, dict[str, Any]]:
+def _lost(errors: Mapping[int, Error], ranks: int) -> tuple[int | None, Error]:
     """The rank that others waited for in vain: the one they name, else one that has said nothing."""
     if not errors:
-        return None, {"error": "the ranks ended without a word"}
+        return None, Error("the ranks ended without an error message", time.time())
     early = _as_observed(errors)
     silent = [rank for rank in range(ranks) if rank not in errors]
     # In a ring, a rank names its neighbour, which was waiting itself: the one to blame is named and has said nothing.
     for rank in early:
-        if errors[rank].get("stopped") or errors[rank].get("peer") in silent:
-            return errors[rank]["peer"], errors[rank]
+        if errors[rank].stopped or errors[rank].peer in silent:
+            return errors[rank].peer, errors[rank]
     # A rank that gives up closes its connections, and others lose it: those that waited tell what was first.
-    waited = [rank for rank in sorted(errors) if errors[rank].get("timeout")]
+    waited = [rank for rank in sorted(errors) if errors[rank].timeout]
     if not silent and len(errors) > 1 and waited:
-        waits = ", ".join(f"rank {rank} for rank {errors[rank].get('peer')}" for rank in waited)
-        return None, {"error": f"the ranks waited for each other until the deadline ({waits}): is a link down?"}
+        waits = ", ".join(f"rank {rank} for rank {errors[rank].peer}" for rank in waited)
+        text = f"the ranks waited for each other until the deadline ({waits}): is a link down?"
+        return None, Error(text, time.time())
     return (silent or early)[0], errors[early[0]]
 
 
 def _vanished(folder: Path, rank: int, exits: Mapping[int, int] | None) -> bool:
     """Whether the rank's process has ended by itself without having written why."""
-    kinds = {record["kind"] for record in read_lines(folder / f"rank_{rank}.jsonl")}
-    if kinds & {"end", "signal"}:
+    if any(read_sound_lines(rank_file(folder, rank), End, Signal)):
         return False
     if exits is not None:
         return exits.get(rank, EXIT_OK) not in ENDED_ON_REQUEST
@@ -183,19 +180,14 @@ def _state(folder: Path, rank: int) -> str:
 def _how(code: int | None) -> str:
     if code is not None and code < 0:
         return f"its process was killed by signal {-code}"
-    return "its process ended" + (f" with exit code {code}" if code is not None else "") + " without a word"
+    return "its process ended" + (f" with exit code {code}" if code is not None else "") + " without an error message"
 
 
 def _fill(folder: Path, summary: Summary) -> None:
     """What rank 0 had written down before the end."""
-    records = list(read_lines(folder / "rank_0.jsonl"))
-    summary.steps = len({r["step"] for r in records if r["kind"] == "step"})
-    by_epoch = {r["epoch"]: r for r in records if r["kind"] == "epoch"}  # the last one, if some were done again
-    epochs = [by_epoch[epoch] for epoch in sorted(by_epoch)]
-    summary.epoch_seconds = [r["seconds"] for r in epochs]
-    trained = [r for r in epochs if "loss" in r]  # none, where compute was emulated
-    summary.train_loss = [r["loss"] for r in trained]
-    summary.train_accuracy = [r["accuracy"] for r in trained]
+    path = rank_file(folder, 0)
+    summary.steps = len({line.step for line in read_sound_lines(path, Step)})
+    summary.add_epochs(read_sound_lines(path, Epoch))
 
 
 def wait_for_blame(folder: Path, rank: int, seconds: float) -> None:
@@ -203,10 +195,10 @@ def wait_for_blame(folder: Path, rank: int, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     summary = read_summary(folder)
     while summary and time.monotonic() < deadline:
-        others = [r for r in range(summary.servers + summary.workers) if r != rank]
+        others = [r for r in range(summary.ranks) if r != rank]
         errors = {r: error for r in others if (error := _error(folder, r))}
         if len(errors) >= len(others) - 1 and len(others) > 1:
             return
-        if _first_to_fail(folder, errors, None, summary.servers + summary.workers):
+        if _first_to_fail(folder, errors, None, summary.ranks):
             return
         time.sleep(0.05)

@@ -1,16 +1,17 @@
-"""The run folder."""
+"""A new run folder: what is written before the first step, and what is removed if there is none."""
 
 from __future__ import annotations
 
 import re
-import shutil
 import time
 from pathlib import Path
 
 from paceline.errors import EXIT_USAGE, UsageError
 from paceline.launch.diagnose import Ending
-from paceline.liveness import claim
-from paceline.records import RUNNING, Summary, hold_space, write_summary, write_whole
+from paceline.run.atomic import write_whole
+from paceline.run.folder import LOGS, SPEC, hold_space, remove, write_summary
+from paceline.run.liveness import claim
+from paceline.run.records import RUNNING, Summary
 from paceline.spec import Resolved, RunSpec
 
 
@@ -31,16 +32,11 @@ def make_folder(spec: RunSpec) -> Path:
             continue
         except OSError as error:
             raise UsageError(f"cannot make the run folder {parent / name}: {error.strerror}") from error
-        (parent / name / "logs").mkdir()
+        (parent / name / LOGS).mkdir()
         return parent / name
     raise UsageError(
         f"the run folder {parent / names[0]} is there already: choose another --name or --output-dir, or remove it"
     )
-
-
-def gone_mark(folder: Path, rank: int) -> Path:
-    """The file in which the launcher says why a worker ended before it could tell its server that it is there."""
-    return folder / "logs" / f"rank_{rank}.gone"
 
 
 def open_run(folder: Path, resolved: Resolved) -> None:
@@ -51,17 +47,17 @@ def open_run(folder: Path, resolved: Resolved) -> None:
     try:
         hold_space(folder)
         claim(folder)
-        write_whole(folder / "spec.toml", "\n".join(resolved.lines()) + "\n")
+        write_whole(folder / SPEC, "\n".join(resolved.lines()) + "\n")
         write_summary(folder, begin_summary(resolved.spec))
     except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
         raise UsageError(f"cannot write to the run folder {folder}: {error.strerror}; see --output-dir") from error
 
 
 def remove_failed_start(folder: Path, ending: Ending) -> None:
     """A usage error before the first step leaves nothing worth a look."""
     if ending.exit_code == EXIT_USAGE and ending.summary and not ending.summary.steps:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
         ending.summary.folder = None
 
 
@@ -82,10 +78,5 @@ def begin_summary(spec: RunSpec) -> Summary:
         seed=spec.seed,
         compute=spec.compute,
         shrink=spec.shrink,
-        stages=spec.stages or 1,
-        tensor=spec.tensor or 1,
-        microbatches=spec.microbatches or 1,
-        schedule=spec.schedule,
-        averaging=spec.averaging,
-        recompute=spec.recompute,
+        grid=spec.grid,
     )

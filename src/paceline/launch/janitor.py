@@ -1,7 +1,8 @@
 """A small process that cleans up when the launcher is gone, even after SIGKILL; it reads what to clean from its input.
 
     folder PATH    remove this folder
-    run PATH       a run folder; unless the run has ended, its summary is to say that the launcher was killed
+    run PATH       a run folder; the command in this process's arguments, with the path added, makes its summary say
+                   that the launcher was killed, unless the run has ended
     process PID    end this process and its group
     done           the launcher has ended its processes itself
 
@@ -9,15 +10,15 @@ When the input ends, the launcher has. Run as a plain script: it imports nothing
 """
 
 import contextlib
-import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 
 GRACE_SECONDS = 3.0
-HELD = ".held"  # as in records
+CONCLUDE_SECONDS = 60.0
 
 
 def clean(lines: list[str]) -> None:
@@ -31,28 +32,12 @@ def clean(lines: list[str]) -> None:
         _signal(pids, signal.SIGKILL)
         for key, *rest in words:
             if key == "run":
-                _fail(rest[0])
+                # Whatever becomes of this, readers find out by themselves, from owner.json.
+                with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                    subprocess.run([*sys.argv[1:], rest[0]], timeout=CONCLUDE_SECONDS, check=False)
     for key, *rest in words:
         if key == "folder":
             shutil.rmtree(rest[0], ignore_errors=True)
-
-
-def _fail(folder: str) -> None:
-    """Make the summary of a run that is not running any more say so."""
-    path = os.path.join(folder, "summary.json")
-    try:
-        with open(path, encoding="utf-8") as file:
-            summary = json.load(file)
-        if summary["status"] == "running":
-            summary |= {"status": "failed", "error": "the launcher was killed"}
-            text = json.dumps(summary, indent=1, allow_nan=False)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(folder, HELD))  # it was held for this
-            with open(f"{path}.new", "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-            os.replace(f"{path}.new", path)
-    except (OSError, ValueError, LookupError, TypeError):
-        pass  # readers find out by themselves, from owner.json
 
 
 def _signal(pids: list[int], number: int) -> None:

@@ -8,7 +8,7 @@ import time
 import traceback
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from paceline import own_code
 from paceline.comm.base import Comm
@@ -33,13 +33,14 @@ from paceline.launch.folder import begin_summary, make_folder, open_run, remove_
 from paceline.launch.signals import StopSignals
 from paceline.launch.usage import NodeUsage
 from paceline.layout import crowded
-from paceline.records import INTERRUPTED, LineWriter, Summary, give_space, write_whole
+from paceline.run.folder import give_space, rank_file, rank_log, write_environment
+from paceline.run.lines import LineWriter
+from paceline.run.recorder import Recorder
+from paceline.run.records import INTERRUPTED, Error, Line, Signal, Summary
 from paceline.spec import Resolved
 from paceline.strategies.setup import choose_place
-from paceline.strict_json import dump
 from paceline.training.console import Console
 from paceline.training.driver import Job, train
-from paceline.training.trace import Trace
 
 # How long a rank that lost another waits to learn from the run folder who failed first. (Our own launcher does
 # that for ranks that are its children; mpiexec ends them all as soon as one aborts.)
@@ -85,7 +86,7 @@ class Rank:
         """Write down that somebody ended us; under a launcher that kills its ranks soon, the summary cannot wait."""
         if self.folder is None:
             return
-        self._record("signal", signal=number, time=time.time())
+        self._record(Signal(number, time.time()))
         if self.seat.launcher == "mpiexec" and not self.launched and self.stops_run:
             diagnose(self.folder, interrupted=True)
 
@@ -100,20 +101,20 @@ class Rank:
         if comm.rank == 0:
             if not self.launched:
                 open_run(self.folder, self.resolved)
-            write_whole(self.folder / "env.json", dump(ranks, indent=1) + "\n")
+            write_environment(self.folder, ranks)
         comm.barrier()
         self._watch_node()
-        trace = Trace(self.folder / f"rank_{comm.rank}.jsonl", comm.rank)
+        recorder = Recorder(self.folder, comm.rank)
         console = Console(self.stream, self._log() if comm.rank == 0 else None)
         try:
             self._introduce(console)
             wish = self.stop.requested if self.stop else lambda: False
             self.summary = begin_summary(self.spec)
-            train(Job(self.spec, comm, place, console, wish, self.summary).opened(self.folder, trace))
+            train(Job(self.spec, comm, place, console, wish, self.summary).opened(self.folder, recorder))
             console.line(f"Run folder: {self.folder}")
         finally:
             console.close()
-            trace.close()
+            recorder.close()
 
     def _introduce(self, console: Console) -> None:
         """Say what our own launcher would have said before it started the ranks."""
@@ -139,9 +140,9 @@ class Rank:
 
     def _log(self) -> Path:
         assert self.folder is not None
-        logs = self.folder / "logs"
-        logs.mkdir(exist_ok=True)
-        return logs / f"rank_{self.seat.rank}.log"
+        log = rank_log(self.folder, self.seat.rank)
+        log.parent.mkdir(exist_ok=True)
+        return log
 
     def _fail(self, error: Exception) -> int:
         """Write the error into the rank's files; without a launcher of ours, settle the run and say what happened."""
@@ -181,18 +182,28 @@ class Rank:
         if stopped is not None:
             peer, text = stopped, f"{text}; the process of rank {stopped} is stopped"
         # All ranks find out together, and know which of them it was.
-        blames = {"blames": error.rank} if isinstance(error, DivergedError) and error.rank is not None else {}
-        after = failed_before(self.folder, rank, self.seat.size)
-        self._record("error", error=text, time=time.time(), after=after, own=_own(error, rank), exit_code=code,
-                    everyone=isinstance(error, DivergedError | AgreedError) and not blames, peer=peer,
-                    stopped=stopped is not None, timeout=isinstance(error, CommTimeout), **blames)  # fmt: skip
+        blames = error.rank if isinstance(error, DivergedError) else None
+        self._record(
+            Error(
+                text,
+                time.time(),
+                own=_own(error, rank),
+                after=failed_before(self.folder, rank, self.seat.size),
+                exit_code=code,
+                everyone=isinstance(error, DivergedError | AgreedError) and blames is None,
+                peer=peer,
+                stopped=stopped is not None,
+                timeout=isinstance(error, CommTimeout),
+                blames=blames,
+            )
+        )
         return code
 
-    def _record(self, kind: str, **values: Any) -> None:
+    def _record(self, line: Line) -> None:
         """Append a line to the rank's file, where that is possible: how it ended must not fail."""
         assert self.folder is not None
-        with suppress(OSError), closing(LineWriter(self.folder / f"rank_{self.seat.rank}.jsonl")) as lines:
-            lines.write(kind, **values)
+        with suppress(OSError), closing(LineWriter(rank_file(self.folder, self.seat.rank))) as lines:
+            lines.write(line)
 
 
 def is_full(error: BaseException | None) -> bool:

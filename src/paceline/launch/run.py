@@ -18,7 +18,7 @@ from paceline.launch.placement import find_places
 from paceline.launch.spawn import MPIEXEC_LISTENS, start
 from paceline.launch.supervise import counting_signals, supervise
 from paceline.layout import crowded
-from paceline.records import Summary
+from paceline.run.records import Summary
 from paceline.spec import FIELDS, Resolved, RunSpec, resolve
 
 

@@ -19,19 +19,19 @@ from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, CommTimeout, PacelineErro
 from paceline.launch.agree import describe
 from paceline.launch.cluster import Cluster, forget_key
 from paceline.launch.connect import leave
-from paceline.launch.folder import begin_summary, gone_mark, make_folder, open_run
+from paceline.launch.folder import begin_summary, make_folder, open_run
 from paceline.launch.meeting import meet, somebody_listens
 from paceline.launch.rank import Rank
-from paceline.records import INTERRUPTED, write_whole
+from paceline.run.folder import LOGS, gone_mark, write_environment
+from paceline.run.recorder import Recorder
+from paceline.run.records import INTERRUPTED
 from paceline.server.client import Unanswered
 from paceline.server.roles import Meeting
 from paceline.spec import Resolved
 from paceline.strategies.parameter_server.engine import Membership
 from paceline.strategies.setup import Place, choose_place
-from paceline.strict_json import dump
 from paceline.training.console import Console
 from paceline.training.driver import Job, train
-from paceline.training.trace import Trace
 
 
 class ServedRank(Rank):
@@ -73,7 +73,7 @@ class ServedRank(Rank):
         self.meeting, listener = meet(spec, seat, self.cluster)
         place = choose_place(spec, seat.local_rank, first=not self.launched, speed=seat.speed)
         about = {"host": socket.gethostname(), "pid": os.getpid()}
-        opened = self._open_trace if seat.rank >= self.servers else self._open
+        opened = self._open_recorder if seat.rank >= self.servers else self._open
         member = Membership(self.meeting, listener, seat.rank, random.getrandbits(63), about, opened, gone=self._gone,
                             folder=self.folder, restarted=seat.lives > 0)  # fmt: skip
         if seat.rank == 0:
@@ -106,12 +106,12 @@ class ServedRank(Rank):
                 role = "server" if rank < self.servers else "worker"
                 rows[rank] = {"rank": rank, "role": role, "host": row["host"], "pid": row["pid"]}
             ranks = [rows[rank] for rank in sorted(rows)]
-            write_whole(folder / "env.json", dump(describe(ranks), indent=1) + "\n")
+            write_environment(folder, describe(ranks))
 
         member.ranks_up = ranks_up
-        trace = Trace(folder / "rank_0.jsonl", 0)
+        recorder = Recorder(folder, 0)
         console = Console(self.stream, self._log())
-        job = self._job(member, place, console).opened(folder, trace)
+        job = self._job(member, place, console).opened(folder, recorder)
         self.summary = job.summary
         try:
             self._introduce(console)
@@ -119,19 +119,19 @@ class ServedRank(Rank):
             console.line(f"Run folder: {folder}")
         finally:
             console.close()
-            trace.close()
+            recorder.close()
 
     def _open(self, folder: Path) -> None:
         """The leader has said where the run folder is; on this rank's file system it may be another."""
         self.folder = self.folder or folder
-        (self.folder / "logs").mkdir(parents=True, exist_ok=True)
+        (self.folder / LOGS).mkdir(parents=True, exist_ok=True)
         self._watch_node()
 
-    def _open_trace(self, folder: Path) -> Trace:
+    def _open_recorder(self, folder: Path) -> Recorder:
         self._open(folder)
         self.begun = True
         assert self.folder is not None
-        return Trace(self.folder / f"rank_{self.seat.rank}.jsonl", self.seat.rank)
+        return Recorder(self.folder, self.seat.rank)
 
     def _explained(self, error: Exception) -> Exception:
         """With a cluster file, a rank that never came is a wrong address in it, or has not been started."""

@@ -21,6 +21,7 @@ from paceline.launch import start as rank_program
 from paceline.launch.placement import Places
 from paceline.launch.zygote import ForkedRank, Zygote
 from paceline.layout import threads_per_rank
+from paceline.run.folder import LOGS
 from paceline.spec import RunSpec
 
 Process = subprocess.Popen[bytes] | ForkedRank
@@ -121,13 +122,15 @@ class Crew:
 def start(spec: RunSpec, folder: Path, out: int, places: Places | None = None) -> Crew:
     """Start every rank of the run whose folder is there; rank 0's standard output goes to the file `out`."""
     private = Path(tempfile.mkdtemp(prefix="paceline-", dir=_shared_memory()))
+    program, modules = [sys.executable, "-P", rank_program.__file__], _module_folders()
     watcher = subprocess.Popen(
-        [sys.executable, "-I", "-S", janitor.__file__], stdin=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-I", "-S", janitor.__file__, *program, "killed", *modules],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
     )
     crew = Crew({}, watcher, private, are_ranks=not spec.carrier.by_mpiexec or spec.workers == 1)
     crew.tell(f"folder {private}")
     crew.tell(f"run {folder}")
-    program, modules = [sys.executable, "-P", rank_program.__file__], _module_folders()
     command = [*program, "rank", str(folder), *modules]
     size = spec.ranks
     try:
@@ -135,7 +138,7 @@ def start(spec: RunSpec, folder: Path, out: int, places: Places | None = None) -
             variables = _environment(spec, size)
             if places is None:
                 variables = _mpi_variables(private, variables)
-            with (folder / "logs" / "mpiexec.log").open("wb") as log:
+            with (folder / LOGS / "mpiexec.log").open("wb") as log:
                 # What mpiexec has to say about a failed rank would bury what we have.
                 crew.add(0, _popen([*_mpiexec_command(size, places), *command], variables, out, log.fileno()))
             return crew

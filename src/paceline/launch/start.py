@@ -2,6 +2,7 @@
 
     python -P .../start.py rank RUN_FOLDER MODULE_FOLDER...
     python -P .../start.py zygote MODULE_FOLDER... SOCKET
+    python -P .../start.py killed MODULE_FOLDER... RUN_FOLDER
 
 Modules come from where they are installed. The folders in which only the launcher finds modules (its working folder, a
 script's folder) come last on the import path: a random.py there does not replace the library's.
@@ -12,12 +13,17 @@ import sys
 
 def main() -> None:
     kind, *rest = sys.argv[1:]
-    argument = rest.pop() if kind == "zygote" else rest.pop(0)
+    argument = rest.pop(0) if kind == "rank" else rest.pop()
     sys.path += [folder for folder in rest if folder not in sys.path]
     if kind == "zygote":
         from paceline.launch import zygote
 
         zygote.main("paceline.launch.worker", "run_rank", int(argument))
+        return
+    if kind == "killed":
+        from paceline.launch.diagnose import launcher_was_killed
+
+        launcher_was_killed(argument)
         return
     from paceline.launch.signals import quiet_interrupt
 

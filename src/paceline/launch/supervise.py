@@ -13,10 +13,10 @@ from pathlib import Path
 
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK
 from paceline.launch.diagnose import Ending, diagnose
-from paceline.launch.folder import gone_mark
 from paceline.launch.signals import stopping
 from paceline.launch.spawn import Crew
-from paceline.records import read_ranks, write_whole
+from paceline.run.atomic import write_whole
+from paceline.run.folder import gone_mark, read_ranks
 from paceline.spec import RunSpec
 
 # After a rank has failed, the others get this long to notice by themselves and write down what they saw.

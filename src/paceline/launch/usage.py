@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
 import socket
 import threading
 import time
@@ -17,7 +15,9 @@ from typing import Any
 from paceline.launch.counters import PROC, Counters, Reading
 from paceline.launch.gpus import Gpus
 from paceline.layout import cores
-from paceline.records import SCHEMA, LineWriter
+from paceline.run.folder import ENVIRONMENT, node_file, read_ranks
+from paceline.run.lines import LineWriter
+from paceline.run.records import Gpu, NodeEnd, NodeSample, NodeStart, Traffic
 
 PERIOD = 0.5
 # The kernel counts processor time in hundredths of a second: over less than this, a difference says nothing.
@@ -46,7 +46,7 @@ class NodeUsage:
         proc: Path = PROC,
     ) -> None:
         self.name = name or socket.gethostname()
-        self.path = folder / file_name(self.name)
+        self.path = node_file(folder, self.name)
         self._folder, self._complain, self._period, self._proc = folder, complain, period, proc
         self._own_processes = own_processes
         self._stop = threading.Event()
@@ -61,7 +61,7 @@ class NodeUsage:
         self._thread.join(LAST_SAMPLE_SECONDS)
 
     def _run(self) -> None:
-        ranks = RanksHere(self._folder / "env.json")
+        ranks = RanksHere(self._folder)
         try:
             with (
                 closing(Counters(ranks, own_processes=self._own_processes, proc=self._proc)) as counters,
@@ -74,15 +74,14 @@ class NodeUsage:
 
     def _sample(self, counters: Counters, gpus: Gpus, lines: LineWriter) -> None:
         count = cores() if self._own_processes else os.cpu_count()
-        lines.write("node", schema=SCHEMA, name=self.name, cores=count, memory_bytes=counters.memory_bytes,
-                    period=self._period, clock="unix", own_processes=self._own_processes,
-                    machine=boot_id(self._proc))  # fmt: skip
+        lines.write(NodeStart(self.name, count, counters.memory_bytes, self._period, "unix", self._own_processes,
+                              boot_id(self._proc)))  # fmt: skip
         samples = Samples(counters, gpus)
         for _ in beats(self._period, self._stop.wait):
-            lines.write("sample", **samples.take())
+            lines.write(samples.take())
             lines.flush()
-        lines.write("sample", **samples.take())
-        lines.write("end", time=round(time.time(), 6), samples=samples.taken, cpu_seconds=time.thread_time())
+        lines.write(samples.take())
+        lines.write(NodeEnd(round(time.time(), 6), samples.taken, time.thread_time()))
 
 
 class Samples:
@@ -93,7 +92,7 @@ class Samples:
         self._last: tuple[float, Reading] | None = None
         self.taken = 0
 
-    def take(self) -> dict[str, Any]:
+    def take(self) -> NodeSample:
         now, when = self._clock(), time.time()
         reading, before = self._counters.read(), self._last
         self._last, self.taken = (now, reading), self.taken + 1
@@ -108,8 +107,8 @@ class Samples:
             sample["run_cpu"] = rate("run_seconds")
             sample["run_memory_bytes"] = reading.run_memory_bytes
         if gpus := self._gpus.read():
-            sample["gpus"] = gpus
-        return sample | {"interfaces": reading.interfaces}
+            sample["gpus"] = tuple(Gpu(**gpu) for gpu in gpus)
+        return NodeSample(**sample, interfaces={name: Traffic(**row) for name, row in reading.interfaces.items()})
 
 
 def _rate(seconds: float | None, before: float | None, elapsed: float) -> float | None:
@@ -131,19 +130,19 @@ def beats(period: float, wait: Callable[[float], bool], clock: Callable[[], floa
 class RanksHere:
     """The processes of the ranks on this host, as env.json has them now; it changes when one is started again."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._host = path, socket.gethostname()
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._host = folder, socket.gethostname()
         self._changed = 0
         self._pids: set[int] = set()
 
     def __call__(self) -> Iterable[int]:
         try:
-            changed = self._path.stat().st_mtime_ns
+            changed = (self._folder / ENVIRONMENT).stat().st_mtime_ns
         except OSError:
             return ()
         if changed != self._changed:
-            rows = json.loads(self._path.read_text("utf-8"))["ranks"]
-            self._changed, self._pids = changed, {row["pid"] for row in rows if row["host"] == self._host}
+            self._changed = changed
+            self._pids = {row.pid for row in read_ranks(self._folder) if row.host == self._host}
         return self._pids
 
 
@@ -153,12 +152,3 @@ def boot_id(proc: Path = PROC) -> str | None:
         return (proc / "sys/kernel/random/boot_id").read_text().strip() or None
     except OSError:
         return None
-
-
-def file_name(node: str) -> str:
-    """Of a node's samples.
-
-    >>> file_name("gpu-7.example.org"), file_name("../ä b")
-    ('node_gpu-7.example.org.jsonl', 'node_..___b.jsonl')
-    """
-    return f"node_{re.sub(r'[^A-Za-z0-9._-]', '_', node)}.jsonl"

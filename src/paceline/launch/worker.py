@@ -20,7 +20,7 @@ from paceline.launch.memory import keep_freed_memory
 from paceline.launch.rank import Rank
 from paceline.launch.signals import StopSignals
 from paceline.layout import threads_per_rank
-from paceline.records import read_summary
+from paceline.run.folder import rank_log, read_summary
 from paceline.spec import Resolved, read_config, resolve
 from paceline.strict_json import dump
 
@@ -84,7 +84,7 @@ def run_rank(run_folder: str) -> NoReturn:
     folder, seat = Path(run_folder), find_seat()
     assert seat is not None, "the launcher has said which rank this is"
     if seat.rank:
-        _redirect(folder / "logs" / f"rank_{seat.rank}.log")
+        _redirect(rank_log(folder, seat.rank))
     resolved = resolve((f"{folder}/spec.toml", read_config(str(folder / "spec.toml"))))
     finish(run_seat(resolved, seat, folder))
 

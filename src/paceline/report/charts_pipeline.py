@@ -76,7 +76,7 @@ def _of_step(found: Pipeline) -> traces.Row:
 def _idleness(one: Group, found: Pipeline) -> str:
     """The numbers beside theory, above the drawing."""
     s = one.first.summary
-    setting = f"{count(s.stages, 'stage')}, {s.schedule}, {micro_batches(found.stages[0].micros)}"
+    setting = f"{count(s.grid.stages, 'stage')}, {one.first.schedule}, {micro_batches(found.stages[0].micros)}"
     return (f"{setting}: {percent(found.measured)} idle, {percent(found.uneven)} by the schedule, "
             f"{percent(found.theory)} in theory")  # fmt: skip
 

@@ -117,9 +117,9 @@ def _speedup(one: Group, curves: Iterable[Curve]) -> Interval | None:
 
 
 def _order(one: Group) -> tuple[Any, ...]:
-    s = one.first.summary
+    s, grid = one.first.summary, one.first.summary.grid
     return (s.model, s.data, s.compute, stands_for(one) or 0, not one.method.single, s.strategy, s.servers,
-            s.stages, s.tensor, facets(one)["overlap"], s.workers, nodes_of(one.first), s.batch_size)  # fmt: skip
+            grid.stages, grid.shards, facets(one)["overlap"], s.workers, nodes_of(one.first), s.batch_size)  # fmt: skip
 
 
 def _identity(groups: Sequence[Group]) -> list[str]:

@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from paceline.run.atomic import replacing
 from paceline.strict_json import dump
 
 # The one before is kept until all servers have the latest.
@@ -30,11 +31,9 @@ class Snapshots:
         return sorted(int(match.group(1)) for match in found if match)
 
     def save(self, number: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Write it under a name of its own first: a file of the right name is whole."""
         self._folder.mkdir(exist_ok=True)
-        temporary = self._folder / f".server_{self._rank}"
-        save_file(tensors, temporary, metadata={"facts": dump(facts)})
-        os.replace(temporary, self._path(number))
+        with replacing(self._path(number)) as temporary:
+            save_file(tensors, temporary, metadata={"facts": dump(facts)})
         for old in self.numbers()[:-KEPT]:
             self._path(old).unlink()
 

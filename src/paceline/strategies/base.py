@@ -14,6 +14,7 @@ from dataclasses import Field, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from paceline.layout import Grid
+from paceline.run.records import Line
 
 if TYPE_CHECKING:
     from paceline.spec import RunSpec
@@ -27,6 +28,11 @@ class NoOptions:
 
 
 @dataclass(frozen=True)
+class NoFigures:
+    """A strategy that measures nothing that the others do not."""
+
+
+@dataclass(frozen=True)
 class Strategy:
     """A way to divide a training over ranks."""
 
@@ -34,6 +40,8 @@ class Strategy:
     summary: str
     implementation: str  # module:function that takes a job and returns an engine, ready to step
     options: type[Any] = NoOptions  # a dataclass of `paceline.options.option`
+    figures: type[Any] = NoFigures  # a dataclass: what the summary has under the strategy's name
+    lines: tuple[type[Line], ...] = ()  # kinds of lines that only its ranks write
     single: bool = False  # trains with one worker only
     exact: bool = True  # trains the model that one process would train with the global batch
     asynchronous: bool = False  # workers do not wait for each other

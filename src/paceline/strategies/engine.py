@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from paceline.comm.base import Comm
     from paceline.comm.metered import Meter
-    from paceline.strategies.core_clock import CoreClock
+    from paceline.run.core_clock import CoreClock
     from paceline.training.driver import Driver, Job
 
 
@@ -224,7 +224,7 @@ class Lockstep(Engine):
             gradients.messages_received,
             peak_rss_bytes(),
         ]
-        seconds = [meter.seconds, job.trace.input_seconds, job.trace.cpu_seconds()]
+        seconds = [meter.seconds, job.recorder.input_seconds, job.recorder.cpu_seconds()]
         table = torch.zeros(job.comm.size, len(mine) + len(seconds), dtype=torch.float64)
         table[job.comm.rank] = torch.tensor([*mine, *seconds], dtype=torch.float64)
         table = table.to(job.comm.device)

@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from paceline.comm.base import Comm
 from paceline.comm.words import all_or_none
 from paceline.errors import UsageError, refuse_pipe
-from paceline.records import usual_mode
+from paceline.run.atomic import replacing
 
 MESSAGE = 16 << 20  # bytes: the most that ranks send at once
 _DTYPES = {
@@ -32,13 +32,12 @@ _DTYPES = {
 
 def save(state: dict[str, Tensor], path: Path) -> None:
     """Write all tensors, contiguous, as a file that appears whole or not at all."""
-    with _temporary(path) as temporary:
+    with replacing(path) as temporary:
         try:
             save_file(_apart({name: tensor.cpu().contiguous() for name, tensor in state.items()}), temporary)
         except SafetensorError as error:
             number = re.search(r"\(os error (\d+)\)", str(error))
             raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error from error
-        _put(temporary, path)
 
 
 def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -49,22 +48,6 @@ def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
         state[name] = tensor.clone() if place in seen else tensor
         seen.add(place)
     return state
-
-
-@contextmanager
-def _temporary(path: Path) -> Iterator[Path]:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        yield temporary
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _put(temporary: Path, path: Path) -> None:
-    temporary.chmod(usual_mode())
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 @dataclass(frozen=True)
@@ -102,7 +85,8 @@ def save_parts(
             _send(span, own, room, comm)
         all_or_none(lambda: None, comm)
         return
-    with _temporary(path) as temporary:
+    with ExitStack() as writing:
+        temporary = writing.enter_context(replacing(path))
         with temporary.open("wb") as file:
             file.write(_header({name: whole[name] for name in names}))
             desk = torch.empty(largest, dtype=torch.uint8)
@@ -110,7 +94,7 @@ def save_parts(
                 lines = desk[: span.nbytes].view(span.lines, -1)
                 _gather(span, own, room, lines, comm)
                 file.write(lines.numpy().data)
-        all_or_none(lambda: _put(temporary, path), comm)
+        all_or_none(writing.pop_all().close, comm)
 
 
 def _check(name: str, whole: Tensor, piece: Piece, tensor: Tensor) -> None:

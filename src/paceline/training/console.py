@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from paceline.disturbance import warning
 from paceline.errors import visible
-from paceline.records import Summary
+from paceline.run.records import Summary
 
 
 class Console:

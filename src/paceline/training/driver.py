@@ -18,8 +18,11 @@ from paceline.comm.words import all_or_none
 from paceline.data.batch import Batch
 from paceline.data.input import Input
 from paceline.data.sampler import Sampler
+from paceline.disturbance import disturbance
 from paceline.errors import UsageError
-from paceline.records import COMPLETED, INTERRUPTED, RUNNING, Summary, conclude, write_summary
+from paceline.run.folder import MODEL, conclude, read_nodes, write_summary
+from paceline.run.recorder import Recorder
+from paceline.run.records import COMPLETED, INTERRUPTED, RUNNING, End, Summary
 from paceline.spec import RunSpec
 from paceline.strategies.engine import Engine, Evaluation, Lockstep, StepTimer
 from paceline.strategies.finite import Watch
@@ -27,7 +30,6 @@ from paceline.strategies.setup import Place
 from paceline.training.console import Console
 from paceline.training.progress import Progress
 from paceline.training.setup import make_input
-from paceline.training.trace import Trace
 
 if TYPE_CHECKING:
     from paceline.strategies.parameter_server.engine import Membership
@@ -47,11 +49,11 @@ class Job:
     summary: Summary
     membership: Membership | None = None  # of a rank of parameter servers
     folder: Path = field(init=False)  # these two from when the run folder is known
-    trace: Trace = field(init=False)
+    recorder: Recorder = field(init=False)
     _source: Input | None = None
 
-    def opened(self, folder: Path, trace: Trace) -> Self:
-        self.folder, self.trace = folder, trace
+    def opened(self, folder: Path, recorder: Recorder) -> Self:
+        self.folder, self.recorder = folder, recorder
         return self
 
     @property
@@ -95,7 +97,7 @@ class Driver:
             job.console.line(f"New weights, not from {spec.weights}: {', '.join(engine.fresh)}")
         all_or_none(lambda: None if job.comm.rank else check_space(job.folder, spec, engine), job.comm)
         total = spec.steps or spec.epochs * per_epoch
-        return Progress(spec, job.console, job.trace, job.summary, per_epoch, total)
+        return Progress(spec, job.console, job.recorder, job.summary, per_epoch, total)
 
     def run(self, engine: Lockstep) -> None:
         """All epochs, and back to the best one where there is a validation set; then the test."""
@@ -127,11 +129,11 @@ class Driver:
         steps = min(len(sampler), progress.total - first)
         progress.start_epoch(epoch, steps)
         start = ended = time.perf_counter()
-        job.trace.clock.lap()  # what was before belongs to no step
+        job.recorder.clock.lap()  # what was before belongs to no step
         stopped = False
         for step, batch in enumerate(job.source.epoch(sampler, steps), first):
             # A step begins where the last one ended: no time goes uncounted.
-            timer = StepTimer(last=ended, clock=job.trace.clock)
+            timer = StepTimer(last=ended, clock=job.recorder.clock)
             if self.spec.method.timelines and step < TIMELINES:
                 timer.events = []
             timer.mark("input")
@@ -173,17 +175,26 @@ class Driver:
         progress.finish(interrupted=interrupted)
         engine.measure(job)
         if job.comm.rank == 0:
-            summary.disturbed = job.trace.disturbance(emulated=self.spec.emulated)
+            summary.disturbed = self._disturbance()
         summary.status = INTERRUPTED if interrupted else COMPLETED
         job.console.total(summary)
         if job.comm.rank == 0:  # the results are kept even if the weights cannot be
             write_summary(folder, replace(summary, status=RUNNING))
         if not self.spec.emulated:
-            engine.save(folder / "model.safetensors")
+            engine.save(folder / MODEL)
         if job.comm.rank == 0:
             conclude(folder, summary)
-        job.trace.record("end", time=time.time(), status=summary.status)
+        job.recorder.write(End(time.time(), summary.status))
         job.comm.barrier()
+
+    def _disturbance(self) -> str | None:
+        """Why the times of this run should not be compared, from the nodes' samples in its folder."""
+        recorder = self.job.recorder
+        try:
+            nodes = read_nodes(recorder.folder).values()
+        except ValueError:  # a damaged file of samples; the training itself is sound
+            return None
+        return disturbance(nodes, recorder.began, recorder.ended, emulated=self.spec.emulated)
 
 
 def check_space(folder: Path, spec: RunSpec, engine: Engine) -> None:

@@ -1,37 +1,38 @@
-"""The committed steps of a run: written into the trace and the summary, and shown."""
+"""The committed steps of a run: written to the rank's file and the summary, and shown."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from paceline.records import Summary, read_lines
+from paceline.run.lines import read_sound_lines
+from paceline.run.recorder import Recorder
+from paceline.run.records import Epoch, FinalTest, Summary, Validation
 from paceline.spec import RunSpec
 from paceline.strategies.engine import Evaluation, StepResult, StepTimer
 from paceline.strategies.rate import learning_rate
 from paceline.training.console import Console
 from paceline.training.learned import Learned
-from paceline.training.trace import Trace
 
-KEPT = ("epoch", "validation", "test")
+KEPT = (Epoch, Validation, FinalTest)
+EVALUATED = {"validation": Validation, "test": FinalTest}
 
 
 class Progress:
     """Is told of every step when it is committed, of every epoch and every evaluation, by the rank that knows of all.
 
-    What an earlier process of the same run has written into the trace counts as told.
+    What an earlier process of the same run has written to the rank's file counts as told.
     """
 
     def __init__(
-        self, spec: RunSpec, console: Console, trace: Trace, summary: Summary, per_epoch: int, total: int
+        self, spec: RunSpec, console: Console, recorder: Recorder, summary: Summary, per_epoch: int, total: int
     ) -> None:
-        self.spec, self.console, self.trace, self.summary = spec, console, trace, summary
+        self.spec, self.console, self.recorder, self.summary = spec, console, recorder, summary
         self.per_epoch, self.total = per_epoch, total
         self.learned = Learned(spec)
-        self._kept: dict[str, dict[int, Mapping[str, Any]]] = {kind: {} for kind in KEPT}  # by epoch
-        for record in read_lines(trace.path):
-            if record["kind"] in KEPT:
-                self._kept[record["kind"]][record["epoch"]] = record
+        self._epochs: dict[int, Epoch] = {}
+        self._validations: dict[int, Validation] = {}  # by epoch
+        self._tests: dict[int, Validation] = {}
+        for line in read_sound_lines(recorder.path, *KEPT):
+            assert isinstance(line, Epoch | Validation)
+            self._keep(line)
 
     def learning_rate(self, step: int) -> float:
         return learning_rate(self.spec, step, self.per_epoch, self.total)
@@ -42,16 +43,18 @@ class Progress:
         self.console.line(f"\nStart of epoch {epoch}")
         self.console.start_bar(steps, f"epoch {epoch}{', emulated' if self.spec.emulated else ''}")
 
-    def step(self, step: int, epoch: int, result: StepResult, seconds: float, timer: StepTimer, **values: Any) -> None:
+    def step(
+        self, step: int, epoch: int, result: StepResult, seconds: float, timer: StepTimer, own: int | None = None
+    ) -> None:
         """Step number `step` is committed."""
         self.summary.steps = step + 1
         known = result.count if result.own is None else result.own
         self.learned.add(result.loss_sum, result.correct, known)
-        if known and not self.spec.emulated:
-            values |= {"loss": result.loss_sum / known, "lr": self.learning_rate(step)}
-        self.trace.step(step, epoch, seconds, result.count, timer.parts, timer.queued, **values)
+        trained = known and not self.spec.emulated
+        loss, lr = (result.loss_sum / known, self.learning_rate(step)) if trained else (None, None)
+        self.recorder.step(step, epoch, seconds, result.count, timer.parts, timer.queued, own=own, loss=loss, lr=lr)
         if timer.events:
-            self.trace.timeline(step, timer.events)
+            self.recorder.timeline(step, timer.events)
         number, left = step % self.per_epoch + 1, self.total - step - 1
         self.console.step(number, seconds, result.count, left, self.spec.log_every, self.learned.bar())
 
@@ -59,14 +62,14 @@ class Progress:
         """Of all its samples; a rank that was restarted has not been told of all its steps."""
         learned = Learned(self.spec)
         learned.add(loss_sum, correct, samples)
-        self._keep("epoch", epoch, seconds=seconds, samples=learned.count, **learned.means())
+        self._record(Epoch(epoch, seconds, learned.count, **learned.means()))
         self.console.end_bar()
         self.console.line(f"Time taken: {seconds:.2f} s")
         self.console.line(learned.line())
 
-    def evaluated(self, name: str, epoch: int, result: Evaluation, **values: Any) -> bool:
+    def evaluated(self, name: str, epoch: int, result: Evaluation, samples: int | None = None) -> bool:
         """On the `validation` or `test` set, after this epoch; true if no validation before had a lower loss."""
-        self._keep(name, epoch, loss=result.loss, accuracy=result.accuracy, **values)
+        self._record(EVALUATED[name](epoch, result.loss, result.accuracy, samples))
         if name == "validation":
             self.console.line(f"Validation acc: {result.accuracy:.4f}, validation loss: {result.loss:.4f}")
         else:
@@ -77,27 +80,33 @@ class Progress:
     @property
     def best_epoch(self) -> int | None:
         """The one with the lowest validation loss; of several the last."""
-        found = self._kept["validation"]
-        return min(found, key=lambda epoch: (found[epoch]["loss"], -epoch), default=None)
+        found = self._validations
+        return min(found, key=lambda epoch: (found[epoch].loss, -epoch), default=None)
 
-    def _keep(self, kind: str, epoch: int, **values: Any) -> None:
-        self._kept[kind][epoch] = values
-        self.trace.record(kind, epoch=epoch, **values)
+    def _record(self, line: Epoch | Validation) -> None:
+        self._keep(line)
+        self.recorder.write(line)
+
+    def _keep(self, line: Epoch | Validation) -> None:
+        """Of an epoch that was made again, the last line counts."""
+        if isinstance(line, Epoch):
+            self._epochs[line.epoch] = line
+        else:
+            (self._tests if isinstance(line, FinalTest) else self._validations)[line.epoch] = line
 
     def finish(self, *, interrupted: bool) -> None:
         """Fill in the summary's lists. The weights of an interrupted run are the last ones, not the best."""
-        epochs, validation, test = ([rows[epoch] for epoch in sorted(rows)] for rows in self._kept.values())
-        summary = self.summary
+        summary, validations = self.summary, [self._validations[epoch] for epoch in sorted(self._validations)]
         self.console.end_bar()
         if interrupted:
             self.console.line(f"\nInterrupted: stopped after step {summary.steps} of {self.total}.")
-        summary.epochs, summary.epoch_seconds = len(epochs), [row["seconds"] for row in epochs]
-        summary.train_loss = [row["loss"] for row in epochs if "loss" in row]
-        summary.train_accuracy = [row["accuracy"] for row in epochs if "accuracy" in row]
-        summary.validation_loss = [row["loss"] for row in validation]
-        summary.validation_accuracy = [row["accuracy"] for row in validation]
+        summary.epochs = len(self._epochs)
+        summary.add_epochs(self._epochs.values())
+        summary.validation_loss = [each.loss for each in validations]
+        summary.validation_accuracy = [each.accuracy for each in validations]
         summary.best_epoch = None if interrupted else self.best_epoch
-        if test:
-            summary.test_loss, summary.test_accuracy = test[-1]["loss"], test[-1]["accuracy"]
-        summary.update_seconds = self.trace.update_seconds(self.spec.method.round(vars(self.spec)))
-        summary.images_per_second = self.trace.images_per_second()
+        if self._tests:
+            test = self._tests[max(self._tests)]
+            summary.test_loss, summary.test_accuracy = test.loss, test.accuracy
+        summary.update_seconds = self.recorder.update_seconds(self.spec.method.round(vars(self.spec)))
+        summary.images_per_second = self.recorder.images_per_second()

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from raw_lines import RawWriter
 
-from paceline.records import COMPLETED, LineWriter, Summary, write_summary, write_whole
+from paceline.run.atomic import write_whole
+from paceline.run.folder import write_summary
+from paceline.run.records import COMPLETED, build_summary
 
 START = 1_700_000_000.0
+DIVIDED = ("stages", "tensor", "microbatches", "schedule", "averaging", "recompute")  # options of the spec
 IDLE = 2.0  # seconds that nodes are sampled before the first step
 
 
@@ -47,7 +51,8 @@ def write_run(
     chosen = strategy or ("ps-sync" if servers else "sequential" if workers == 1 else "ring")
     values = {"model": "mlp", "data": "mnist-mini", "strategy": chosen, "workers": workers, "batch_size": batch,
               "seed": seed, "lr": 0.01, "scale_lr": False, "optimizer": "sgd",
-              **({"servers": servers} if servers else {}), **(spec or {})}  # fmt: skip
+              **({"servers": servers} if servers else {}),
+              **{name: summary[name] for name in DIVIDED if summary.get(name) is not None}, **(spec or {})}  # fmt: skip
     write_whole(folder / "spec.toml", "\n".join(f"{key} = {json.dumps(value)}" for key, value in values.items()) + "\n")
     places = list(hosts or ["here"] * (servers + workers))
     ranks = [{"rank": rank, "role": "server" if rank < servers else "worker", "host": host, "pid": rank + 1}
@@ -75,14 +80,14 @@ def write_run(
              "global_batch": in_all, "epochs": epochs, "seed": seed, "steps": len(seconds), "threads": threads,
              "epoch_seconds": times, "train_loss": [0.5] * epochs, "total_seconds": sum(seconds) + 1.0,
              **summary}  # fmt: skip
-    write_summary(folder, Summary(**given))
+    write_summary(folder, build_summary(json.loads(json.dumps({"schema": 1, **given}))))
     return folder
 
 
 def _write_rank(path: Path, seconds: Sequence[float], part: float | None, samples: int, *, served: bool,
                 per_epoch: int, losses: Sequence[float] | None, queued: float) -> None:  # fmt: skip
     """`part` is what it computes, of a step; None is a server, which has updates without parts."""
-    lines, now = LineWriter(path), START
+    lines, now = RawWriter(path), START
     for step, value in enumerate(seconds):
         now += value
         last = "push" if served else "optimizer"
@@ -100,7 +105,7 @@ def _write_rank(path: Path, seconds: Sequence[float], part: float | None, sample
 def _write_node(folder: Path, name: str, seconds: Sequence[float], bytes_in: float, bytes_out: float,
                 interface: str, others: float | None) -> None:  # fmt: skip
     """Samples twice a second, from before the first step until after the last; the other interfaces carry noise."""
-    lines = LineWriter(folder / f"node_{name}.jsonl")
+    lines = RawWriter(folder / f"node_{name}.jsonl")
     lines.write("node", schema=1, name=name, cores=4, memory_bytes=8 * 10**9, period=0.5, clock="unix",
                 own_processes=others is None)  # fmt: skip
     ends = np.concatenate([[0.0], np.cumsum(seconds)])

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from made_up import START, write_run
+from raw_lines import RawWriter
 
 from paceline.pipeline.plan import MEMORY, Stage, StagePlan
 from paceline.pipeline.schedule import Op, instructions
-from paceline.records import LineWriter, write_whole
+from paceline.run.atomic import write_whole
 
 WRITTEN = 20  # steps whose events are written down
 FROM = {Op.RECV_ACTIVATION: (-1, Op.SEND_ACTIVATION), Op.RECV_GRADIENT: (1, Op.SEND_GRADIENT)}
@@ -100,7 +101,7 @@ def write_stages(folder: Path, of: Stages, paces: Sequence[float], samples: int,
     seconds = [max(event[2] + event[3] for events in step for event in events) for step in steps]
     for rank in range(of.workers):
         (folder / f"rank_{rank}.jsonl").unlink(missing_ok=True)
-        lines, now = LineWriter(folder / f"rank_{rank}.jsonl"), start
+        lines, now = RawWriter(folder / f"rank_{rank}.jsonl"), start
         for number, step in enumerate(steps):
             events = step[rank % len(of.forward)]
             if number < WRITTEN:

@@ -19,7 +19,7 @@ from paceline.analysis.headline import headline
 from paceline.analysis.resources import node_series, rank_series, traffic
 from paceline.analysis.runs import LeftOut, Run
 from paceline.analysis.scaling import curves, group
-from paceline.records import COMPLETED, Step, Summary
+from paceline.run.records import COMPLETED, Step, Summary
 
 
 def found_in(runs: list[Run], left_out: tuple[LeftOut, ...] = ()) -> list[Finding]:

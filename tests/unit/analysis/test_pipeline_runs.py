@@ -203,7 +203,7 @@ def test_more_replicas_are_a_line_and_more_stages_of_one_another(tmp_path: Path)
              for curve in curves(group(replicas_and_stages(tmp_path)), "strong")}  # fmt: skip
     assert set(found) == {(2, 4), (2, 4, 8)}
     stages, replicas = found[2, 4], found[2, 4, 8]
-    assert [point.group.first.summary.stages for point in stages.points] == [2, 4]
+    assert [point.group.first.summary.grid.stages for point in stages.points] == [2, 4]
     assert [point.group.first.replicas for point in replicas.points] == [1, 2, 4]
     assert all(curve.baseline.first.summary.batch_size == 64 for curve in found.values())
 

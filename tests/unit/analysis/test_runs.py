@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from made_up import steady, write_run
 
-from paceline.analysis.runs import LeftOut, Run, find_folders, read_run
+from paceline.analysis.runs import LeftOut, Run, read_run
 from paceline.analysis.scaling import group
+from paceline.run.folder import find_folders
 
 
 def check_read(folder: Path) -> Run:

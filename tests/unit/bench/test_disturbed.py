@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from raw_lines import RawWriter
 
 from paceline.bench import run as making
 from paceline.bench.experiment import Task
 from paceline.bench.store import Store
 from paceline.cli.main import main
 from paceline.launch.folder import begin_summary, open_run
-from paceline.records import COMPLETED, LineWriter, Summary, write_summary
+from paceline.run.folder import write_summary
+from paceline.run.records import COMPLETED, Summary
 
 WHY = "other processes used 1.6 of 2 cores"
 
@@ -25,7 +27,7 @@ def make(task: Task, store: Store) -> tuple[Summary, None]:
     summary.status, summary.steps = COMPLETED, 1
     summary.disturbed = WHY if spec.batch_size == 16 else None
     write_summary(folder, summary)
-    lines = LineWriter(folder / "rank_0.jsonl")
+    lines = RawWriter(folder / "rank_0.jsonl")
     lines.write("step", step=0, epoch=0, time=1.0, seconds=1.0, samples=8, spans={})
     lines.close()
     return summary, None

@@ -13,7 +13,8 @@ import pytest
 from paceline.bench.experiment import Experiment, read_experiment
 from paceline.bench.store import COMMON, Store, here
 from paceline.errors import UsageError
-from paceline.records import BENCH, COMPLETED, Summary, read_bench, write_bench, write_summary
+from paceline.run.folder import BENCH, read_bench, write_bench, write_summary
+from paceline.run.records import COMPLETED, Summary
 
 
 @pytest.fixture

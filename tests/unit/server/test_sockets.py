@@ -148,9 +148,11 @@ def test_ten_thousand_wrong_messages_change_nothing(expected: Any, tmp_path: Pat
     values = values_for(SETTING, 2, strategy=strategy, staleness=0, log_every=0)
     summary, weights = train_served(values, tmp_path, "ipc", thrown_at)
     check_trained(summary, weights, expected(values))
-    assert sum(summary.gradients) == 2 * summary.steps - 3  # the last update of each epoch has only one sample
+    assert (
+        sum(summary.own_figures["gradients"]) == 2 * summary.steps - 3
+    )  # the last update of each epoch has only one sample
     # Some look right, as a beat does; of the later half, not all may be read before the run ends.
-    assert sum(summary.dropped_messages.values()) > 3000, summary.dropped_messages
+    assert sum(summary.own_figures["dropped_messages"].values()) > 3000, summary.own_figures["dropped_messages"]
 
 
 class Cutter:
@@ -213,5 +215,5 @@ def test_each_gradient_counts_once_although_connections_break(expected: Any, tmp
     if strategy == "ps-sync":
         check_trained(summary, weights, expected(values))
     else:
-        assert sum(summary.gradients) == summary.steps == 3 * 13
-    assert summary.lost_workers == []
+        assert sum(summary.own_figures["gradients"]) == summary.steps == 3 * 13
+    assert summary.own_figures["lost_workers"] == []

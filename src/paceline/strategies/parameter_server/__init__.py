@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.options import option
 from paceline.strategies.base import Strategy
+from paceline.strategies.parameter_server.figures import LINES, Figures
 
 if TYPE_CHECKING:
     from paceline.spec import RunSpec
@@ -75,6 +76,8 @@ PS_SYNC = ParameterServer(
     "parameter server; waits for all workers, averages, steps once",
     IMPLEMENTATION,
     Options,
+    figures=Figures,
+    lines=LINES,
     emulates=True,
     on_gpu=False,
     reads_together=False,
@@ -84,6 +87,8 @@ PS_ASYNC = Unbounded(
     "parameter server; applies each worker's gradient on arrival",
     IMPLEMENTATION,
     AsyncOptions,
+    figures=Figures,
+    lines=LINES,
     exact=False,
     asynchronous=True,
     updates_by_worker=True,
@@ -96,6 +101,8 @@ PS_BOUNDED = Bounded(
     "parameter server; workers may be --staleness updates ahead",
     IMPLEMENTATION,
     BoundedOptions,
+    figures=Figures,
+    lines=LINES,
     exact=False,
     asynchronous=True,
     emulates=True,

@@ -6,19 +6,20 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from paceline.records import read_lines
+from paceline.run.lines import read_lines
 from paceline.server.ledger import Part, UpdatePlan
 from paceline.server.tally import Result
 from paceline.strategies.engine import Evaluation, StepResult, StepTimer
+from paceline.strategies.parameter_server.figures import Joined, Lost, WentBack
 
 if TYPE_CHECKING:
+    from paceline.run.recorder import Recorder
     from paceline.training.driver import Job
     from paceline.training.progress import Progress
-    from paceline.training.trace import Trace
 
 
 class Chronicle:
-    """Is told by the leader, and tells the driver's progress, the trace and the console."""
+    """Is told by the leader, and tells the driver's progress, the recorder and the console."""
 
     def __init__(
         self, job: Job, plan: UpdatePlan, progress: Progress, ranks_up: Callable[[dict[int, dict[str, Any]]], None]
@@ -62,33 +63,35 @@ class Chronicle:
         self._ranks_up(self._ranks)
         if back:
             self._job.console.line(f"Rank {rank} is back, after {self._job.summary.steps} updates")
-        self._job.trace.record("joined", rank=rank, time=time.time(), update=self._job.summary.steps)
-        self._job.trace.flush()
+        self._job.recorder.write(Joined(rank, time.time(), self._job.summary.steps))
+        self._job.recorder.flush()
 
     def lost(self, rank: int, why: str, parts: list[Part]) -> None:
         samples, update = sum(part.stop - part.start for part in parts), self._job.summary.steps
-        self._job.trace.record("lost", rank=rank, why=why, time=time.time(), update=update, samples=samples)
-        self._job.trace.flush()
+        self._job.recorder.write(Lost(rank, why, time.time(), update, samples))
+        self._job.recorder.flush()
         self._job.console.line(
             f"Lost rank {rank} after {update} updates: {why}; others get the {samples} samples it had"
         )
 
     def went_back(self, number: int, why: str) -> None:
         self._job.console.line(f"Back to the snapshot after {number} updates: {why}")
-        self._job.trace.record("went back", number=number, why=why, time=time.time())
+        self._job.recorder.write(WentBack(number, why, time.time()))
         self._shown = min(self._shown, self._plan.epoch(number) - 1)
         self._job.summary.steps = number
 
 
-def lost_workers(trace: Trace) -> list[dict[str, Any]]:
+def lost_workers(recorder: Recorder) -> list[dict[str, Any]]:
     """Who was lost after how many updates and why, and after how many it was back, if it was."""
     found: list[dict[str, Any]] = []
-    trace.flush()
-    for record in read_lines(trace.path):
-        if record["kind"] == "lost":
-            found.append({name: record[name] for name in ("rank", "why", "update", "samples")} | {"back": None})
-        elif record["kind"] == "joined":
-            for row in found:
-                if row["rank"] == record["rank"] and row["back"] is None:
-                    row["back"] = record["update"]
+    recorder.flush()
+    for line in read_lines(recorder.path, Lost, Joined):
+        if isinstance(line, Lost):
+            row = {"rank": line.rank, "why": line.why, "update": line.update, "samples": line.samples, "back": None}
+            found.append(row)
+            continue
+        assert isinstance(line, Joined)
+        for row in found:
+            if row["rank"] == line.rank and row["back"] is None:
+                row["back"] = line.update
     return found

@@ -22,7 +22,8 @@ from paceline.data.sampler import shuffle
 from paceline.data.table import DataInfo
 from paceline.errors import DivergedError
 from paceline.options import flag
-from paceline.records import INTERRUPTED, Summary, conclude
+from paceline.run.folder import SNAPSHOTS, conclude
+from paceline.run.records import INTERRUPTED, Summary
 from paceline.server.client import Client
 from paceline.server.core import Core
 from paceline.server.lead import Leader
@@ -38,6 +39,7 @@ from paceline.strategies.engine import Engine
 from paceline.strategies.finite import not_finite
 from paceline.strategies.parameter_server import ParameterServer
 from paceline.strategies.parameter_server.chronicle import Chronicle, lost_workers
+from paceline.strategies.parameter_server.figures import Figures
 from paceline.strategies.parameter_server.flat import FlatModel
 from paceline.strategies.parameter_server.work import Work
 from paceline.strategies.rate import learning_rate
@@ -62,7 +64,7 @@ class Membership:
     rank: int
     life: int
     about: dict[str, Any]
-    opened: Callable[[Path], Any]  # the leader has named the run folder; a worker gets its trace
+    opened: Callable[[Path], Any]  # the leader has named the run folder; a worker gets its recorder
     ranks_up: Callable[[dict[int, dict[str, Any]]], None] = lambda ranks: None
     gone: Callable[[], dict[int, str]] = dict  # workers that will not come, and why, as far as a launcher knows
     folder: Path | None = None  # where our own launcher has made one
@@ -151,7 +153,7 @@ class Server(Served):
 
     def snapshots(self, folder: Path | None) -> Snapshots | None:
         rank, every = self.membership.rank, self.job.spec.snapshot_every
-        return Snapshots(folder / "snapshots", rank) if folder and every else None
+        return Snapshots(folder / SNAPSHOTS, rank) if folder and every else None
 
     def run(self, driver: Driver) -> None:
         """Until the leader says that it is over."""
@@ -217,7 +219,7 @@ class LeadServer(Server):
                 return
             job.summary.steps = leader.tally.updates
             driver.finish(self, progress, interrupted=leader.stopping)
-            shutil.rmtree(job.folder / "snapshots", ignore_errors=True)
+            shutil.rmtree(job.folder / SNAPSHOTS, ignore_errors=True)
 
         with closing(self.listener):
             meeting = member.meeting
@@ -231,9 +233,9 @@ class LeadServer(Server):
             conclude(job.folder, job.summary)
 
     def measure(self, job: Job) -> None:
-        job.summary.security = self.membership.meeting.security
-        job.summary.lost_workers = lost_workers(job.trace)
-        _count(self.leader, job.spec, job.summary)
+        figures = Figures(security=self.membership.meeting.security, lost_workers=lost_workers(job.recorder))
+        _count(self.leader, job.spec, job.summary, figures)
+        job.summary.figures[job.summary.strategy] = asdict(figures)
 
 
 class Worker(Served):
@@ -290,7 +292,7 @@ def layout_of(spec: RunSpec, flat: FlatModel) -> Layout:
     return Layout(flat.length, flat.trainable, spec.servers, flat.weights.element_size(), chunk)
 
 
-def _count(leader: Leader, spec: RunSpec, summary: Summary) -> None:
+def _count(leader: Leader, spec: RunSpec, summary: Summary, figures: Figures) -> None:
     """Every rank's numbers, in the order of the ranks."""
     ranks: list[list[dict[str, Any]]] = [[] for _ in range(spec.ranks)]  # one row for each life
     ranks[0].append(vars(leader.traffic))
@@ -305,19 +307,19 @@ def _count(leader: Leader, spec: RunSpec, summary: Summary) -> None:
 
     summary.bytes_sent, summary.bytes_received = column("bytes_sent"), column("bytes_received")
     summary.messages_sent, summary.messages_received = column("messages_sent"), column("messages_received")
-    summary.wait_seconds, summary.cpu_seconds = column("wait_seconds"), column("cpu_seconds")
-    summary.input_seconds, summary.comm_seconds = column("input_seconds"), summary.wait_seconds
+    figures.wait_seconds, summary.cpu_seconds = column("wait_seconds"), column("cpu_seconds")
+    summary.input_seconds, summary.comm_seconds = column("input_seconds"), figures.wait_seconds
     summary.peak_rss_bytes = [max((row.get("peak_rss_bytes", 0) for row in rows), default=0) for rows in ranks]
     summary.wire = "exact"
     tally = leader.tally
-    summary.gradients = [tally.gradients.get(rank, 0) for rank in range(spec.ranks)]
-    summary.staleness = {str(missed): count for missed, count in sorted(tally.staleness.items())}
+    figures.gradients = [tally.gradients.get(rank, 0) for rank in range(spec.ranks)]
+    figures.staleness = {str(missed): count for missed, count in sorted(tally.staleness.items())}
     if tally.staleness:
-        summary.staleness_mean = sum(m * c for m, c in tally.staleness.items()) / tally.staleness.total()
-        summary.staleness_max = max(tally.staleness)
+        figures.staleness_mean = sum(m * c for m, c in tally.staleness.items()) / tally.staleness.total()
+        figures.staleness_max = max(tally.staleness)
     dropped: Counter[str] = Counter()
     for rows in ranks[: leader.rules.servers]:
         for row in rows:
             dropped.update(row["dropped"])
-    summary.dropped_messages = dict(dropped)
-    summary.returns = [asdict(each) for each in leader.returns]
+    figures.dropped_messages = dict(dropped)
+    figures.returns = [asdict(each) for each in leader.returns]

@@ -18,6 +18,7 @@ from paceline.data.input import AHEAD, patience, wait_for_batch
 from paceline.emulation.device import EmulatedDevice
 from paceline.errors import CommError
 from paceline.layout import peak_rss_bytes
+from paceline.run.records import End
 from paceline.server.client import Client
 from paceline.server.ledger import TRAIN, Part
 from paceline.server.roles import WAS_INTERRUPTED
@@ -25,7 +26,9 @@ from paceline.strategies.engine import StepTimer
 from paceline.strategies.parameter_server.flat import FlatModel
 
 if TYPE_CHECKING:
-    from paceline.training.trace import Trace
+    from paceline.run.recorder import Recorder
+
+    pass
 
 # So long a worker that was asked to stop goes on, to see whether the whole run was.
 STOP_SECONDS = 2.0
@@ -41,11 +44,11 @@ class Work:
     flat: FlatModel
     make_batch: MakeBatch
     seed: int
-    opened: Callable[[Path], Trace]
+    opened: Callable[[Path], Recorder]
     stop: Callable[[], bool]
-    trace: Trace | None = None
+    recorder: Recorder | None = None
     coming: dict[int, Future[Batch]] = field(default_factory=dict)
-    pushed: dict[int, tuple[Part, StepTimer, dict[str, Any]]] = field(default_factory=dict)
+    pushed: dict[int, tuple[Part, StepTimer, float | None]] = field(default_factory=dict)
     device: EmulatedDevice | None = None  # takes the time, where compute is emulated
     evaluating: tuple[str, int] | None = None
     wait_seconds: float = 0.0
@@ -61,7 +64,7 @@ class Work:
         try:
             if not self._join(fingerprint, about, self.stop):
                 return True
-            self._timer = StepTimer(clock=self.trace.clock if self.trace else None)
+            self._timer = StepTimer(clock=self.recorder.clock if self.recorder else None)
             while not self.client.finish:
                 self.client.poll(0)
                 if self._leaves() or (self.client.estranged and not self._join(fingerprint, about, self._leaves)):
@@ -80,19 +83,16 @@ class Work:
             self.client.leave()
             if self.client.error:
                 raise CommError(self.client.error, 0)
-            self._record("end")
+            if self.recorder:
+                self.recorder.write(End(time.time()))
             return self.stop()
         except Exception as error:
             self.client.leave(own_code.reason(error))
             raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            if self.trace:
-                self.trace.close()
-
-    def _record(self, kind: str) -> None:
-        if self.trace:
-            self.trace.record(kind, time=time.time())
+            if self.recorder:
+                self.recorder.close()
 
     def _leaves(self) -> bool:
         """Asked to stop, and the leader is not. A scheduler asks all ranks: then the leader ends the run, in order."""
@@ -107,7 +107,7 @@ class Work:
         words = self.client.join(fingerprint, about, stop)
         if words is None:
             return False
-        self.trace = self.trace or self.opened(Path(words["folder"]))
+        self.recorder = self.recorder or self.opened(Path(words["folder"]))
         self.coming, self.pushed, self.evaluating = {}, {}, None
         self.client.pull(0)
         self.client.report()
@@ -121,7 +121,7 @@ class Work:
             "messages_sent": meter.messages_sent,
             "messages_received": meter.messages_received,
             "wait_seconds": self.wait_seconds,
-            "input_seconds": self.trace.input_seconds if self.trace else 0.0,
+            "input_seconds": self.recorder.input_seconds if self.recorder else 0.0,
             "cpu_seconds": time.process_time() - self._began,
             "peak_rss_bytes": peak_rss_bytes(),
         }
@@ -133,13 +133,14 @@ class Work:
             self.flat.arrived()
         settled = [lease for lease, (part, *_) in self.pushed.items() if not client.is_due(part)]
         for lease in settled:
-            part, timer, values = self.pushed.pop(lease)
+            part, timer, loss = self.pushed.pop(lease)
             timer.mark("wait")
             self._timer.last = timer.last
             self.wait_seconds += timer.parts.get("wait", 0.0)
-            assert self.trace is not None
-            self.trace.step(part.update, part.epoch, sum(timer.parts.values()), part.stop - part.start, timer.parts,
-                            queued=timer.queued, slot=part.slot, staleness=client.missed(part), **values)  # fmt: skip
+            assert self.recorder is not None
+            self.recorder.step(part.update, part.epoch, sum(timer.parts.values()), part.stop - part.start, timer.parts,
+                            timer.queued, own=part.stop - part.start, loss=loss,
+                            figures={"slot": part.slot, "staleness": client.missed(part)})  # fmt: skip
             client.done(lease)
         if settled:
             client.report()
@@ -176,8 +177,7 @@ class Work:
             spoiled = 0 if self.device else self.flat.spoiled(everything=self.ends_epoch(part.update))
             client.push(part, self.flat.gradient, loss_sum, correct, spoiled)
             timer.mark("push")
-            learned = {} if self.device else {"loss": loss_sum / len(batch.labels)}
-            self.pushed[lease] = part, timer, {"own": part.stop - part.start, **learned}
+            self.pushed[lease] = part, timer, None if self.device else loss_sum / len(batch.labels)
         else:
             self.flat.model.eval()
             with torch.inference_mode():

@@ -24,7 +24,8 @@ from paceline.pipeline.graph import Graph
 from paceline.pipeline.plan import StagePlan
 from paceline.pipeline.schedule import in_flight, instructions
 from paceline.pipeline.showing import lines
-from paceline.records import write_whole
+from paceline.run.atomic import write_whole
+from paceline.run.folder import PLAN
 from paceline.strategies.engine import Evaluation, StepResult, StepTimer, micro_batches, score
 from paceline.strategies.partitioned import PartEngine, Parts, rows
 from paceline.strategies.pipeline.planning import make_plan, measure_link, trace_model
@@ -257,5 +258,5 @@ def _agree_on_cuts(job: Job, graph: Graph) -> list[int]:
     if comm.rank == 0:
         for line in lines(plan):
             job.console.line(line)
-        write_whole(job.folder / "plan.json", dump(found["plan"], indent=1) + "\n")
+        write_whole(job.folder / PLAN, dump(found["plan"], indent=1) + "\n")
     return [0, *plan.positions(), len(graph.nodes)]

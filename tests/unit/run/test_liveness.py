@@ -15,8 +15,9 @@ import pytest
 from paceline.analysis.runs import LeftOut, read_run
 from paceline.emulation.measured import seconds_per_image
 from paceline.errors import UsageError
-from paceline.liveness import OWNER, claim, current_summary
-from paceline.records import COMPLETED, FAILED, RUNNING, Summary, read_summary, write_summary
+from paceline.run.folder import read_summary, write_summary
+from paceline.run.liveness import OWNER, claim, current_summary
+from paceline.run.records import COMPLETED, FAILED, RUNNING, Summary
 
 
 @pytest.fixture
@@ -51,9 +52,8 @@ def test_a_run_whose_owner_lives_is_running_however_long_it_is_silent(folder: Pa
 
 
 def test_a_run_whose_owner_was_killed_has_failed_for_every_reader(folder: Path) -> None:
-    code = (
-        f"import pathlib, paceline.liveness as l, os; l.claim(pathlib.Path({str(folder)!r})); os.kill(os.getpid(), 9)"
-    )
+    claim = f"import pathlib, paceline.run.liveness as l, os; l.claim(pathlib.Path({str(folder)!r}))"
+    code = f"{claim}; os.kill(os.getpid(), 9)"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert status(folder)[0] == FAILED  # nobody has taken note of its end yet

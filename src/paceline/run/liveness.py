@@ -8,7 +8,9 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from paceline.records import FAILED, RUNNING, Summary, check_summary, write_whole
+from paceline.run.atomic import write_whole
+from paceline.run.folder import check_summary
+from paceline.run.records import FAILED, RUNNING, Summary
 from paceline.strict_json import Count, build, dump, parse, read_text
 
 OWNER = "owner.json"

@@ -1,4 +1,4 @@
-"""What a rank writes down as it trains: a line a step with its spans, a line an epoch."""
+"""What a rank records as it trains: a line a step with its parts, a line an epoch. Usable from any training loop."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from paceline.disturbance import disturbance
-from paceline.records import LineWriter, read_nodes
-from paceline.strategies.core_clock import CoreClock
+from paceline.run.core_clock import CoreClock
+from paceline.run.folder import rank_file
+from paceline.run.lines import LineWriter
+from paceline.run.records import Line, Start, Step, Timeline
 
 FLUSH_SECONDS = 1.0
 LEAST_QUEUED = 1e-5  # seconds
 
 
-class Trace:
-    """Appends to rank_N.jsonl, and keeps what the summary needs. The thread that opens it is the one that trains."""
+class Recorder:
+    """Appends to a rank's file, and keeps what the summary needs. The thread that opens it is the one that trains."""
 
-    def __init__(self, path: Path, rank: int) -> None:
-        self.path, self._lines = path, LineWriter(path)
-        self._flushed = time.monotonic()
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.folder, self.path = folder, rank_file(folder, rank)
+        self._lines, self._flushed = LineWriter(self.path), time.monotonic()
         self.step_seconds: list[float] = []
         self.step_samples: list[int] = []
         self.input_seconds = 0.0
-        self._began = self._ended = 0.0  # the steps, by the Unix clock
+        self.began = self.ended = 0.0  # the steps, by the Unix clock
         self._cpu, self.clock = time.process_time(), CoreClock()
-        self.record("start", schema=1, rank=rank, time=time.time())
+        self.write(Start(rank, time.time()))
         self._lines.flush()
 
-    def record(self, kind: str, **values: Any) -> None:
-        self._lines.write(kind, **values)
+    def write(self, line: Line) -> None:
+        self._lines.write(line)
 
     def step(
         self,
@@ -41,21 +42,39 @@ class Trace:
         samples: int,
         parts: Mapping[str, float],
         queued: Mapping[str, float] | None = None,
-        **values: Any,
+        *,
+        own: int | None = None,
+        loss: float | None = None,
+        lr: float | None = None,
+        figures: Mapping[str, Any] | None = None,
     ) -> None:
         """A step that has just ended: `samples` of all ranks, its whole time, and its parts in seconds.
 
-        `queued` is what of the parts was spent ready to run, without a core; too little to matter is left out.
+        `queued` is the time, of each part, that was spent ready to run without a core; too little to matter is left
+        out. `figures` are the strategy's own.
         """
         now = time.time()
-        self._began, self._ended = self._began or now - seconds, now
+        self.began, self.ended = self.began or now - seconds, now
         self.step_seconds.append(seconds)
         self.step_samples.append(samples)
         self.input_seconds += parts.get("input", 0.0)
         spans = {name: round(value, 7) for name, value in parts.items()}
         missed = {name: round(value, 7) for name, value in (queued or {}).items() if value >= LEAST_QUEUED}
-        self.record("step", step=step, epoch=epoch, time=round(now, 6), seconds=round(seconds, 7),
-                    samples=samples, **values, spans=spans, **({"queued": missed} if missed else {}))  # fmt: skip
+        self.write(
+            Step(
+                step,
+                epoch,
+                round(now, 6),
+                round(seconds, 7),
+                samples,
+                spans,
+                loss,
+                lr,
+                own,
+                missed,
+                dict(figures or {}),
+            )
+        )
         if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self._lines.flush()
             self._flushed = time.monotonic()
@@ -63,32 +82,24 @@ class Trace:
     def timeline(self, step: int, events: Sequence[tuple[str, int, float, float]]) -> None:
         """What was done in a step, one by one: what, of which micro-batch, when (of perf_counter) and how long."""
         began = events[0][2]
-        rows = [[what, micro, round(start - began, 6), round(seconds, 6)] for what, micro, start, seconds in events]
-        self.record("timeline", step=step, time=round(time.time() - time.perf_counter() + began, 6), events=rows)
+        rows = tuple((what, micro, round(at - began, 6), round(seconds, 6)) for what, micro, at, seconds in events)
+        self.write(Timeline(step, round(time.time() - time.perf_counter() + began, 6), rows))
 
     def update_seconds(self, together: int = 1) -> float | None:
-        """The median of a step; of so many steps that are timed together, their mean."""
+        """The median time of a step; where steps are only timed `together`, of the mean of such a round."""
         steps = self.step_seconds
         rounds = [steps[i : i + together] for i in range(0, len(steps) - together + 1, together)] or [steps]
         return median(fmean(each) for each in rounds) if steps else None
 
     def images_per_second(self) -> float | None:
-        """Samples over time, the first steps left out: they fill caches and find out about overlap."""
+        """Samples over time, without the first steps, which fill caches and find out about overlap."""
         skip = min(30, len(self.step_seconds) // 4)
         seconds = sum(self.step_seconds[skip:])
         return sum(self.step_samples[skip:]) / seconds if seconds else None
 
     def cpu_seconds(self) -> float:
-        """Processor time that this rank's process has used since the trace was opened."""
+        """Processor time that this rank's process has used since this was opened."""
         return time.process_time() - self._cpu
-
-    def disturbance(self, *, emulated: bool) -> str | None:
-        """Why these times are not to be compared, by the nodes' samples in the same folder."""
-        try:
-            nodes = read_nodes(self.path.parent).values()
-        except ValueError:  # a damaged file of samples; the training itself is sound
-            return None
-        return disturbance(nodes, self._began, self._ended, emulated=emulated)
 
     def flush(self) -> None:
         self._lines.flush()

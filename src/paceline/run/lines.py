@@ -1,0 +1,107 @@
+"""Files of JSON lines: one writer, one reader."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Iterator
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from paceline.run.records import Line
+from paceline.strict_json import build, dump, naming, parse, read_text
+
+L = TypeVar("L", bound=Line)
+
+
+class LineWriter:
+    """Appends records to a file; a crash loses at most the lines since the last flush."""
+
+    def __init__(self, path: Path) -> None:
+        cut = _is_cut(path)
+        self._file = path.open("a", encoding="utf-8")
+        if cut:  # the next line must not be lost with the unfinished one
+            self._file.write("\n")
+
+    def write(self, line: Line) -> None:
+        self._file.write(dump({"kind": line.kind, **_told(line)}) + "\n")
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _told(line: Line) -> dict[str, Any]:
+    """Its fields, those left out that are optional and have nothing to say."""
+    optional = _optional(cast(Hashable, type(line)))
+    return {
+        name: _plain(value)
+        for name, value in vars(line).items()
+        if value or name not in optional or value != optional[name]
+    }
+
+
+@cache
+def _optional(kind: Any) -> dict[str, Any]:
+    """The fields that a reader fills in when they are missing, with what it puts there."""
+    defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(kind)}
+    return {name: value for name, value in defaults.items() if value is not MISSING}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _is_cut(path: Path) -> bool:
+    """Whether there is a last line that a crash left unfinished."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            return size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
+    except OSError:
+        return False
+
+
+def read_lines(path: Path, *kinds: type[L]) -> Iterator[L]:
+    """The lines of these kinds, every value checked; none where there is no file.
+
+    A line that a crash cut short is left out; so are fields that a later version has added. Raises ValueError, with
+    the file's name, for a line that has other fields than its kind.
+    """
+    by_name = {kind.kind: kind for kind in kinds}
+    with naming(path):
+        for name, values in _records(path):
+            if kind := by_name.get(name):
+                yield build(kind, values, extra=True)
+
+
+def read_sound_lines(path: Path, *kinds: type[L]) -> Iterator[L]:
+    """The same, without those that cannot be: how a run ended must be found out whatever is in its files."""
+    by_name = {kind.kind: kind for kind in kinds}
+    for name, values in _records(path):
+        if kind := by_name.get(name):
+            try:
+                yield build(kind, values, extra=True)
+            except ValueError:
+                continue
+
+
+def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        text = read_text(path)
+    except (OSError, ValueError):
+        return
+    for line in text.splitlines():
+        try:
+            record = parse(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("kind"), str):
+            yield record["kind"], record

@@ -1,0 +1,32 @@
+"""The lines of a run's files as anybody would read them, without the reader that is tested."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+
+def raw_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Without those that are not finished yet, or were cut short; none where there is no file."""
+    for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+        with suppress(ValueError):
+            yield json.loads(line)
+
+
+class RawWriter:
+    """Appends lines that a test makes up, whatever they hold."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a")
+
+    def write(self, kind: str, **values: Any) -> None:
+        self._file.write(json.dumps({"kind": kind, **values}) + "\n")
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
