@@ -1,4 +1,4 @@
-"""The doors of docs/architecture.md."""
+"""The import rules of docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from paceline.strategies import table as strategies
 
 SOURCE = Path(__file__).parent.parent / "src" / "paceline"
 FILES = {".".join(("paceline", *p.relative_to(SOURCE).with_suffix("").parts)): p for p in SOURCE.rglob("*.py")}
-# Who may import what, of ours: a file matches the longest name; a room may always import itself.
-DOORS: dict[str, tuple[str, ...]] = {
+# What each module may import from Paceline. The longest name that fits a module applies; a package may import itself.
+ALLOWED: dict[str, tuple[str, ...]] = {
     "paceline.errors": (),
     "paceline.strict_json": (),
     "paceline.run": ("strict_json", "layout"),
@@ -217,21 +217,23 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def door_of(name: str) -> str | None:
-    return max((door for door in DOORS if name == door or name.startswith(door + ".")), key=len, default=None)
+def rule_for(name: str) -> str | None:
+    return max((rule for rule in ALLOWED if name == rule or name.startswith(rule + ".")), key=len, default=None)
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
-def test_a_room_imports_only_through_its_doors(name: str) -> None:
-    door = door_of(name)
-    if door is None:
-        assert name in ("paceline.__init__", "paceline.__main__"), f"{name} is in no room of docs/architecture.md"
+def test_a_module_imports_only_what_the_rules_allow(name: str) -> None:
+    rule = rule_for(name)
+    if rule is None:
+        assert name in ("paceline.__init__", "paceline.__main__"), f"{name} has no import rule"
         return
-    room = ".".join(name.split(".")[:2])
-    allowed = [f"paceline.{other}" for other in DOORS[door]] + ([room] if door == room and name != room else [])
+    package = ".".join(name.split(".")[:2])
+    allowed = [f"paceline.{other}" for other in ALLOWED[rule]]
+    if rule == package and name != package:
+        allowed.append(package)
     ours = {module for module in imports(FILES[name]) if module.startswith("paceline")}
-    through_walls = {m for m in ours if not any(m == a or m.startswith(a + ".") for a in allowed)}
-    assert not through_walls
+    forbidden = {m for m in ours if not any(m == a or m.startswith(a + ".") for a in allowed)}
+    assert not forbidden
 
 
 def test_nothing_but_the_entry_points_imports_the_command_line() -> None:
@@ -240,7 +242,7 @@ def test_nothing_but_the_entry_points_imports_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("library", "home"),
+    ("library", "module"),
     [
         ("mpi4py", "paceline.comm.mpi"),
         ("zmq", "paceline.server.sockets"),
@@ -249,21 +251,21 @@ def test_nothing_but_the_entry_points_imports_the_command_line() -> None:
         ("scipy", "paceline.analysis.statistics"),
     ],
 )
-def test_a_heavy_library_is_imported_in_one_file(library: str, home: str) -> None:
-    assert {name for name, path in FILES.items() if any(m.split(".")[0] == library for m in imports(path))} == {home}
+def test_a_heavy_library_is_imported_in_one_file(library: str, module: str) -> None:
+    assert {name for name, path in FILES.items() if any(m.split(".")[0] == library for m in imports(path))} == {module}
 
 
-def test_only_transports_know_their_names() -> None:
-    """Others ask what a transport can do, so that a new one needs no change of theirs."""
-    asks = set()
+def test_only_comm_compares_names_of_transports() -> None:
+    """Other packages ask for a transport's capabilities, so that a new transport needs no change in them."""
+    found = set()
     for name, path in FILES.items():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Compare) and not name.startswith("paceline.comm"):
                 sides = [node.left, *node.comparators]
                 words = {each.value for side in sides for each in ast.walk(side) if isinstance(each, ast.Constant)}
                 if any(ast.unparse(side).endswith("transport") for side in sides) and words & transports.TABLE.keys():
-                    asks.add(f"{name}:{node.lineno}")
-    assert not asks
+                    found.add(f"{name}:{node.lineno}")
+    assert not found
 
 
 def names_in(node: ast.AST) -> set[str]:
@@ -271,28 +273,28 @@ def names_in(node: ast.AST) -> set[str]:
     return {value for value in found if isinstance(value, str) and value in strategies.TABLE}
 
 
-def test_only_strategies_know_their_names() -> None:
-    """Others ask what a strategy can do, so that a new one needs no change of theirs."""
-    asks = set()
+def test_only_strategies_compare_names_of_strategies() -> None:
+    """Other packages ask for a strategy's capabilities, so that a new strategy needs no change in them."""
+    found = set()
     for name, path in FILES.items():
         if name.startswith(("paceline.strategies", "paceline.collectives")):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
                 case ast.Compare() | ast.match_case():
-                    asked = names_in(node if isinstance(node, ast.Compare) else node.pattern)
+                    names = names_in(node if isinstance(node, ast.Compare) else node.pattern)
                 case ast.Dict(keys=keys):
-                    asked = {n for key in keys if key for n in names_in(key)} - OPTIONS
+                    names = {n for key in keys if key for n in names_in(key)} - OPTIONS
                 case ast.Tuple(elts=elts) | ast.List(elts=elts) | ast.Set(elts=elts):
                     only = all(isinstance(each, ast.Constant) and each.value in strategies.TABLE for each in elts)
-                    asked = names_in(node) if only else set()
+                    names = names_in(node) if only else set()
                 case ast.Attribute(attr="served" | "divided"):
-                    asked = {node.attr}
+                    names = {node.attr}
                 case _:
                     continue
-            if asked:
-                asks.add(f"{name}:{node.lineno if hasattr(node, 'lineno') else 0} {asked}")
-    assert not asks
+            if names:
+                found.add(f"{name}:{node.lineno if hasattr(node, 'lineno') else 0} {names}")
+    assert not found
 
 
 def test_tables_and_the_spec_do_not_import_torch() -> None:
