@@ -121,5 +121,5 @@ def test_ranks_started_with_different_options_refuse_to_train(tmp_path: Path) ->
     script.chmod(0o755)
     with LiveRun([torchrun, "--nproc-per-node", "2", "--no-python", str(script)], tmp_path) as run:
         assert run.end() != 0
-        assert "rank 1 was started with other options than rank 0" in run.stderr()
+        assert "rank 1 was started with different options than rank 0" in run.stderr()
         run.check_nothing_is_left()

@@ -128,12 +128,14 @@ def test_where_nobody_listens_is_said_with_the_line(tmp_path: Path) -> None:
     with started([command(cluster, "worker", 0, 1, "--timeout", "2")]) as workers:
         ((code, said),) = ends(workers)
     assert code == 2
-    assert "cluster.toml line 2: nobody listens at 127.0.0.1:" in said
+    assert "cluster.toml line 2: no server listens at 127.0.0.1:" in said
     assert "start it, or correct the address" in said
     assert "Traceback" not in said
 
 
-@pytest.mark.parametrize(("role", "line", "what"), [("ps", 2, "nobody listens"), ("worker", 1, "no worker came")])
+@pytest.mark.parametrize(
+    ("role", "line", "what"), [("ps", 2, "no server listens"), ("worker", 1, "no worker connected")]
+)
 def test_a_rank_that_never_comes_is_named_with_its_line(tmp_path: Path, role: str, line: int, what: str) -> None:
     cluster = write_cluster(tmp_path, 2, 2)
     there = {("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1)} - {(role, 1)}
@@ -187,7 +189,7 @@ def kinds(folder: Path, rank: int) -> list[str]:
     [
         (["--role", "ps", "--index", "1"], "line 2: there is no ps 1; give one from 0 to 0"),
         (["--role", "worker", "--index", "-1"], "line 1: there is no worker -1"),
-        (["--role", "worker"], "line 1: no index of a worker is given"),
+        (["--role", "worker"], "line 1: the index of the worker is missing"),
         (["--role", "chief", "--index", "0"], "unknown role 'chief'"),
         (["--index", "0"], "--role ps|worker"),
         (["--role", "ps", "--index", "zero"], "--index is 'zero'"),

@@ -99,8 +99,8 @@ def test_parameter_servers_are_the_first_ranks(cluster: Cluster, role: str, inde
         ("worker", 2, 2, "there is no worker 2; give one from 0 to 1"),
         ("worker", -1, 2, "there is no worker -1"),
         ("ps", 2, 6, "there is no ps 2"),
-        ("ps", None, 6, "no index of a ps is given"),
-        ("worker", None, 2, "no index of a worker is given"),
+        ("ps", None, 6, "the index of the ps is missing"),
+        ("worker", None, 2, "the index of the worker is missing"),
     ],
 )
 def test_a_place_that_is_not_there_is_refused_with_the_line_of_the_list(
@@ -127,10 +127,10 @@ def test_an_unknown_role_is_refused_with_the_nearest_one(cluster: Cluster) -> No
         ('worker = ["a:1"]\n', 1, "ps is missing; write ps"),
         ('ps = ["a:1"]\n', 1, "worker is missing"),
         ('worker = ["a:1"]\nps = []\n', 2, "ps is empty"),
-        ('ps = ["a:1"]\n\nworker = "b:1"\n', 3, "worker is not a list of texts"),
-        ('ps = ["a:1"]\nworker = ""\n', 2, "worker is not a list of texts"),
-        ('ps = ["a:1"]\nworker = ["b:1", 4327]\n', 2, "worker is not a list of texts"),
-        ('ps = ["a:1"]\n[worker]\nb = 1\n', 2, "worker is not a list of texts"),
+        ('ps = ["a:1"]\n\nworker = "b:1"\n', 3, "worker is not a list of strings"),
+        ('ps = ["a:1"]\nworker = ""\n', 2, "worker is not a list of strings"),
+        ('ps = ["a:1"]\nworker = ["b:1", 4327]\n', 2, "worker is not a list of strings"),
+        ('ps = ["a:1"]\n[worker]\nb = 1\n', 2, "worker is not a list of strings"),
         ('ps = ["a:1"]\n# wroker\nwroker = ["b:1"]\n', 3, "unknown key 'wroker'; did you mean 'worker'"),
         ('ps = ["a:1"]\nworker = ["b:1"]\n[tls]\nkey = 1\n', 3, "unknown key 'tls'"),
         ('ps = ["a:1"]\ntls.a = 1\ntls.b = 2\n', 2, "unknown key 'tls'"),
@@ -143,11 +143,11 @@ def test_an_unknown_role_is_refused_with_the_nearest_one(cluster: Cluster) -> No
         ('ps = ["a:1"]\nworker = [\n', 2, "not valid TOML: "),
         ('ps = ["a:1"]\nps = ["b:1"]\n# end\n', 2, "not valid TOML: Cannot overwrite"),
         ('ps = ["a:1"]\nworker = ' + "[" * 2000 + "\n", 2, "not valid TOML: "),
-        ('ps = ["a:1"]\nworker = ["b:1", \n"a:1"]\n', 3, "worker: 'a:1' is on line 1 already"),
-        ('ps = ["a:1"]\nworker = ["b:1",\n"c:1",\n"b:1"]\n', 4, "worker: 'b:1' is on line 2 already"),
-        ('ps = ["a:1", "a:1"]\nworker = ["b:1"]\n', 1, "ps: 'a:1' is on line 1 already"),
-        ('worker = ["b:1"]\nps = ["c:1",\n"B:1"]\n', 3, "ps: 'B:1' is on line 1 already"),
-        ('worker = ["[::1]:1"]\nps = ["[0:0::1]:1"]\n', 2, "ps: '[0:0::1]:1' is on line 1 already"),
+        ('ps = ["a:1"]\nworker = ["b:1", \n"a:1"]\n', 3, "worker: 'a:1' is already on line 1"),
+        ('ps = ["a:1"]\nworker = ["b:1",\n"c:1",\n"b:1"]\n', 4, "worker: 'b:1' is already on line 2"),
+        ('ps = ["a:1", "a:1"]\nworker = ["b:1"]\n', 1, "ps: 'a:1' is already on line 1"),
+        ('worker = ["b:1"]\nps = ["c:1",\n"B:1"]\n', 3, "ps: 'B:1' is already on line 1"),
+        ('worker = ["[::1]:1"]\nps = ["[0:0::1]:1"]\n', 2, "ps: '[0:0::1]:1' is already on line 1"),
     ],
 )
 def test_a_bad_file_is_refused_with_its_line(tmp_path: Path, text: str, line: int, words: str) -> None:
@@ -175,7 +175,7 @@ def test_a_cluster_file_that_would_be_its_own_key_is_refused(tmp_path: Path) -> 
         read_cluster(write(tmp_path, GOOD, "a.key"))
 
 
-PORT, EVERY, HOST = "has no port from 1 to 65535", "name the address that others reach it by", "has no valid host"
+PORT, EVERY, HOST = "has no port from 1 to 65535", "stands for all addresses", "has no valid host"
 BAD_ADDRESSES = [
     ("", PORT), ("localhost", PORT), ("localhost:", PORT), ("[::1]", PORT), ("a:0", PORT), ("a:65536", PORT),
     ("a:-1", PORT), ("a:http", PORT), ("a:4 330", PORT), ("a: 4330", PORT), ("a:4330 ", PORT), ("a:4330\n", PORT),

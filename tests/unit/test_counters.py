@@ -198,7 +198,7 @@ def test_a_file_that_opens_and_cannot_be_read_is_as_if_it_were_not_there(tmp_pat
 
 
 def test_without_proc_there_is_nothing_to_count_and_with_half_of_it_half(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="nothing can be read in"):
+    with pytest.raises(OSError, match="cannot read counters in"):
         Counters(lambda: [], proc=tmp_path)
     (tmp_path / "meminfo").write_bytes(MEMINFO)
     found = Counters(lambda: [], proc=tmp_path)

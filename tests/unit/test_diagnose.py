@@ -119,7 +119,7 @@ def test_what_had_been_measured_is_kept(run: Run) -> None:
     )
 
 
-@pytest.mark.parametrize(("code", "how"), [(-9, "killed by signal 9"), (3, "exit code 3")])
+@pytest.mark.parametrize(("code", "how"), [(-9, "killed by signal 9"), (3, "exited with code 3")])
 def test_a_rank_that_vanished_is_blamed_by_its_exit_code(run: Run, code: int, how: str) -> None:
     run.write(0, lost(0, 10.0, peer=1))
     run.write(1, lost(1, 10.0))
@@ -136,7 +136,7 @@ def test_a_rank_whose_process_is_gone_is_blamed_where_no_exit_code_is_known(run:
     run.write(0, lost(0, 10.0, peer=2))
     run.write(2, lost(2, 10.5, peer=0))
     ending = diagnose(run.folder)
-    assert ending.message.startswith("rank 1 failed: its process ended")
+    assert ending.message.startswith("rank 1 failed: its process exited")
     assert run.saved().failed_rank == 1
 
 

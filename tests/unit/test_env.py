@@ -314,5 +314,5 @@ def test_half_of_a_launchers_variables_is_an_error_that_names_what_is_missing(en
 
 @pytest.mark.parametrize(("rank", "size"), [("2", "2"), ("0", "0")])
 def test_a_rank_beyond_the_size_is_an_error(rank: str, size: str) -> None:
-    with pytest.raises(UsageError, match=f"torchrun says that this is rank {rank} of {size}"):
+    with pytest.raises(UsageError, match=f"torchrun set an impossible rank: {rank} of {size}"):
         find_seat(TORCHRUN | {"RANK": rank, "WORLD_SIZE": size})

@@ -164,7 +164,7 @@ def test_a_run_whose_node_cannot_be_sampled_trains_and_says_so_in_its_log(
     monkeypatch.setattr(ranks, "NodeUsage", troubled)
     code, folder = train_alone(tmp_path)
     assert code == EXIT_OK
-    assert "No samples of this node" in (folder / "logs" / "rank_0.log").read_text()
+    assert "Sampling of this node has stopped" in (folder / "logs" / "rank_0.log").read_text()
     assert all(not node.samples for node in read_nodes(folder).values())
 
 

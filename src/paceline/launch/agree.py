@@ -1,4 +1,4 @@
-"""What ranks tell each other before they train: that they run the same spec, where the run folder is, who they are."""
+"""What ranks agree on before they train: the same spec, the run folder, and who they are."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from paceline.spec import Resolved
 
 
 def agree_on_spec(resolved: Resolved, comm: Comm) -> None:
-    """Refuse ranks that were started with other options than rank 0."""
+    """Raise an error if a rank was started with other options than rank 0."""
     mine = hashlib.sha256(repr(resolved.spec).encode()).hexdigest()
     theirs = share_text(mine, comm)
     different = [rank for rank, digest in enumerate(theirs) if digest != theirs[0]]
     if different:
         raise AgreedError(
-            f"rank {different[0]} was started with other options than rank 0: start all ranks with the same command"
+            f"rank {different[0]} was started with different options than rank 0: start all ranks with the same command"
         )
 
 
 def agree_on_folder(folder: Path | None, comm: Comm) -> Path:
-    """The folder that rank 0 made, on every rank's own file system."""
+    """The run folder that rank 0 created; created on this rank, too, if it has another file system."""
     path = Path(share_text(str(folder.absolute()) if folder and comm.rank == 0 else "", comm)[0])
     (path / LOGS).mkdir(parents=True, exist_ok=True)
     return path
 
 
 def describe_ranks(comm: Comm) -> dict[str, Any]:
-    """env.json: who the ranks are, and what they run on."""
+    """The content of env.json: the ranks and their hardware."""
     rows = [row.rsplit(" ", 1) for row in share_text(f"{socket.gethostname()} {os.getpid()}", comm)]
     ranks = [{"rank": rank, "role": "worker", "host": host, "pid": int(pid)} for rank, (host, pid) in enumerate(rows)]
     return describe(ranks)
 
 
 def describe(ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """env.json of these ranks, each with its role, host and process."""
+    """The content of env.json for these ranks, each with its role, host and process."""
     return {
         "schema": SCHEMA,
         "ranks": ranks,

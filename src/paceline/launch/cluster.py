@@ -1,4 +1,4 @@
-"""The cluster file: who listens where, which rank each of them is, and the secret they share."""
+"""The cluster file: the addresses of servers and workers, their ranks, and the secret they share."""
 
 import contextlib
 import ipaddress
@@ -16,7 +16,7 @@ from pathlib import Path
 from paceline.errors import UsageError, refuse_pipe, unknown
 
 ROLES = ("worker", "ps")
-# tomllib tells no lines. What they are counted by, in a document that it found valid: comments, texts, bare words.
+# tomllib gives no line numbers. These patterns find them in a valid document: comments, strings, bare words.
 TEXTS = (r'"""(?:\\.|[^\\])*?"""(?!")', r"'''.*?'''(?!')", r'"(?:\\.|[^"\\])*"', r"'[^']*'")
 TOKEN = re.compile(rf"#[^\n]*|({'|'.join(TEXTS)})|([\w-]+)", re.DOTALL)
 
@@ -29,7 +29,7 @@ class Cluster:
     worker: tuple[str, ...]
     ps: tuple[str, ...]
     key: Path
-    own_key: bool  # named in the file with `key =`: no rank makes or removes it
+    own_key: bool  # given in the file with `key =`: no rank creates or removes it
     lines: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     def line_of(self, address: str) -> int:
@@ -41,7 +41,7 @@ class Cluster:
             raise unknown("role", role, ROLES)
         count = len(self.ps if role == "ps" else self.worker)
         if index is None or not 0 <= index < count:
-            given = f"no index of a {role} is given" if index is None else f"there is no {role} {index}"
+            given = f"the index of the {role} is missing" if index is None else f"there is no {role} {index}"
             raise UsageError(f"{self.path} line {self.lines.get(role, 1)}: {given}; give one from 0 to {count - 1}")
         return index if role == "ps" else len(self.ps) + index
 
@@ -49,7 +49,7 @@ class Cluster:
 def read_cluster(path: str) -> Cluster:
     refuse_pipe(path, "the cluster file")
     try:
-        source = Path(path).read_text("utf-8", errors="replace")  # what is not UTF-8 is in no valid name or address
+        source = Path(path).read_text("utf-8", errors="replace")  # no valid name or address has other characters
         data = tomllib.loads(source)
     except OSError as error:
         raise UsageError(f"cannot read the cluster file {path}: {error.strerror}") from None
@@ -63,7 +63,7 @@ def read_cluster(path: str) -> Cluster:
     for role in ROLES:
         listed = data.get(role)
         if not listed or not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
-            given = "missing" if role not in data else "empty" if listed == [] else "not a list of texts"
+            given = "missing" if role not in data else "empty" if listed == [] else "not a list of strings"
             raise UsageError(f'{path} line {lines.get(role, 1)}: {role} is {given}; write {role} = ["host:port"]')
     seen: dict[tuple[str, int], int] = {}
     for role, address in [(name, item) for name in data if name in ROLES for item in data[name]]:
@@ -73,7 +73,7 @@ def read_cluster(path: str) -> Cluster:
         except UsageError as error:
             raise UsageError(f"{path} line {line}: {role}: {error}") from None
         if place in seen:
-            raise UsageError(f"{path} line {line}: {role}: {address!r} is on line {seen[place]} already; give another")
+            raise UsageError(f"{path} line {line}: {role}: {address!r} is already on line {seen[place]}; give another")
         seen[place] = line
     file, key = Path(path).absolute(), data.get("key", Path(path).with_suffix(".key").name)
     if not isinstance(key, str) or not key or "\0" in key or file.parent / key == file:
@@ -82,7 +82,7 @@ def read_cluster(path: str) -> Cluster:
 
 
 def _lines(source: str) -> tuple[Iterator[tuple[int, str]], dict[str, int]]:
-    """Every text with its line; and the first line of each text or word, where a word wins, for it is no address."""
+    """Every string with its line, and the first line of each string or bare word (bare words are keys, and win)."""
     tokens = [(source.count("\n", 0, token.start()) + 1, token) for token in TOKEN.finditer(source)]
     texts = [(line, str(tomllib.loads(f"text = {token[1]}")["text"])) for line, token in tokens if token[1]]
     words = [(line, token[2]) for line, token in tokens if token[2]]
@@ -90,25 +90,25 @@ def _lines(source: str) -> tuple[Iterator[tuple[int, str]], dict[str, int]]:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `[IPv6]:port`; the host in its one spelling, without brackets."""
+    """Host and port of `host:port` or `[IPv6]:port`; the host in canonical form, without brackets."""
     given, port = re.findall(r"\A(.*?)(?::([^:\]]*))?\Z", address, re.DOTALL)[0]
     bare = given[1:-1] if given[:1] + given[-1:] == "[]" else given
     try:
         host = str(ipaddress.ip_address(bare))
-    except ValueError:  # a name, then, and not only digits
+    except ValueError:  # a host name, which has not only digits
         host = bare.lower() if re.fullmatch(r"(?![\d.]*\Z)\w[\w.-]*", given, re.ASCII) else ""
     if not re.fullmatch("[1-9][0-9]{0,4}", port) or int(port) > 65535:
         raise UsageError(f"address {address!r} has no port from 1 to 65535; write host:port")
     if {bare, host} & {"0.0.0.0", "*", "::"}:
-        raise UsageError(f"address {address!r} means every address; name the address that others reach it by")
+        raise UsageError(f"address {address!r} stands for all addresses; give the one that other machines connect to")
     if not host or re.search(r"\s", host) or (":" in host) != (bare != given):
         raise UsageError(f"address {address!r} has no valid host; write a name, an IPv4 or a [bracketed IPv6] address")
     return host, int(port)
 
 
 def read_key(cluster: Cluster) -> bytes:
-    """The run's secret, 32 bytes; where the cluster file names none, the first rank to come makes it."""
-    key, no_traps = cluster.key, os.O_NOFOLLOW | os.O_NONBLOCK  # a link to elsewhere, a pipe that nobody writes to
+    """The run's secret, 32 bytes; if the cluster file names no key file, the first rank creates it."""
+    key, no_traps = cluster.key, os.O_NOFOLLOW | os.O_NONBLOCK  # refuse links, do not block on pipes
     try:
         if not cluster.own_key and not os.path.lexists(key):
             _make_key(key)
@@ -134,7 +134,7 @@ def read_key(cluster: Cluster) -> bytes:
 
 
 def _make_key(key: Path) -> None:
-    """A new secret, there whole or not at all; of ranks that come at the same time, the first one's stays."""
+    """Write a new secret atomically; if several ranks do so at the same time, the first one's stays."""
     with tempfile.NamedTemporaryFile("w", dir=key.parent, prefix=f".{key.name}.") as file:  # O_EXCL, mode 0600
         print(secrets.token_hex(32), file=file, flush=True)
         with contextlib.suppress(FileExistsError):
@@ -142,6 +142,6 @@ def _make_key(key: Path) -> None:
 
 
 def forget_key(cluster: Cluster) -> None:
-    """Removes the secret that a rank made; the user's own stays."""
+    """Remove the secret if a rank created it; keep a user's own key file."""
     if not cluster.own_key:
         cluster.key.unlink(missing_ok=True)

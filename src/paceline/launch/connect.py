@@ -1,4 +1,4 @@
-"""From a seat to a communicator."""
+"""Connects this process to the other ranks of its launcher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.launch.env import find_seat
 
 
 def connect(transport: str = "auto", timeout: float = 120.0, seat: Seat | None = None) -> Comm:
-    """The communicator of all ranks that torchrun, mpiexec, srun or paceline has started; a world of one otherwise."""
+    """A communicator of all ranks that torchrun, mpiexec, srun or paceline started; without a launcher, of one rank."""
     seat = seat or find_seat()
     if seat is None or seat.size == 1:
         return SingleComm(timeout)
@@ -26,6 +26,6 @@ def connect(transport: str = "auto", timeout: float = 120.0, seat: Seat | None =
 
 
 def leave(seat: Seat) -> None:
-    """Remove the meeting point of ranks that no launcher of ours cleans up after."""
+    """Remove the rendezvous folder, unless Paceline's launcher does that."""
     if seat.sockets and seat.launcher != "paceline":
         shutil.rmtree(seat.sockets, ignore_errors=True)

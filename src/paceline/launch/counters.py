@@ -1,4 +1,4 @@
-"""What the kernel counts on a node: processors, memory, processes, interfaces. Reading it costs microseconds."""
+"""Reads the kernel's counters of a node: CPU, memory, processes, interfaces. A reading takes microseconds."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 PROC = Path("/proc")
 TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-# The columns of /proc/net/dev that are written down, by the names they get.
+# The columns of /proc/net/dev that are recorded, by their names in a sample.
 COLUMNS = {"rx_bytes": 0, "rx_packets": 1, "rx_drops": 3, "tx_bytes": 8, "tx_packets": 9, "tx_drops": 11}
-# linux/rtnetlink.h, linux/pkt_sched.h: a request for all queueing disciplines, and what is used of the answer.
+# linux/rtnetlink.h, linux/pkt_sched.h: a request for all queueing disciplines, and the used parts of the answer.
 GET_QUEUES = struct.pack("=IHHII20x", 36, 38, 0x301, 0, 0)
 HEADER, QUEUE, ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=B3xiIII"), struct.Struct("=HH")
 FAILED, DONE, STATISTICS, ROOT = 2, 3, 3, 0xFFFF_FFFF
@@ -27,14 +27,15 @@ Interfaces = dict[str, dict[str, int]]
 
 
 def busy_seconds(stat: bytes) -> float:
-    """/proc/stat: seconds that all cores together have worked; waiting for a disk or a hypervisor is no work."""
+    """/proc/stat: busy seconds of all cores together, without waiting for a disk or a hypervisor."""
     user, nice, system, _idle, _iowait, irq, softirq = map(int, stat.split(b"\n", 1)[0].split()[1:8])
     return (user + nice + system + irq + softirq) / TICKS
 
 
 def process_seconds(stat: bytes) -> float:
-    """/proc/stat: seconds that processes of the whole machine have used. Interrupts are left out: a run's own traffic
-    causes them, and some kernels count them for no process.
+    """/proc/stat: seconds that all processes of the machine have used.
+
+    Without interrupts: a run's own traffic causes them, and some kernels count them for no process.
     """
     return sum(map(int, stat.split(b"\n", 1)[0].split()[1:4])) / TICKS
 
@@ -50,29 +51,29 @@ def waited_seconds(pressure: bytes) -> float:
 
 
 def preemptions(status: bytes) -> int:
-    """/proc/PID/status: how often the kernel took the core from the process's main thread, which had more to do.
+    """/proc/PID/status: how often the kernel preempted the main thread of the process.
 
-    0 where the kernel does not count it, as in some sandboxes.
+    0 if the kernel does not count it, as in some sandboxes.
     """
     _, found, count = status.rpartition(b"nonvoluntary_ctxt_switches:")
     return int(count.split()[0]) if found else 0
 
 
 def memory(meminfo: bytes) -> tuple[int, int]:
-    """/proc/meminfo: the machine's bytes, and how many of them could not be given to a new process."""
+    """/proc/meminfo: total memory in bytes, and how much of it is not available to a new process."""
     rows = dict(line.split(b":", 1) for line in meminfo.splitlines())
     total, free = (int(rows[name].split()[0]) * 1024 for name in (b"MemTotal", b"MemAvailable"))
     return total, total - free
 
 
 def process(stat: bytes) -> tuple[float, int, float]:
-    """/proc/PID/stat: processor seconds of all its threads, bytes in memory, and when it began, in seconds of boot."""
+    """/proc/PID/stat: CPU seconds of all threads, resident bytes, and the start time in seconds since boot."""
     fields = stat[stat.rindex(b")") + 2 :].split()  # a program's name may have spaces and parentheses
     return (int(fields[11]) + int(fields[12])) / TICKS, int(fields[21]) * PAGE, int(fields[19]) / TICKS
 
 
 def interfaces(net_dev: bytes) -> Interfaces:
-    """/proc/net/dev: what each interface has counted since it was made; those that never carried anything left out."""
+    """/proc/net/dev: the counters of each interface that has ever carried traffic."""
     found = {}
     for line in net_dev.splitlines()[2:]:
         name, numbers = line.split(b":", 1)
@@ -127,7 +128,7 @@ class Process:
 
 
 class Processes:
-    """What some processes have used since this was made; one that ends takes none back."""
+    """What some processes have used since this object was created, including processes that have ended."""
 
     def __init__(self, pids: Pids, proc: Path = PROC) -> None:
         self._pids, self._proc = pids, proc
@@ -135,18 +136,18 @@ class Processes:
         self._seconds, self._preemptions, self._looked = 0.0, 0, _since_boot()
 
     def read(self) -> Used | None:
-        """Nothing while there are no such processes."""
+        """None while there are no such processes."""
         looked, self._looked, resident = self._looked, _since_boot(), 0
         for pid in {*self._pids(), *self._known}:
             file, before, preempted_before = self._known.pop(pid, (None, None, 0))
             try:
                 file = file or Process(self._proc / str(pid))
                 seconds, memory_bytes, began, preempted = file.read()
-            except OSError:  # it has ended, or is not ours to see
+            except OSError:  # it has ended, or may not be read
                 if file:
                     file.close()
                 continue
-            if before is None:  # what began before we looked last has a past that does not count
+            if before is None:  # what it used before the last look, if it is older than that, does not count
                 new = began + 1 / TICKS > looked
                 before, preempted_before = (0.0, 0) if new else (seconds, preempted)
             self._known[pid] = file, seconds, preempted
@@ -169,19 +170,19 @@ def _since_boot() -> float:
 
 
 class Queues:
-    """Packets that the interfaces' queues have dropped.
+    """Counts packets that the queues of the interfaces have dropped.
 
-    A link that the kernel keeps slow or lossy (tc) drops in its queue, and /proc/net/dev knows nothing of that.
+    A link that is limited with tc drops packets in its queue, and /proc/net/dev does not count these.
     """
 
     def __init__(self) -> None:
         if sys.platform != "linux":
-            raise OSError("there is no netlink")
+            raise OSError("netlink is not available")
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC)
         self._socket.settimeout(1.0)
 
     def drops(self) -> dict[str, int]:
-        """By interface; those without any left out."""
+        """Drops by interface; interfaces without drops are left out."""
         self._socket.send(GET_QUEUES)
         dropped: dict[int, int] = {}
         while not queue_drops(self._socket.recv(1 << 16), dropped):
@@ -197,7 +198,7 @@ class Queues:
 
 
 def queue_drops(answer: bytes, dropped: dict[int, int]) -> bool:
-    """Add what a part of the kernel's answer says, by the interfaces' numbers; true if it was the last part."""
+    """Add the drops in one part of the kernel's answer, by interface number; true if it was the last part."""
     at = 0
     while at < len(answer):
         length, kind, *_ = HEADER.unpack_from(answer, at)
@@ -211,7 +212,7 @@ def queue_drops(answer: bytes, dropped: dict[int, int]) -> bool:
 
 
 def _queue(message: bytes) -> tuple[int, int]:
-    """The interface's number, and the drops of its outermost queue, which has those of the queues inside it, too."""
+    """The interface's number, and the drops of its outermost queue, which include those of the queues inside it."""
     _, index, _, parent, _ = QUEUE.unpack_from(message)
     at = QUEUE.size
     while parent == ROOT and at < len(message):
@@ -228,9 +229,9 @@ def _aligned(length: int) -> int:
 
 @dataclass(frozen=True)
 class Reading:
-    """Seconds and counts of which only differences mean something; None where a thing cannot be known.
+    """Counters, of which only differences are meaningful; None if one is not available.
 
-    `machine_seconds`, `stolen_seconds` and `waited_seconds` are of the whole machine, also in a node of the lab.
+    `machine_seconds`, `stolen_seconds` and `waited_seconds` count the whole machine, also on a node of the lab.
     """
 
     seconds: float | None
@@ -247,8 +248,8 @@ class Reading:
 class Counters:
     """All counters of this node.
 
-    Processors and memory are the machine's, or with `own_processes` those of all processes that can be seen from
-    here: a node of the lab has namespaces of its own on a machine that it shares.
+    CPU and memory are the machine's. With `own_processes` they are those of all processes that are visible here: a
+    node of the lab has its own namespaces on a shared machine.
     """
 
     def __init__(self, run: Pids, *, own_processes: bool = False, proc: Path = PROC) -> None:
@@ -261,7 +262,7 @@ class Counters:
             self._queues = Queues()
         if not (self._stat or self._meminfo or self._net):
             self.close()
-            raise OSError(f"nothing can be read in {proc}")
+            raise OSError(f"cannot read counters in {proc}")
         self.memory_bytes = memory(self._meminfo.read())[0] if self._meminfo else None
 
     def read(self) -> Reading:
@@ -296,7 +297,7 @@ class Counters:
 
 
 def _opened(path: Path) -> ProcFile | None:
-    """None where it cannot be read; of kernels that were told not to count pressure, that shows only in reading."""
+    """The open file, or None if it cannot be read; a kernel without pressure accounting fails only on reading."""
     file = None
     try:
         file = ProcFile(path)

@@ -1,4 +1,4 @@
-"""How a run ended, from what its ranks left in the run folder."""
+"""Finds out how a run ended, from what its ranks wrote to the run folder."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from paceline.run.folder import LOGS, rank_file, rank_log, read_ranks, read_summ
 from paceline.run.lines import read_sound_lines
 from paceline.run.records import COMPLETED, FAILED, INTERRUPTED, RUNNING, End, Epoch, Error, Signal, Step, Summary
 
-# Ranks that are asked to stop before they can handle that are ended by the signal itself.
+# A rank that is asked to stop before it has installed its handlers dies of the signal.
 ENDED_ON_REQUEST = (EXIT_OK, EXIT_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
 
 
 @dataclass(frozen=True)
 class Ending:
-    """What to tell the user, and the exit code."""
+    """How a run ended: its summary, the exit code, and a message for the user."""
 
     summary: Summary | None
     exit_code: int
@@ -30,15 +30,15 @@ class Ending:
 def diagnose(
     folder: Path, exits: Mapping[int, int] | None = None, *, interrupted: bool = False, lost: str | None = None
 ) -> Ending:
-    """Find out who failed, and make the summary say so. `exits` are the ranks' exit codes where they are known.
+    """Find out which rank failed, and write it to the summary. `exits` are the ranks' exit codes, if known.
 
-    `lost` is what ended all ranks at once, if something other than a rank did.
-    How a run ended is decided once: where several ranks settle it, as under mpiexec, the first one does.
+    `lost` says what ended all ranks at once, if that was not a rank.
+    The outcome is decided once: if several ranks call this, as under mpiexec, the first one decides.
     """
     with sole_writer(folder):
         summary = read_summary(folder)
         if summary is None:
-            return Ending(None, EXIT_FAILED, f"the run ended before it had begun; its logs are in {folder / LOGS}")
+            return Ending(None, EXIT_FAILED, f"the run ended before it started; its logs are in {folder / LOGS}")
         if summary.status == COMPLETED:
             return Ending(summary, EXIT_OK)
         if summary.status == INTERRUPTED:
@@ -65,7 +65,7 @@ def launcher_was_killed(folder: str) -> None:
 
 def _decide(folder: Path, summary: Summary, errors: Mapping[int, Error], exits: Mapping[int, int] | None, *,
             interrupted: bool, lost: str | None) -> None:  # fmt: skip
-    """Whether the run was interrupted or has failed, and who is to blame."""
+    """Decide whether the run was interrupted or has failed, and which rank failed."""
     _fill(folder, summary)
     ranks = summary.ranks
     if lost and not errors:
@@ -81,7 +81,7 @@ def _decide(folder: Path, summary: Summary, errors: Mapping[int, Error], exits: 
 
 
 def _failure(folder: Path, summary: Summary, errors: Mapping[int, Error], not_written: str) -> Ending:
-    """What to say: the error, whose it is where there are several ranks, and where more of it can be found."""
+    """The message: the error, the rank if there are several, and the path of its log."""
     rank, alone = summary.failed_rank, summary.ranks == 1
     usage = any(e.error == summary.error and e.exit_code == EXIT_USAGE for e in errors.values())
     who = "" if rank is None or alone else f"rank {rank} failed: "
@@ -90,11 +90,11 @@ def _failure(folder: Path, summary: Summary, errors: Mapping[int, Error], not_wr
 
 
 def _write(folder: Path, summary: Summary) -> str:
-    """Write the summary; if that is impossible, what to say about it."""
+    """Write the summary; if that fails, return a sentence about it."""
     try:
         write_summary(folder, summary)
     except OSError as error:
-        return f"\n  its summary cannot be written ({error.strerror}), and still says that it is running"
+        return f"\n  its summary cannot be written ({error.strerror}) and still has the status running"
     return ""
 
 
@@ -105,8 +105,8 @@ def _error(folder: Path, rank: int) -> Error | None:
 def _first_to_fail(
     folder: Path, errors: Mapping[int, Error], exits: Mapping[int, int] | None, ranks: int
 ) -> tuple[int, Error] | None:
-    """A rank with an error of its own, else one whose process ended without a word."""
-    # (Unless others waited for it until the deadline: then it was ended for that.)
+    """A rank with an error of its own, otherwise one whose process exited without an error message."""
+    # (Unless other ranks waited for it until the deadline: then it was killed for that.)
     own = {rank: e for rank, e in errors.items() if e.own}
     if own:
         first = _as_observed(own)[0]
@@ -120,29 +120,29 @@ def _first_to_fail(
 
 
 def failed_before(folder: Path, rank: int, ranks: int) -> tuple[int, ...]:
-    """The ranks whose errors can be seen now, when this one fails: the others' clocks may be wrong."""
+    """The ranks that have recorded an error before this one fails. Clocks of several machines cannot order them."""
     return tuple(other for other in range(ranks) if other != rank and _error(folder, other))
 
 
 def _as_observed(errors: Mapping[int, Error]) -> list[int]:
-    """The ranks, first failures first: a rank that saw another's error failed after it.
+    """The ranks in the order of their failures: a rank that saw another rank's error failed after it.
 
-    Clocks only order errors that did not see each other.
+    Clocks order only errors that did not see each other.
     """
     return sorted(errors, key=lambda rank: (len(errors.keys() & set(errors[rank].after)), errors[rank].time))
 
 
 def _lost(errors: Mapping[int, Error], ranks: int) -> tuple[int | None, Error]:
-    """The rank that others waited for in vain: the one they name, else one that has said nothing."""
+    """The rank that others waited for: the one they name, otherwise one that recorded no error."""
     if not errors:
-        return None, Error("the ranks ended without an error message", time.time())
+        return None, Error("the ranks exited without an error message", time.time())
     early = _as_observed(errors)
     silent = [rank for rank in range(ranks) if rank not in errors]
-    # In a ring, a rank names its neighbour, which was waiting itself: the one to blame is named and has said nothing.
+    # In a ring, a rank names its neighbour, which may be waiting, too: the one at fault recorded no error itself.
     for rank in early:
         if errors[rank].stopped or errors[rank].peer in silent:
             return errors[rank].peer, errors[rank]
-    # A rank that gives up closes its connections, and others lose it: those that waited tell what was first.
+    # A rank that gives up closes its connections, which fails others: those that timed out were first.
     waited = [rank for rank in sorted(errors) if errors[rank].timeout]
     if not silent and len(errors) > 1 and waited:
         waits = ", ".join(f"rank {rank} for rank {errors[rank].peer}" for rank in waited)
@@ -152,7 +152,7 @@ def _lost(errors: Mapping[int, Error], ranks: int) -> tuple[int | None, Error]:
 
 
 def _vanished(folder: Path, rank: int, exits: Mapping[int, int] | None) -> bool:
-    """Whether the rank's process has ended by itself without having written why."""
+    """Whether the rank's process exited on its own without recording why."""
     if any(read_sound_lines(rank_file(folder, rank), End, Signal)):
         return False
     if exits is not None:
@@ -161,12 +161,12 @@ def _vanished(folder: Path, rank: int, exits: Mapping[int, int] | None) -> bool:
 
 
 def find_stopped(folder: Path, ranks: int) -> int | None:
-    """A rank of this host whose process was stopped (SIGSTOP, a debugger): the one that others wait for."""
+    """A rank on this host whose process is stopped (SIGSTOP, a debugger): others wait for it."""
     return next((rank for rank in range(ranks) if _state(folder, rank) == "T"), None)
 
 
 def _state(folder: Path, rank: int) -> str:
-    """The state letter of a rank's process as the kernel has it; `gone`; or nothing, where that cannot be seen."""
+    """The state letter of a rank's process in /proc; `gone`; or empty if it cannot be read."""
     row = next((row for row in read_ranks(folder) if row.rank == rank), None)
     if row is None or row.host != socket.gethostname() or not Path("/proc/self/stat").exists():
         return ""
@@ -180,18 +180,18 @@ def _state(folder: Path, rank: int) -> str:
 def _how(code: int | None) -> str:
     if code is not None and code < 0:
         return f"its process was killed by signal {-code}"
-    return "its process ended" + (f" with exit code {code}" if code is not None else "") + " without an error message"
+    return "its process exited" + (f" with code {code}" if code is not None else "") + " without an error message"
 
 
 def _fill(folder: Path, summary: Summary) -> None:
-    """What rank 0 had written down before the end."""
+    """Fill the summary with what rank 0 recorded before the end."""
     path = rank_file(folder, 0)
     summary.steps = len({line.step for line in read_sound_lines(path, Step)})
     summary.add_epochs(read_sound_lines(path, Epoch))
 
 
 def wait_for_blame(folder: Path, rank: int, seconds: float) -> None:
-    """A rank that lost another waits until it is clear who failed first, or until all others have spoken."""
+    """Wait until it is clear which rank failed first, or until all others have recorded an error."""
     deadline = time.monotonic() + seconds
     summary = read_summary(folder)
     while summary and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Which rank is this? The only reader of the variables that launchers set."""
+"""Finds out which rank this process is; the only reader of the variables that launchers set."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from paceline.comm.seat import Seat
 from paceline.errors import UsageError
 from paceline.lab.plan import LAB, LabPlan
 
-# What our own launcher hands to the ranks it starts.
+# Set by Paceline's launcher for its ranks.
 RANK, SIZE, STORE, LIVES = "PACELINE_RANK", "PACELINE_SIZE", "PACELINE_STORE", "PACELINE_LIVES"
-# On several nodes also: the rank among those of its node, and the parameter servers' addresses and secret.
+# On several nodes also: the rank within its node, and the parameter servers' addresses and secret.
 LOCAL, SERVERS, SECRET = "PACELINE_LOCAL", "PACELINE_SERVERS", "PACELINE_SECRET"
 
 
-# Slurm numbers the steps of batch scripts and interactive shells from here.
+# Slurm gives batch scripts and interactive shells step numbers from here on.
 FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 
 
@@ -30,7 +30,7 @@ def find_seat(env: Mapping[str, str] = os.environ) -> Seat | None:
         seat = find(env)
         if seat:
             if not 0 <= seat.rank < seat.size:
-                raise UsageError(f"{seat.launcher} says that this is rank {seat.rank} of {seat.size}")
+                raise UsageError(f"{seat.launcher} set an impossible rank: {seat.rank} of {seat.size} ranks")
             return in_lab(seat, env)
     return None
 
@@ -42,13 +42,13 @@ def find_lab(env: Mapping[str, str] = os.environ) -> tuple[LabPlan, str] | None:
 
 
 def describe_lab(env: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
-    """All that a lab tells the programs in its nodes."""
+    """The description that a lab gives to the programs on its nodes."""
     found: dict[str, Any] | None = json.loads(env[LAB]) if LAB in env else None
     return found
 
 
 def in_lab(seat: Seat, env: Mapping[str, str] = os.environ) -> Seat:
-    """The seat, with what its node is like if that is one of the lab."""
+    """The seat, with the speed of its node if it is in a lab."""
     lab = find_lab(env)
     return replace(seat, in_lab=True, speed=lab[0].node(lab[1]).speed) if lab else seat
 
@@ -98,7 +98,7 @@ def _pmi(env: Mapping[str, str]) -> Seat | None:
     if "PMI_RANK" not in env or "PMI_SIZE" not in env:
         return None
     if "SLURM_STEP_ID" in env and "MPI_LOCALRANKID" not in env:
-        return None  # srun's own PMI; MPICH's mpiexec, which starts its helpers with srun, says more
+        return None  # set by srun itself; MPICH's mpiexec, which starts its helpers with srun, sets more
     rank, size = _number(env, "PMI_RANK"), _number(env, "PMI_SIZE")
     local_rank = _number(env, "MPI_LOCALRANKID", rank)
     local_size = _number(env, "MPI_LOCALNRANKS", size)
@@ -106,8 +106,8 @@ def _pmi(env: Mapping[str, str]) -> Seat | None:
 
 
 def _slurm(env: Mapping[str, str]) -> Seat | None:
-    # A batch script and an interactive shell have SLURM_PROCID too, but no step of a number: only what srun started
-    # is a rank. One task alone (srun --pty bash) is a shell.
+    # Batch scripts and interactive shells have SLURM_PROCID, too, but no ordinary step number: only what srun started
+    # is a rank. A single task (srun --pty bash) is a shell.
     if "SLURM_PROCID" not in env or _number(env, "SLURM_STEP_ID", FIRST_SPECIAL_STEP) >= FIRST_SPECIAL_STEP:
         return None
     rank = _number(env, "SLURM_PROCID")
@@ -124,15 +124,15 @@ def _slurm(env: Mapping[str, str]) -> Seat | None:
 def _meeting(
     env: Mapping[str, str], rank: int, size: int, local_rank: int, local_size: int, launcher: str, job: str
 ) -> Seat:
-    """Ranks on one node meet in a file that is named after the job; others at MASTER_ADDR, or at Slurm's first node."""
+    """Ranks on one node rendezvous in a file named after the job; others at MASTER_ADDR, or on Slurm's first node."""
     if local_size == size:
         folder = _private_name(job)
         store = os.path.join(folder, "store")
         return Seat(rank, size, local_rank, local_size, launcher, store_file=store, sockets=folder)
-    # What mpiexec started runs inside steps of mpiexec's own, which differ from node to node.
+    # Ranks of mpiexec run inside steps that mpiexec created, which differ from node to node.
     nodes = env.get("SLURM_STEP_NODELIST") if launcher == "srun" else None
     host = env.get("MASTER_ADDR") or _first_host(nodes or env.get("SLURM_JOB_NODELIST", ""))
-    # Two jobs, or two steps of one, must not meet: a port of their own, in the range that nobody is given by default.
+    # Two jobs, or two steps of a job, need different ports; this range is below the ephemeral ports.
     step = _number(env, "SLURM_STEP_ID", 0) if launcher == "srun" else 0
     own_port = 15_000 + (_number(env, "SLURM_JOB_ID", 0) * 31 + step) % 10_000
     address = (host, _number(env, "MASTER_PORT", own_port)) if host else None
@@ -141,7 +141,7 @@ def _meeting(
 
 
 def _private_name(job: str) -> str:
-    """A folder of this user's, the same for all ranks of a job on a node."""
+    """The path of a folder of this user, the same for all ranks of a job on a node."""
     return os.path.join(tempfile.gettempdir(), f"paceline-{os.getuid()}-{re.sub(r'[^A-Za-z0-9.-]', '_', job)}")
 
 
@@ -162,5 +162,5 @@ def _number(env: Mapping[str, str], name: str, default: int | None = None) -> in
     if text is None and default is not None:
         return default
     if text is None or not (text.isascii() and text.isdigit()):
-        raise UsageError(f"the launcher's variable {name} is {text!r}, and a number is expected")
+        raise UsageError(f"the launcher's variable {name} is {text!r}; it must be a number")
     return int(text)

@@ -1,4 +1,4 @@
-"""What this machine's NVIDIA GPUs do, asked of their driver's library (NVML); nothing where there is none."""
+"""Reads the utilisation of this machine's NVIDIA GPUs with the driver's library (NVML), if there is one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Memory(ctypes.Structure):
 
 
 class Gpus:
-    """Reads every GPU of the machine; a driver that does not answer is one that is not there."""
+    """Reads every GPU of the machine; a driver that does not answer counts as missing."""
 
     def __init__(self, library: str = LIBRARY) -> None:
         self._devices: list[ctypes.c_void_p] = []
@@ -38,7 +38,7 @@ class Gpus:
         return found
 
     def read(self) -> list[dict[str, Any]]:
-        """Of each GPU which part of the last moments it was busy, and its memory in use; None is not known."""
+        """For each GPU, the fraction of recent time it was busy and its memory in use; None if unknown."""
         rows = []
         for device in self._devices:
             use, memory = _Utilization(), _Memory()

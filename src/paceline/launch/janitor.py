@@ -1,12 +1,12 @@
-"""A small process that cleans up when the launcher is gone, even after SIGKILL; it reads what to clean from its input.
+"""A small process that cleans up after the launcher, even after SIGKILL; it reads what to clean from standard input.
 
     folder PATH    remove this folder
     run PATH       a run folder; the command in this process's arguments, with the path added, makes its summary say
                    that the launcher was killed, unless the run has ended
     process PID    end this process and its group
-    done           the launcher has ended its processes itself
+    done           the launcher has ended its processes on its own
 
-When the input ends, the launcher has. Run as a plain script: it imports nothing but the standard library.
+The end of the input means that the launcher has ended. It is run as a script, and imports only the standard library.
 """
 
 import contextlib
@@ -60,6 +60,6 @@ if __name__ == "__main__":
     found: list[str] = []
     for line in sys.stdin:
         found.append(line)
-        if line == "done\n":  # not the end of the input: a process that the launcher forked may hold that open
+        if line == "done\n":  # do not wait for the end of the input: a forked process may hold the pipe open
             break
     clean(found)

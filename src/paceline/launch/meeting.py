@@ -1,4 +1,4 @@
-"""Where the ranks of a parameter server's run find its servers, and the secret that they share."""
+"""How ranks find the parameter servers of their run, and the secret that they share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONGEST = 107
 
 
 def meet(spec: RunSpec, seat: Seat, cluster: Cluster | None) -> tuple[Meeting, Listener | None]:
-    """Where the servers are; one of them is listening when this returns."""
+    """The servers' addresses; on a server, also its listener, which is open when this returns."""
     if cluster is None and seat.servers:
         assert seat.secret is not None
         secret = bytes.fromhex(seat.secret)
@@ -45,12 +45,12 @@ def meet(spec: RunSpec, seat: Seat, cluster: Cluster | None) -> tuple[Meeting, L
 
 
 def _meet_in_folder(servers: int, seat: Seat) -> Meeting:
-    """All on one machine: sockets in a folder that only this user can enter."""
+    """On one machine: Unix sockets in a folder that only this user can enter."""
     assert seat.sockets is not None
     private_folder(Path(seat.sockets))
     paths = [f"{seat.sockets}/ps{i}" for i in range(servers)]
     if len(paths[-1].encode()) > LONGEST:
-        raise UsageError(f"the sockets' path {paths[-1]} is longer than {LONGEST} bytes: set TMPDIR to a shorter one")
+        raise UsageError(f"the socket path {paths[-1]} is longer than {LONGEST} bytes: set TMPDIR to a shorter path")
     return Meeting(tuple(f"ipc://{path}" for path in paths), _number(seat.sockets.encode()), "ipc")
 
 
@@ -62,7 +62,7 @@ def _meet_at_addresses(cluster: Cluster, *, encrypt: bool) -> Meeting:
 
 
 def _endpoint(cluster: Cluster, address: str) -> str:
-    """By number: a name is looked up here, since one cannot listen by name."""
+    """The endpoint with a numeric address, because ZeroMQ cannot bind to a host name."""
     host, port = split_address(address)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
@@ -73,7 +73,7 @@ def _endpoint(cluster: Cluster, address: str) -> str:
 
 
 def _meet_at_store(spec: RunSpec, seat: Seat) -> tuple[Meeting, Listener | None]:
-    """On several nodes: servers tell where they listen, and the secret, where the launcher lets ranks meet."""
+    """On several nodes: servers publish their addresses, and rank 0 the secret, in the launcher's store."""
     store, prefix = store_of(seat, spec.timeout), f"paceline/{seat.attempt}"
     if seat.rank == 0:
         store.set(f"{prefix}/secret", secrets.token_hex(32))
@@ -81,7 +81,7 @@ def _meet_at_store(spec: RunSpec, seat: Seat) -> tuple[Meeting, Listener | None]
     key = secret if spec.encrypt else None
     listener = None
     if seat.rank < spec.servers:
-        assert seat.address is not None, "the store has seen to that"
+        assert seat.address is not None, "checked when the store was opened"
         listener = Listener(f"tcp://{_own_address(seat.address)}:*", key)
         store.set(f"{prefix}/server_{seat.rank}", listener.endpoint)
     endpoints = tuple(store.get(f"{prefix}/server_{i}").decode() for i in range(spec.servers))
@@ -89,15 +89,15 @@ def _meet_at_store(spec: RunSpec, seat: Seat) -> tuple[Meeting, Listener | None]
 
 
 def _own_address(towards: tuple[str, int]) -> str:
-    """This machine's address on the way to another; nothing is sent."""
+    """The local address of the route to another machine; nothing is sent."""
     family, kind, _, _, place = socket.getaddrinfo(*towards, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(place)
         found = str(probe.getsockname()[0])
     if ipaddress.ip_address(found).is_loopback and not _is_loopback(towards[0]):
         raise UsageError(
-            f"the ranks' meeting point {towards[0]} is {found} to its own machine, where others cannot reach a server: "
-            f"set MASTER_ADDR to its address on the network"
+            f"MASTER_ADDR {towards[0]} resolves to {found} on its own machine, and other machines cannot connect to a "
+            f"server there: set MASTER_ADDR to the machine's address on the network"
         )
     return f"[{found}]" if ":" in found else found
 
@@ -110,12 +110,12 @@ def _is_loopback(host: str) -> bool:
 
 
 def _number(text: bytes) -> int:
-    """Of a run: 63 bits that say nothing of what they were made from."""
+    """The number of a run: 63 bits from which the text cannot be recovered."""
     return int.from_bytes(hashlib.sha256(b"run " + text).digest()[:8], "little") >> 1
 
 
-def somebody_listens(endpoint: str) -> bool:
-    """Whether a connection can be made at all."""
+def accepts_connections(endpoint: str) -> bool:
+    """Whether a program listens there."""
     host, port = split_address(endpoint.removeprefix("tcp://"))
     try:
         socket.create_connection((host, port), 2).close()

@@ -1,4 +1,4 @@
-"""One rank of a run whose ranks average gradients: connects, trains, tells how it ended."""
+"""One rank of a run without parameter servers: it connects, trains, and reports how it ended."""
 
 from __future__ import annotations
 
@@ -42,28 +42,28 @@ from paceline.strategies.setup import choose_place
 from paceline.training.console import Console
 from paceline.training.driver import Job, train
 
-# How long a rank that lost another waits to learn from the run folder who failed first. (Our own launcher does
-# that for ranks that are its children; mpiexec ends them all as soon as one aborts.)
+# How long a rank that lost its peer waits to learn from the run folder which rank failed first. (Paceline's launcher
+# does that for its own ranks; mpiexec ends all ranks as soon as one aborts.)
 BLAME_SECONDS = 5.0
-# Launchers that may bind each rank to cores of its own.
+# Launchers that may bind each rank to its own cores.
 BINDING = ("mpiexec", "srun")
 
 
 class Rank:
-    """One rank of a run: connects, agrees with the others on the run folder, trains, and tells how it ended."""
+    """One rank of a run: connects, agrees with the others on the run folder, trains, and reports how it ended."""
 
     def __init__(self, resolved: Resolved, seat: Seat, folder: Path | None, stream: TextIO | None) -> None:
         self.resolved, self.spec, self.seat, self.folder = resolved, resolved.spec, seat, folder
         self.stream = stream if seat.rank == 0 else None
         self.launched = folder is not None
         self.stop: StopSignals | None = None
-        self.stops_run = True  # if it is asked to stop
+        self.stops_run = True  # whether a signal to this rank stops the whole run
         self.summary: Summary | None = None
         self.watch: NodeUsage | None = None
         self.watching = ExitStack()
 
     def run(self, comm: Comm | None = None) -> int:
-        """Train; the exit code says how it went. A communicator is given where ranks are threads."""
+        """Train and return the exit code. `comm` is given if ranks are threads."""
         metered: MeteredComm | None = None
         try:
             found = comm or connect(self.spec.transport, self.spec.timeout, self.seat)
@@ -71,7 +71,7 @@ class Rank:
             metered = MeteredComm(found)
             with self.watching:
                 self._train(metered)
-        except Exception as error:  # noqa: BLE001  written down, told and turned into an exit code
+        except Exception as error:  # noqa: BLE001  recorded, printed and turned into an exit code
             code = self._fail(error)
             if metered:
                 metered.abort(str(error), code)
@@ -83,7 +83,7 @@ class Rank:
         return EXIT_INTERRUPTED if self.summary.status == INTERRUPTED else EXIT_OK
 
     def on_signal(self, number: int) -> None:
-        """Write down that somebody ended us; under a launcher that kills its ranks soon, the summary cannot wait."""
+        """Record the signal. mpiexec kills its ranks soon after it, so there the summary is written at once."""
         if self.folder is None:
             return
         self._record(Signal(number, time.time()))
@@ -92,7 +92,7 @@ class Rank:
 
     def _train(self, comm: MeteredComm) -> None:
         seat = self.seat
-        # Our own launcher has seen to the data before it started the ranks.
+        # Paceline's launcher has prepared the data before it started the ranks.
         first = seat.local_rank == 0 and not self.launched
         place = choose_place(self.spec, seat.local_rank, first=first, speed=seat.speed)
         agree_on_spec(self.resolved, comm)
@@ -108,16 +108,17 @@ class Rank:
         console = Console(self.stream, self._log() if comm.rank == 0 else None)
         try:
             self._introduce(console)
-            wish = self.stop.requested if self.stop else lambda: False
+            stop_requested = self.stop.requested if self.stop else lambda: False
             self.summary = begin_summary(self.spec)
-            train(Job(self.spec, comm, place, console, wish, self.summary).opened(self.folder, recorder))
+            job = Job(self.spec, comm, place, console, stop_requested, self.summary)
+            train(job.opened(self.folder, recorder))
             console.line(f"Run folder: {self.folder}")
         finally:
             console.close()
             recorder.close()
 
     def _introduce(self, console: Console) -> None:
-        """Say what our own launcher would have said before it started the ranks."""
+        """Print what Paceline's launcher prints before it starts the ranks."""
         if self.launched:
             return
         for line in self.resolved.introduction():
@@ -128,7 +129,7 @@ class Rank:
             print(f"paceline: warning: {turns}", file=sys.stderr, flush=True)
 
     def _watch_node(self) -> None:
-        """The first rank on a node writes down what the node does, from when the run folder is known."""
+        """Start sampling the node, on its first rank, as soon as the run folder is known."""
         if self.seat.local_rank == 0 and self.watch is None:
             assert self.folder is not None
             usage = NodeUsage(self.folder, self._add_to_log, own_processes=self.seat.in_lab)
@@ -145,7 +146,7 @@ class Rank:
         return log
 
     def _fail(self, error: Exception) -> int:
-        """Write the error into the rank's files; without a launcher of ours, settle the run and say what happened."""
+        """Record the error; without Paceline's launcher, also decide how the run ended and print it."""
         rank = self.seat.rank
         code = error.exit_code if isinstance(error, PacelineError) else EXIT_FAILED
         text = str(error) if isinstance(error, PacelineError) else own_code.reason(error)
@@ -167,7 +168,7 @@ class Rank:
         return code
 
     def _write_down(self, error: Exception) -> int:
-        """Into the rank's log and records; the exit code that the error means."""
+        """Write the error to the rank's log and records; return its exit code."""
         rank = self.seat.rank
         code = error.exit_code if isinstance(error, PacelineError) else EXIT_FAILED
         text = str(error) if isinstance(error, PacelineError) else own_code.reason(error)
@@ -181,7 +182,7 @@ class Rank:
         stopped = find_stopped(self.folder, self.seat.size) if isinstance(error, CommTimeout) else None
         if stopped is not None:
             peer, text = stopped, f"{text}; the process of rank {stopped} is stopped"
-        # All ranks find out together, and know which of them it was.
+        # All ranks detect this at the same time, and know which rank caused it.
         blames = error.rank if isinstance(error, DivergedError) else None
         self._record(
             Error(
@@ -200,19 +201,19 @@ class Rank:
         return code
 
     def _record(self, line: Line) -> None:
-        """Append a line to the rank's file, where that is possible: how it ended must not fail."""
+        """Append a line to the rank's file; ignore errors, because recording the end must not fail."""
         assert self.folder is not None
         with suppress(OSError), closing(LineWriter(rank_file(self.folder, self.seat.rank))) as lines:
             lines.write(line)
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether a disk or a quota is full, as this error or one that it came from says."""
+    """Whether this error, or one that caused it, says that a disk or a quota is full."""
     while error is not None and not (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def _own(error: Exception, rank: int) -> bool:
-    """Whether the error is this rank's, not one that another rank made it see."""
+    """Whether the error originated on this rank, not on another one."""
     return not isinstance(error, CommError) and not (isinstance(error, ReplicaError) and error.rank != rank)

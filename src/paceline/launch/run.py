@@ -1,4 +1,4 @@
-"""The whole trainer as a function: start the ranks of a spec on this machine and wait for them."""
+"""Start the ranks of a spec on this machine and wait for them: `paceline.train` and `paceline train`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from paceline.spec import FIELDS, Resolved, RunSpec, resolve
 
 
 def launch(resolved: Resolved, show: TextIO | None = None) -> tuple[Path, Ending]:
-    """Run the ranks as processes of this machine; returns the run folder and how it ended. Rank 0 speaks to `show`."""
+    """Run the ranks as processes on this machine; return the run folder and how it ended. Rank 0 prints to `show`."""
     spec = resolved.spec
     if own_code.is_own(spec.model):
         own_code.check_exists(spec.model, "model")
-    if spec.reads:  # once, before a rank waits for one that loads it
+    if spec.reads:  # once, before the ranks start: otherwise they would wait for the one that loads it
         prepare(spec.data, Path(spec.data_dir) if spec.data_dir else None)
     places = find_places(spec)
     with counting_signals() as signals:
@@ -48,7 +48,7 @@ def launch(resolved: Resolved, show: TextIO | None = None) -> tuple[Path, Ending
 
 
 def _warn(text: str, show: TextIO | None) -> None:
-    """On the console; of a script that shows nothing, as a Python warning at the line that called `train`."""
+    """Print a warning; without a console, raise a Python warning at the line that called `train`."""
     if show:
         print(f"paceline: warning: {text}", file=sys.stderr, flush=True)
     else:
@@ -56,7 +56,7 @@ def _warn(text: str, show: TextIO | None) -> None:
 
 
 def _descriptor(show: TextIO | None) -> int:
-    """Where rank 0 can write to; a stream without a file behind it (a notebook's) only gets the introduction."""
+    """The file descriptor for rank 0's output; a stream without one (in a notebook) gets only the introduction."""
     try:
         return show.fileno() if show else subprocess.DEVNULL
     except OSError:
@@ -64,12 +64,12 @@ def _descriptor(show: TextIO | None) -> int:
 
 
 def train(spec: RunSpec, *, show: TextIO | None = None) -> Summary:
-    """Train as the spec says, in processes of this machine, and return the summary; progress goes to `show`."""
+    """Train as the spec says, in processes on this machine, and return the summary; progress is printed to `show`."""
     seat = find_seat()
     if seat and seat.size > 1:
         raise UsageError(
-            f"paceline.train() starts ranks of its own, and {seat.launcher} has started {seat.size} already: "
-            f"run `paceline train` under it, or call this from a plain script"
+            f"paceline.train() starts its own ranks, but {seat.launcher} has already started {seat.size}: "
+            f"run `paceline train` under {seat.launcher}, or call paceline.train() from a plain script"
         )
     chosen = {name: value for name, value in vars(spec).items() if value != FIELDS[name].default}
     folder, ending = launch(resolve(("Python", chosen)), show)

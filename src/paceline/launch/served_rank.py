@@ -1,4 +1,4 @@
-"""One rank of a run with parameter servers, from its seat to its exit code."""
+"""One rank of a run with parameter servers: it joins, serves or trains, and reports how it ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.launch.agree import describe
 from paceline.launch.cluster import Cluster, forget_key
 from paceline.launch.connect import leave
 from paceline.launch.folder import begin_summary, make_folder, open_run
-from paceline.launch.meeting import meet, somebody_listens
+from paceline.launch.meeting import accepts_connections, meet
 from paceline.launch.rank import Rank
 from paceline.run.folder import LOGS, gone_mark, write_environment
 from paceline.run.recorder import Recorder
@@ -35,7 +35,7 @@ from paceline.training.driver import Job, train
 
 
 class ServedRank(Rank):
-    """A server or a worker: servers are the first ranks, and rank 0 leads."""
+    """A server or a worker. Servers are the first ranks, and rank 0 is the leader."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ServedRank(Rank):
         try:
             with self.watching:
                 self._serve()
-        except Exception as error:  # noqa: BLE001  written down, told and turned into an exit code
+        except Exception as error:  # noqa: BLE001  recorded, printed and turned into an exit code
             return self._fail(self._explained(error))
         finally:
             if self.meeting and self.seat.rank == 0:
@@ -64,7 +64,7 @@ class ServedRank(Rank):
                 if self.cluster:
                     forget_key(self.cluster)
         if self.seat.rank and not self.launched and not self.cluster:
-            return EXIT_OK  # torchrun and mpiexec end all ranks, the leader too, when one has another code
+            return EXIT_OK  # with another code, torchrun and mpiexec would kill all ranks, even the leader
         interrupted = self.left or (self.summary is not None and self.summary.status == INTERRUPTED)
         return EXIT_INTERRUPTED if interrupted else EXIT_OK
 
@@ -83,12 +83,12 @@ class ServedRank(Rank):
             self.left = member.left
 
     def _job(self, member: Membership, place: Place, console: Console) -> Job:
-        wish = self.stop.requested if self.stop else lambda: False
-        comm = MeteredComm(SingleComm(self.spec.timeout))  # servers and workers speak by sockets of their own
-        return Job(self.spec, comm, place, console, wish, begin_summary(self.spec), member)
+        stop_requested = self.stop.requested if self.stop else lambda: False
+        comm = MeteredComm(SingleComm(self.spec.timeout))  # servers and workers use their own sockets
+        return Job(self.spec, comm, place, console, stop_requested, begin_summary(self.spec), member)
 
     def _gone(self) -> dict[int, str]:
-        """The workers that our launcher has seen end before they could join, and why."""
+        """The workers that ended before they could join, as Paceline's launcher has seen, and why."""
         marks = {rank: gone_mark(self.folder, rank) for rank in range(self.spec.ranks)} if self.folder else {}
         return {rank: mark.read_text() for rank, mark in marks.items() if self.launched and mark.exists()}
 
@@ -122,7 +122,7 @@ class ServedRank(Rank):
             recorder.close()
 
     def _open(self, folder: Path) -> None:
-        """The leader has said where the run folder is; on this rank's file system it may be another."""
+        """Use the leader's run folder, unless the launcher gave this rank another path to it."""
         self.folder = self.folder or folder
         (self.folder / LOGS).mkdir(parents=True, exist_ok=True)
         self._watch_node()
@@ -134,21 +134,21 @@ class ServedRank(Rank):
         return Recorder(self.folder, self.seat.rank)
 
     def _explained(self, error: Exception) -> Exception:
-        """With a cluster file, a rank that never came is a wrong address in it, or has not been started."""
+        """With a cluster file: if a rank never connected, its address is wrong, or it was not started."""
         peer = error.peer if isinstance(error, CommTimeout) else None
         if self.cluster is None or peer is None or self.begun:
             return error
         address = (*self.cluster.ps, *self.cluster.worker)[peer]
-        what = f"nobody listens at {address}" if peer < self.servers else f"no worker came from {address}"
+        what = f"no server listens at {address}" if peer < self.servers else f"no worker connected from {address}"
         todo = "start it, or correct the address"
         assert self.meeting is not None
-        if isinstance(error, Unanswered) and somebody_listens(self.meeting.endpoints[0]):
-            what = f"whoever listens at {address} does not answer"
-            todo = f"is it a server of this run, with the same key ({self.cluster.key}), or none, as with --no-encrypt?"
+        if isinstance(error, Unanswered) and accepts_connections(self.meeting.endpoints[0]):
+            what = f"a program listens at {address}, but does not answer"
+            todo = f"is it a server of this run, with the same key ({self.cluster.key}), or also with --no-encrypt?"
         return UsageError(f"{self.cluster.path} line {self.cluster.line_of(address)}: {what} ({error}): {todo}")
 
     def _fail(self, error: Exception) -> int:
-        """A worker, or a server that does not lead, does not decide how the run ends."""
+        """Only the leader decides how the run ended; other ranks record and print their error."""
         if self.seat.rank == 0 or self.folder is None or not self.folder.is_dir():
             return super()._fail(error)
         code = self._write_down(error)

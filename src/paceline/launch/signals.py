@@ -1,4 +1,4 @@
-"""The first signal asks for a last step; Ctrl-C after it ends at once. SIGTERM may be repeated, and come from many."""
+"""Signal handling: the first signal lets ranks finish their step; Ctrl-C after it exits at once, SIGTERM does not."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def stopping() -> list[int]:
-    """The signals that ask a run to stop; nohup's wish not to hear of hang-ups is respected."""
+    """The signals that ask a run to stop; SIGHUP only if it is not ignored, as under nohup."""
     ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [number for number in STOPPING if number != signal.SIGHUP or not ignores_hangup]
 
 
 @contextmanager
 def quiet_interrupt() -> Iterator[None]:
-    """While modules are imported, Ctrl-C ends the process at once and without a traceback: nothing has begun yet."""
+    """While modules are imported, let Ctrl-C end the process at once and without a traceback."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -34,7 +34,7 @@ def quiet_interrupt() -> Iterator[None]:
 
 
 class StopSignals:
-    """Watches from a thread of its own, since Python's handlers wait until the main thread leaves a long call."""
+    """Handles signals in its own thread, because Python's handlers wait until the main thread leaves a long call."""
 
     def __init__(self, on_first: Callable[[int], None]) -> None:
         self._requested = threading.Event()
@@ -53,7 +53,7 @@ class StopSignals:
         first = None
         while caught := os.read(self._read, 1):
             number = caught[0]
-            # A scheduler says SIGTERM more than once, and to launchers as to ranks; SIGKILL is its last word.
+            # Schedulers send SIGTERM more than once, to launchers and to ranks; later they send SIGKILL.
             if number not in STOPPING or (first is not None and number != signal.SIGINT):
                 continue
             if first is not None:

@@ -1,4 +1,4 @@
-"""Starting a run's ranks on this machine: as processes of ours, or through mpiexec."""
+"""Start the ranks of a run on this machine, as child processes or with mpiexec."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from paceline.run.folder import LOGS
 from paceline.spec import RunSpec
 
 Process = subprocess.Popen[bytes] | ForkedRank
-# How long mpiexec gets to end its ranks.
+# How long mpiexec may take to end its ranks.
 MPIEXEC_SECONDS = 5.0
-# Open MPI's waits for daemons of other nodes, on a wildcard address, and no setting changes that.
+# Open MPI's mpiexec listens on the wildcard address for daemons of other nodes, and no setting changes that.
 MPIEXEC_LISTENS = (
     "until the run ends, mpiexec listens on all network interfaces of this machine; its ranks do not "
     "(--transport gloo: loopback only)"
@@ -36,27 +36,27 @@ MPIEXEC_LISTENS = (
 
 @dataclass
 class Crew:
-    """The processes of a run, by the rank they are (one that is all ranks at once counts as rank 0)."""
+    """The processes of a run by rank (a process that runs all ranks counts as rank 0)."""
 
     processes: dict[int, Process]
     janitor: subprocess.Popen[bytes]
     private: Path
-    are_ranks: bool  # or else they are an mpiexec, whose children the ranks are
+    are_ranks: bool  # false: the only process is mpiexec, and the ranks are its children
     exits: dict[int, int] = field(default_factory=dict)
-    lives: Counter[int] = field(default_factory=Counter)  # how often each rank was started again
+    lives: Counter[int] = field(default_factory=Counter)  # how often each rank was restarted
     start_rank: Callable[[int, int], Process] | None = None
     zygote: Zygote | None = None
 
     def lost_zygote(self) -> str | None:
-        """What became of the process that forks the ranks, if it has ended before them."""
+        """How the zygote ended, if it ended before its ranks."""
         if self.zygote is None or not self.zygote.dead:
             return None
         code = self.zygote.process.returncode
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
         return f"the process that starts the ranks (their zygote) {how}"
 
     def tell(self, line: str) -> None:
-        """Tell the janitor."""
+        """Send a line to the janitor."""
         assert self.janitor.stdin is not None
         with suppress(BrokenPipeError):
             self.janitor.stdin.write(f"{line}\n".encode())
@@ -68,11 +68,11 @@ class Crew:
             self.watch(process.pid)
 
     def watch(self, pid: int) -> None:
-        """Have a process group ended when the launcher is gone."""
+        """Let the janitor kill this process group if the launcher dies."""
         self.tell(f"process {pid}")
 
     def start_again(self, rank: int) -> None:
-        """A rank whose process has ended gets another."""
+        """Restart a rank whose process has ended."""
         assert self.start_rank is not None
         self.lives[rank] += 1
         del self.exits[rank]
@@ -91,11 +91,11 @@ class Crew:
                     os.killpg(process.pid, number)
 
     def end(self, ranks: set[int]) -> dict[int, int]:
-        """Kill what still runs; the exit codes of the processes that had ended by themselves."""
+        """Kill what still runs; return the exit codes of the processes that had ended on their own."""
         running = self.running()
         by_themselves = dict(self.exits)
         if running and not self.are_ranks:
-            # mpiexec ends its ranks, those included that we have not heard of yet; we only see to it that it does.
+            # mpiexec ends all its ranks, even those that are not in env.json yet; kill them only if it does not.
             self.signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 running[0].wait(MPIEXEC_SECONDS)
@@ -111,7 +111,7 @@ class Crew:
         return by_themselves
 
     def dismiss(self) -> None:
-        """All processes have ended: remove what they shared, whatever has become of the janitor."""
+        """Remove the shared files after all processes have ended, even if the janitor was killed."""
         shutil.rmtree(self.private, ignore_errors=True)
         self.tell("done")
         assert self.janitor.stdin is not None
@@ -120,7 +120,7 @@ class Crew:
 
 
 def start(spec: RunSpec, folder: Path, out: int, places: Places | None = None) -> Crew:
-    """Start every rank of the run whose folder is there; rank 0's standard output goes to the file `out`."""
+    """Start every rank of the run, whose folder must exist; rank 0's standard output goes to the file `out`."""
     private = Path(tempfile.mkdtemp(prefix="paceline-", dir=_shared_memory()))
     program, modules = [sys.executable, "-P", rank_program.__file__], _module_folders()
     watcher = subprocess.Popen(
@@ -139,7 +139,7 @@ def start(spec: RunSpec, folder: Path, out: int, places: Places | None = None) -
             if places is None:
                 variables = _mpi_variables(private, variables)
             with (folder / LOGS / "mpiexec.log").open("wb") as log:
-                # What mpiexec has to say about a failed rank would bury what we have.
+                # mpiexec prints a long message about a failed rank, which would bury ours.
                 crew.add(0, _popen([*_mpiexec_command(size, places), *command], variables, out, log.fileno()))
             return crew
         count = 1 if spec.carrier.in_one_process else size
@@ -167,24 +167,24 @@ def start(spec: RunSpec, folder: Path, out: int, places: Places | None = None) -
 
 
 def _popen(command: list[str], variables: dict[str, str], out: int, err: int | None = None) -> subprocess.Popen[bytes]:
-    """A group of its own for each: Ctrl-C is ours to handle."""
+    """Start a process in its own session, so that Ctrl-C reaches only the launcher."""
     return subprocess.Popen(
         command, env=variables, start_new_session=True, stdin=subprocess.DEVNULL, stdout=out, stderr=err
     )
 
 
 def _environment(spec: RunSpec, processes: int) -> dict[str, str]:
-    """Ours, with the number of threads."""
+    """This process's environment, with the number of threads per rank."""
     return dict(os.environ) | {"OMP_NUM_THREADS": str(spec.threads or threads_per_rank(processes))}
 
 
 def _module_folders() -> list[str]:
-    """Where this program finds modules and ranks might not: a user's own models and data may be there."""
+    """Folders on this process's import path that ranks may lack; a user's own models and data may be there."""
     return [os.path.abspath(path) for path in sys.path if not path.startswith((sys.prefix, sys.base_prefix))]
 
 
 def _shared_memory() -> str | None:
-    """Memory-backed storage where there is some: Open MPI keeps the ranks' shared segments in this folder."""
+    """A folder in memory, if there is one: Open MPI keeps the ranks' shared segments in it."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
@@ -200,10 +200,10 @@ def _mpiexec_command(size: int, places: Places | None = None) -> list[str]:
 
 
 def _mpi_variables(private: Path, variables: dict[str, str]) -> dict[str, str]:
-    """Open MPI: files where we remove them; ranks use shared memory and do not listen, unless the user wants that."""
-    gentle = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^tcp", "PMIX_MCA_ptl_tcp_if_include": "lo"}
+    """For Open MPI: temporary files in `private`, and ranks that use shared memory and open no port, by default."""
+    defaults = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^tcp", "PMIX_MCA_ptl_tcp_if_include": "lo"}
     return (
-        gentle
+        defaults
         | variables
         | {
             "TMPDIR": str(private),

@@ -1,11 +1,11 @@
-"""The programs that our own launcher starts: one rank, as mpiexec and the lab's agents do, or a zygote for all ranks.
+"""The programs that Paceline's launcher starts: one rank (with mpiexec or a lab's agent), or a zygote for all ranks.
 
     python -P .../start.py rank RUN_FOLDER MODULE_FOLDER...
     python -P .../start.py zygote MODULE_FOLDER... SOCKET
     python -P .../start.py killed MODULE_FOLDER... RUN_FOLDER
 
-Modules come from where they are installed. The folders in which only the launcher finds modules (its working folder, a
-script's folder) come last on the import path: a random.py there does not replace the library's.
+Installed modules come first. Folders that are only on the launcher's import path (its working folder, a script's
+folder) come last, so that a random.py there does not replace Python's.
 """
 
 import sys

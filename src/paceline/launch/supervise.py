@@ -1,4 +1,4 @@
-"""Watching over a run's processes until all have ended."""
+"""Supervise the processes of a run until all have ended."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from paceline.run.atomic import write_whole
 from paceline.run.folder import gone_mark, read_ranks
 from paceline.spec import RunSpec
 
-# After a rank has failed, the others get this long to notice by themselves and write down what they saw.
+# After a rank has failed, the others get this long to notice it and to record what they saw.
 GRACE_SECONDS = 3.0
 GOOD_EXITS = (EXIT_OK, EXIT_INTERRUPTED)
 LOOK_SECONDS = 0.03
-# How often a server that was killed is started again.
-SERVER_LIVES = 3
+# How often a killed server is restarted.
+SERVER_RESTARTS = 3
 
 
 def supervise(crew: Crew, folder: Path, signals: list[int], spec: RunSpec) -> Ending:
-    """Wait for the end; a failed rank ends the others, Ctrl-C asks them to stop, a second one ends them.
+    """Wait for the end. A failed rank ends the others; Ctrl-C asks them to stop, a second Ctrl-C kills them.
 
-    A run with parameter servers survives its workers, and a killed server gets another life.
+    With parameter servers, the run continues without lost workers, and a killed server is restarted.
     """
     asked = 0
     ended_at: float | None = None
@@ -43,7 +43,7 @@ def supervise(crew: Crew, folder: Path, signals: list[int], spec: RunSpec) -> En
                 # A scheduler repeats SIGTERM; a person who repeats Ctrl-C does not want to wait.
                 if signals[asked - 1] == signal.SIGINT if asked > 1 else not _ask_to_stop(crew, folder):
                     break
-            # A run with servers is over when its leader is, whatever has become of a worker that was given up.
+            # A run with servers is over when its leader has ended, even if a lost worker still runs.
             led = bool(spec.servers) and crew.exits.get(0) in GOOD_EXITS
             if ended_at is None and (led or _has_failed(crew, folder, spec, asked > 0)):
                 ended_at = time.monotonic()
@@ -60,7 +60,7 @@ def supervise(crew: Crew, folder: Path, signals: list[int], spec: RunSpec) -> En
 
 
 def _has_failed(crew: Crew, folder: Path, spec: RunSpec, stopping: bool) -> bool:
-    """Whether the run is lost; ranks that it can do without, or that get another life, do not lose it."""
+    """Whether the run has failed. Ranks that it can do without, or that are restarted here, do not fail it."""
     bad = {rank: code for rank, code in crew.exits.items() if code not in GOOD_EXITS}
     if not crew.exits or not spec.servers or crew.lost_zygote():
         return bool(bad)
@@ -68,26 +68,26 @@ def _has_failed(crew: Crew, folder: Path, spec: RunSpec, stopping: bool) -> bool
     if not begun and any(rank < spec.servers or code > 0 for rank, code in bad.items()):
         return True
     for rank, code in bad.items():
-        allowed = SERVER_LIVES if rank < spec.servers else spec.restarts
+        allowed = SERVER_RESTARTS if rank < spec.servers else spec.restarts
         if (rank >= spec.servers or code < 0) and crew.lives[rank] < allowed and not stopping:
             crew.start_again(rank)
         elif rank < spec.servers:
             return True
     for rank in range(spec.servers, spec.ranks):
-        if not begun and rank in crew.exits:  # the leader waits for it, and cannot know that it will not come
+        if not begun and rank in crew.exits:  # tell the leader, which would wait for it
             killed = f"its process was killed by signal {-crew.exits[rank]}"
             write_whole(gone_mark(folder, rank), killed if rank in bad else "it was interrupted")
     return all(rank in crew.exits and rank in bad for rank in range(spec.servers, spec.ranks))
 
 
 def _ask_to_stop(crew: Crew, folder: Path) -> bool:
-    """Let the ranks finish a step; false if they are not up yet and have nothing to finish."""
+    """Let the ranks finish their step; false if they are not up yet and have no step to finish."""
     pids = _rank_pids(folder)
     if not pids:
         return False
     print("\npaceline: stopping after this step (Ctrl-C again to stop at once)", file=sys.stderr, flush=True)
     if crew.are_ranks:
-        crew.signal(signal.SIGTERM)  # not SIGINT: ranks that have had a signal already would end at once
+        crew.signal(signal.SIGTERM)  # not SIGINT: a rank that has already had a signal would exit at once
         return True
     if not pids <= _rank_pids(folder, here=True):
         return False  # on other nodes, where only mpiexec can reach them
@@ -99,15 +99,15 @@ def _ask_to_stop(crew: Crew, folder: Path) -> bool:
 
 
 def _rank_pids(folder: Path, *, here: bool = False) -> set[int]:
-    """The ranks' processes, once they are up; all, or those of this host."""
+    """The process ids of the ranks, once they are up; all, or only those on this host."""
     return {row.pid for row in read_ranks(folder) if not here or row.host == socket.gethostname()}
 
 
 @contextlib.contextmanager
 def counting_signals() -> Iterator[list[int]]:
-    """Collect stopping signals in a list while this is on; only the main thread may catch any.
+    """Collect signals that ask to stop in a list; works only in the main thread.
 
-    Ranks that are started meanwhile have them unblocked, even where a shell had told this process to ignore them.
+    Ranks that are started inside have these signals unblocked, even if a shell told this process to ignore them.
     """
     caught: list[int] = []
     try:

@@ -1,4 +1,4 @@
-"""What a node does while a run is on: a thread of its first rank samples it into node_NAME.jsonl."""
+"""Samples a node during a run: a thread of the node's first rank writes node_NAME.jsonl."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from paceline.run.lines import LineWriter
 from paceline.run.records import Gpu, NodeEnd, NodeSample, NodeStart, Traffic
 
 PERIOD = 0.5
-# The kernel counts processor time in hundredths of a second: over less than this, a difference says nothing.
+# The kernel counts CPU time in hundredths of a second: differences over less than this are too inaccurate.
 SHORTEST = 0.1
-# How long the end of a rank waits for the last sample, where the file system hangs.
+# How long a rank waits for the last sample when it ends, in case the file system hangs.
 LAST_SAMPLE_SECONDS = 5.0
-# Fields of a sample that are rates of a reading's counters, and left out where there is no such counter.
+# Fields of a sample that are rates of counters; left out if the counter is not available.
 RATES = {"machine_cpu": "machine_seconds", "steal": "stolen_seconds", "pressure": "waited_seconds",
                   "preemptions": "preemptions"}  # fmt: skip
 
 
 class NodeUsage:
-    """Samples this node at a fixed period from enter to exit; whatever happens to it, the run goes on.
+    """Samples this node at a fixed period from enter to exit; if that fails, the run continues.
 
-    `complain` is told, once, why there are no samples, or no more. `own_processes`: see Counters.
+    `complain` is called once if there are no samples, or no more. `own_processes`: see Counters.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class NodeUsage:
             ):
                 self._sample(counters, gpus, lines)
         except (OSError, ValueError, LookupError) as error:
-            self._complain(f"No samples of this node from now on: {error}")
+            self._complain(f"Sampling of this node has stopped: {error}")
 
     def _sample(self, counters: Counters, gpus: Gpus, lines: LineWriter) -> None:
         count = cores() if self._own_processes else os.cpu_count()
@@ -85,7 +85,7 @@ class NodeUsage:
 
 
 class Samples:
-    """Turns counters into samples: what is a rate is so since the sample before."""
+    """Turns counters into samples; rates are averages since the previous sample."""
 
     def __init__(self, counters: Counters, gpus: Gpus, clock: Callable[[], float] = time.monotonic) -> None:
         self._counters, self._gpus, self._clock = counters, gpus, clock
@@ -118,7 +118,7 @@ def _rate(seconds: float | None, before: float | None, elapsed: float) -> float 
 
 
 def beats(period: float, wait: Callable[[float], bool], clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """At once, then at every multiple of the period until `wait` says to stop; what was slept through is left out."""
+    """Yield at once, then at every multiple of the period until `wait` returns true; missed multiples are skipped."""
     due = clock()
     while True:
         yield
@@ -128,7 +128,7 @@ def beats(period: float, wait: Callable[[float], bool], clock: Callable[[], floa
 
 
 class RanksHere:
-    """The processes of the ranks on this host, as env.json has them now; it changes when one is started again."""
+    """The processes of the ranks on this host, from env.json, which changes when a rank is restarted."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._host = folder, socket.gethostname()
@@ -147,7 +147,7 @@ class RanksHere:
 
 
 def boot_id(proc: Path = PROC) -> str | None:
-    """The same for all nodes of a lab, and all containers, on one machine; None where there is none."""
+    """The machine's boot id: the same for all nodes of a lab and all containers of a machine; None if unknown."""
     try:
         return (proc / "sys/kernel/random/boot_id").read_text().strip() or None
     except OSError:

@@ -1,4 +1,4 @@
-"""The ranks of this process, from a seat to an exit code."""
+"""Runs the rank of this process, or all ranks as its threads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run_seat(
     """Run the rank of this process, or all ranks as its threads; returns the exit code."""
     spec = resolved.spec
     keep_freed_memory(one_arena=bool(spec.servers))
-    # Servers wait most of the time: cores are for workers.
+    # Servers mostly wait, so only workers share the cores.
     local_workers = max(1, seat.local_size - (spec.servers or 0)) if seat.one_node else seat.local_size
     torch.set_num_threads(spec.threads or threads_per_rank(local_workers))
     stream = sys.stderr if as_json else sys.stdout
@@ -52,7 +52,7 @@ def run_seat(
 
 
 def make_rank(resolved: Resolved, seat: Seat, folder: Path | None, stream: TextIO, cluster: Cluster | None) -> Rank:
-    """ZeroMQ is imported only where it is used."""
+    """A rank with or without parameter servers; ZeroMQ is imported only if it is used."""
     if not resolved.spec.servers:
         return Rank(resolved, seat, folder, stream)
     from paceline.launch.served_rank import ServedRank
@@ -80,9 +80,9 @@ def _run_threads(resolved: Resolved, folder: Path | None, stream: TextIO) -> int
 
 
 def run_rank(run_folder: str) -> NoReturn:
-    """Be a rank that our own launcher started for a run whose folder it has made."""
+    """Run one rank that Paceline's launcher started, and exit."""
     folder, seat = Path(run_folder), find_seat()
-    assert seat is not None, "the launcher has said which rank this is"
+    assert seat is not None, "the launcher sets the rank's variables"
     if seat.rank:
         _redirect(rank_log(folder, seat.rank))
     resolved = resolve((f"{folder}/spec.toml", read_config(str(folder / "spec.toml"))))
@@ -90,7 +90,7 @@ def run_rank(run_folder: str) -> NoReturn:
 
 
 def _redirect(log: Path) -> None:
-    """Let everything that this process says go to its log, what libraries print included."""
+    """Redirect standard output and error to the log, including what libraries print."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -98,9 +98,9 @@ def _redirect(log: Path) -> None:
 
 
 def finish(code: int) -> NoReturn:
-    """End this process with an exit code, without tearing the interpreter down: with torch that takes a second.
+    """Exit without tearing the interpreter down, which takes a second with torch.
 
-    A rank that failed skips its exit handlers as well, so that the others see its sockets close.
+    A failed rank also skips its exit handlers, so that the other ranks see its sockets close.
     """
     if code in (EXIT_OK, EXIT_INTERRUPTED):
         atexit._run_exitfuncs()

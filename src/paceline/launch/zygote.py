@@ -1,10 +1,10 @@
-"""Ranks forked from one process, the zygote, which has imported torch and all that they need: N ranks, one import.
+"""Forks ranks from one process, the zygote, which has imported torch and all that ranks need: N ranks, one import.
 
     launcher ── arguments and variables of a rank ──► zygote ── fork ──► rank
              ◄── its pid and pidfd, then its exit code ──
 
-The zygote forks only while it has a single thread. It keeps ended ranks as zombies until it ends itself, so that a pid
-stays theirs. If it dies, the kernel kills its ranks; if the launcher dies, it waits for the janitor to end them.
+The zygote forks only while it has a single thread. It keeps ended ranks as zombies until it exits, so that their pids
+are not reused. If it dies, the kernel kills its ranks; if the launcher dies, it waits for the janitor to end them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def available() -> bool:
-    """Whether this kernel has what a zygote needs; elsewhere ranks are programs of their own."""
+    """Whether this kernel has what a zygote needs; otherwise each rank is started as a program."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):
@@ -45,14 +45,14 @@ def available() -> bool:
 
 
 class ForkedRank:
-    """A process that a zygote forks: as much of subprocess.Popen as supervision needs."""
+    """A process that a zygote forks, with the part of subprocess.Popen's interface that supervision needs."""
 
     def __init__(self, zygote: Zygote) -> None:
         self._zygote = zygote
         self.pid: int | None = None  # until the zygote has forked it
         self.pidfd = -1
         self.returncode: int | None = None
-        self.ended_at: float | None = None  # since when the kernel says so
+        self.ended_at: float | None = None  # when the kernel first reported it as ended
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -69,7 +69,7 @@ class ForkedRank:
 
 
 class Zygote:
-    """The launcher's side: asks for ranks, and learns how they ended."""
+    """The launcher's side: requests ranks and receives their exit codes."""
 
     def __init__(
         self,
@@ -78,12 +78,12 @@ class Zygote:
         out: int | None,
         on_fork: Callable[[int], None] = lambda pid: None,
     ) -> None:
-        """`command` runs `main` below, with the number of an open socket as one more argument."""
+        """`command` runs `main` below; the file descriptor of a socket is appended to it."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.process = subprocess.Popen(
                 [*command, str(theirs.fileno())],
-                # OpenBLAS, which NumPy brings, would start threads when it is loaded.
+                # NumPy's OpenBLAS would start threads on import.
                 env=dict(variables) | {"OPENBLAS_NUM_THREADS": "1"},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
@@ -97,17 +97,17 @@ class Zygote:
         self.dead = False
 
     def fork(self, name: str, arguments: Sequence[str], variables: Mapping[str, str]) -> ForkedRank:
-        """`name` is what ps and top call it, of at most 15 characters."""
+        """`name` is shown by ps and top; at most 15 characters."""
         rank = ForkedRank(self)
         self._asked.append(rank)
         request = json.dumps({"name": name, "arguments": list(arguments), "variables": dict(variables)}).encode()
         assert len(request) <= REQUEST_BYTES
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is dead, as `read` will find
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the zygote is dead; `read` handles that
             self._control.send(request)
         return rank
 
     def read(self) -> None:
-        """Take in what the zygote has reported. Ranks that it can no longer report have been killed."""
+        """Read the zygote's reports. If it has died, its ranks have been killed."""
         while not self.dead:
             try:
                 message, files, _, _ = socket.recv_fds(self._control, REQUEST_BYTES, 1)
@@ -129,7 +129,7 @@ class Zygote:
         self._look()
 
     def _look(self) -> None:
-        """A zygote that is stopped reports nothing: do not wait for it for ever."""
+        """Find ranks that ended although the zygote has not reported it, because it is stopped."""
         ended = select.select([rank.pidfd for rank in self._forked.values()], [], [], 0)[0] if self._forked else []
         for rank in [rank for rank in self._forked.values() if rank.pidfd in ended]:
             rank.ended_at = rank.ended_at or time.monotonic()
@@ -156,7 +156,7 @@ class Zygote:
             select.select([self._control], [], [], seconds)
 
     def end(self) -> None:
-        """Its ranks have ended or have been killed: let it reap them, which not every container does."""
+        """Let the zygote reap its ranks, which have all ended: not every container has an init that would."""
         deadline = time.monotonic() + REPORT_SECONDS
         while self._forked and not self.dead and not self._asked and time.monotonic() < deadline:
             self.wait_for_news(0.1)
@@ -173,7 +173,7 @@ class Zygote:
                 self.process.wait()
 
     def kill(self) -> None:
-        """End it, and all of its ranks with it."""
+        """Kill the zygote, and with it all its ranks."""
         self.process.kill()
         self.process.wait()
         while not self.dead:
@@ -182,19 +182,19 @@ class Zygote:
 
 
 def main(module: str, function: str, control_fd: int) -> None:
-    """The zygote's side: import the module, then fork ranks that call its function, as asked, until there are none."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # they are for ranks, and none is to get lost while it is forked
+    """The zygote's side: import the module, then fork ranks that call its function, until the launcher closes."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # ranks handle these; none may be lost during a fork
     control = socket.socket(fileno=control_fd)
     run = getattr(importlib.import_module(module), function)
     gc.collect()
-    gc.freeze()  # what is never collected stays in memory that ranks share
+    gc.freeze()  # the collector then does not touch these objects, and their pages stay shared with ranks
     children: dict[int, int] = {}  # pidfd → pid
     asking = True
     while asking or children:
         ready = select.select([*children, *([control.fileno()] if asking else [])], [], [])[0]
         if control.fileno() in ready:
             request = control.recv(REQUEST_BYTES)
-            asking = bool(request)  # or else the launcher has gone
+            asking = bool(request)  # empty: the launcher has closed its end
             if request:
                 pid, pidfd = _fork(run, json.loads(request), [control.fileno(), *children])
                 children[pidfd] = pid
@@ -217,7 +217,7 @@ def _fork(run: Callable[..., NoReturn], request: Mapping[str, Any], files: list[
         return pid, os.pidfd_open(pid)
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == zygote:  # or else it died before the kernel was asked
+        if os.getppid() == zygote:  # otherwise the zygote died before prctl
             os.setsid()
             for file in files:
                 os.close(file)
@@ -225,7 +225,7 @@ def _fork(run: Callable[..., NoReturn], request: Mapping[str, Any], files: list[
             Path("/proc/self/comm").write_text(request["name"])
             os.environ.update(request["variables"])
             run(*request["arguments"])
-    except BaseException:  # noqa: BLE001  whatever it is, a rank must not go on as a second zygote
+    except BaseException:  # noqa: BLE001  a rank must never continue as a second zygote
         traceback.print_exc()
     finally:
         os._exit(1)
@@ -238,5 +238,5 @@ def _exit_code(pidfd: int) -> int:
 
 
 def _report(control: socket.socket, pid: int, code: int | None, *files: int) -> None:
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody is left to tell
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the launcher is gone
         socket.send_fds(control, [json.dumps([pid, code]).encode()], files)

@@ -33,7 +33,7 @@ def test_ranks_are_divided_evenly_or_as_the_file_says() -> None:
     assert names(5, nodes=2) == ["n1", "n1", "n2", "n2", "n2"]
     assert names(5, nodes=3, processes=2) == ["n1", "n1", "n2", "n2", "n3"]
     assert names(3, node=[{"processes": 2}, {}]) == ["n1", "n1", "n2"]
-    with pytest.raises(UsageError, match="5 ranks do not fit into the lab lab: its 2 nodes take 4"):
+    with pytest.raises(UsageError, match="5 ranks do not fit into the lab lab: its 2 nodes have places for 4"):
         names(5, nodes=2, processes=2)
 
 
