@@ -105,7 +105,7 @@ def test_however_a_folder_of_images_is_read_the_same_model_is_trained(tmp_path: 
 
 
 MODEL = (["--model", "mine:one_too_many", "--data", "mine:load"], ["mine:one_too_many", "4", "3 classes"])
-RANDOM = (["--model", "mine:build", "--data", "mine:unseeded"], ["other data than rank 0", "seed"])
+RANDOM = (["--model", "mine:build", "--data", "mine:unseeded"], ["different data than rank 0", "seed"])
 LABELS = (["--model", "mine:build", "--data", "mine:wild"], ["mine:wild", "-1"])
 IMAGE = (["--model", "mlp", "--data", "images:pictures"], ["broken.png"])
 

@@ -1,1 +1,1 @@
-"""The training loop and what it needs: sampler, input, learning rate, trace, weights."""
+"""The driver of a training, its progress output and its records."""

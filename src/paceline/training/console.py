@@ -1,4 +1,4 @@
-"""What rank 0 shows while it trains: lines like those of Wang and Yang's Figure 6, and a bar on a terminal."""
+"""Rank 0's progress output: lines like those of Wang and Yang's Figure 6, and a bar on a terminal."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from paceline.run.records import Summary
 
 
 class Console:
-    """Lines go to the stream and to the rank's log; ranks other than 0 have no stream."""
+    """Writes lines to the stream and to the rank's log; ranks other than 0 have no stream."""
 
     def __init__(self, stream: TextIO | None, log: Path | None = None) -> None:
         self._stream = stream
         self._log = log.open("a", buffering=1) if log else None
         self._bar: Any = None
-        self._recent: list[tuple[float, int]] = []  # seconds and samples of the steps since the last line about one
+        self._recent: list[tuple[float, int]] = []  # seconds and samples of the steps since the last line
 
     def line(self, text: str = "") -> None:
         text = visible(text)
@@ -32,7 +32,7 @@ class Console:
                 self._bar.clear()
             try:
                 print(text, file=self._stream, flush=True)
-            except BrokenPipeError:  # `| head` has seen enough; the training goes on
+            except BrokenPipeError:  # the reader has exited, as in `| head`; the training continues
                 with open(os.devnull, "w") as nowhere:
                     os.dup2(nowhere.fileno(), self._stream.fileno())
                 self._stream = None
@@ -40,13 +40,13 @@ class Console:
                 self._bar.refresh()
 
     def total(self, summary: Summary) -> None:
-        """The last lines about a training's time: how long it took, and whether that can be compared."""
+        """Print the total time, and a warning if the run was disturbed."""
         self.line(f"Total run time: {summary.total_seconds:.2f} s")
         if summary.disturbed:
             self.line(warning(summary.disturbed))
 
     def start_bar(self, steps: int, title: str) -> None:
-        """A progress bar on standard error, where that is a terminal."""
+        """Start a progress bar on standard error, if that is a terminal."""
         if self._stream and sys.stderr.isatty():
             from tqdm import tqdm
 
@@ -56,7 +56,7 @@ class Console:
             self._bar = tqdm(total=steps, desc=title, unit="batch", leave=False, **size)
 
     def step(self, number: int, seconds: float, samples: int, left: int, every: int, shown: Mapping[str, str]) -> None:
-        """A step has ended, and `left` are to come: move the bar, and write a line about every so many of them."""
+        """Advance the bar after a step, with `left` steps to go; print a line every `every` steps."""
         self.advance(**shown)
         if not every:
             return

@@ -1,4 +1,4 @@
-"""The driver: takes any strategy's engine through epochs, validation, test and records to a saved model."""
+"""The driver: runs any strategy's engine through epochs, validation and test, records it, and saves the model."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from paceline.training.setup import make_input
 if TYPE_CHECKING:
     from paceline.strategies.parameter_server.engine import Membership
 
-TIMELINES = 20  # steps whose every event is written down, where a strategy has some
+TIMELINES = 20  # the first steps, of which every event is recorded if the strategy has timelines
 
 
 @dataclass
 class Job:
-    """What one rank needs to train: the spec, its communicator and device, and where it logs and records."""
+    """What one rank needs to train: the spec, its communicator and device, its console and trace."""
 
     spec: RunSpec
     comm: MeteredComm
@@ -47,8 +47,8 @@ class Job:
     console: Console
     stop: Callable[[], bool]
     summary: Summary
-    membership: Membership | None = None  # of a rank of parameter servers
-    folder: Path = field(init=False)  # these two from when the run folder is known
+    membership: Membership | None = None  # with parameter servers
+    folder: Path = field(init=False)  # this and `recorder` are set when the run folder is known
     recorder: Recorder = field(init=False)
     _source: Input | None = None
 
@@ -58,8 +58,8 @@ class Job:
 
     @property
     def source(self) -> Input:
-        """The data set. All ranks that need it ask for it together; the first time it is opened."""
-        if self._source is None:  # not a cached property: ranks may be threads, which would wait for each other
+        """The data set, opened on first use; all ranks that need it must ask for it at the same time."""
+        if self._source is None:  # not a cached property: its lock would deadlock ranks that are threads
             start = time.perf_counter()
             self._source = make_input(self.spec, self.comm, self.place)
             self.comm.barrier()
@@ -70,7 +70,7 @@ class Job:
 
 
 def train(job: Job) -> None:
-    """Train as the spec says and fill in the summary; the rank that finishes leaves it and the model in its folder."""
+    """Train as the spec says; fill in the summary, and save it and the model in the run folder."""
     driver = Driver(job)
     job.summary.threads = torch.get_num_threads()
     engine = job.spec.method.prepare(job)
@@ -81,8 +81,10 @@ def train(job: Job) -> None:
 
 
 class Driver:
-    """Takes one rank through a training. It runs the steps of a `Lockstep` engine; other engines run themselves, and
-    report to the `Progress` that `begin` returns. All of them end with `finish`.
+    """Runs one rank through a training.
+
+    It calls the steps of a `Lockstep` engine; other engines run their own loop, and report to the `Progress` that
+    `begin` returns. All of them end with `finish`.
     """
 
     def __init__(self, job: Job) -> None:
@@ -90,17 +92,17 @@ class Driver:
         self._start = time.perf_counter()
 
     def begin(self, engine: Engine, per_epoch: int) -> Progress:
-        """Before the first step: what there is to say, and whether there is space for the result."""
+        """Before the first step: print the introduction, and check that there is disk space for the result."""
         job, spec = self.job, self.spec
         job.summary.parameters = engine.parameters
         if engine.fresh:
-            job.console.line(f"New weights, not from {spec.weights}: {', '.join(engine.fresh)}")
+            job.console.line(f"Initialised, because not in {spec.weights}: {', '.join(engine.fresh)}")
         all_or_none(lambda: None if job.comm.rank else check_space(job.folder, spec, engine), job.comm)
         total = spec.steps or spec.epochs * per_epoch
         return Progress(spec, job.console, job.recorder, job.summary, per_epoch, total)
 
     def run(self, engine: Lockstep) -> None:
-        """All epochs, and back to the best one where there is a validation set; then the test."""
+        """Run all epochs; with a validation set, go back to the best epoch; then test."""
         job, spec, source = self.job, self.spec, self.job.source
         sampler = Sampler(len(source.numbers["train"]), spec.update_batch, source.reader, source.readers, spec.seed)
         progress = self.begin(engine, len(sampler))
@@ -124,15 +126,15 @@ class Driver:
         self.finish(engine, progress, interrupted=stopped)
 
     def _run_epoch(self, engine: Lockstep, sampler: Sampler, epoch: int, progress: Progress, watch: Watch) -> bool:
-        """One epoch, or what is left of the steps; true if a rank wanted to stop."""
+        """Run one epoch, or the remaining steps; true if a rank asked to stop."""
         job, first = self.job, self.job.summary.steps
         steps = min(len(sampler), progress.total - first)
         progress.start_epoch(epoch, steps)
         start = ended = time.perf_counter()
-        job.recorder.clock.lap()  # what was before belongs to no step
+        job.recorder.clock.lap()  # the time before belongs to no step
         stopped = False
         for step, batch in enumerate(job.source.epoch(sampler, steps), first):
-            # A step begins where the last one ended: no time goes uncounted.
+            # A step begins where the last one ended, so that all time is counted.
             timer = StepTimer(last=ended, clock=job.recorder.clock)
             if self.spec.method.timelines and step < TIMELINES:
                 timer.events = []
@@ -169,7 +171,7 @@ class Driver:
         return result
 
     def finish(self, engine: Engine, progress: Progress, *, interrupted: bool) -> None:
-        """After the last step: the summary and the weights, which rank 0 leaves in the run folder."""
+        """After the last step: save the summary and the weights in the run folder, on rank 0."""
         job, summary, folder = self.job, self.job.summary, self.job.folder
         summary.total_seconds = time.perf_counter() - self._start
         progress.finish(interrupted=interrupted)
@@ -178,7 +180,7 @@ class Driver:
             summary.disturbed = self._disturbance()
         summary.status = INTERRUPTED if interrupted else COMPLETED
         job.console.total(summary)
-        if job.comm.rank == 0:  # the results are kept even if the weights cannot be
+        if job.comm.rank == 0:  # first the summary, in case the weights cannot be saved
             write_summary(folder, replace(summary, status=RUNNING))
         if not self.spec.emulated:
             engine.save(folder / MODEL)
@@ -198,7 +200,7 @@ class Driver:
 
 
 def check_space(folder: Path, spec: RunSpec, engine: Engine) -> None:
-    """Refuse to train what there is no space for: the weights, and states that are saved on the way."""
+    """Raise an error if the disk has no space for the weights and the snapshots."""
     free = shutil.disk_usage(folder).free
     weights = 0 if spec.emulated else engine.parameters * (8 if spec.dtype == "float64" else 4)
     each = weights * (3 if spec.optimizer == "adam" else 2)  # with the optimizer's state

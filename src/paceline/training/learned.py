@@ -1,4 +1,4 @@
-"""How well a model does on what it is trained with, for records and for people; nothing, where compute is emulated."""
+"""Training loss and accuracy of an epoch, for records and for the console; empty with emulated compute."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Learned:
         return {"loss": self.loss / self.count, "accuracy": self.correct / self.count}
 
     def bar(self) -> dict[str, str]:
-        """What a progress bar shows."""
+        """Loss and accuracy for the progress bar."""
         means = self.means()
         return {"loss": f"{means['loss']:.4f}", "acc": f"{means['accuracy']:.2%}"} if means else {}
 
     def line(self) -> str:
-        """What is said at the end of an epoch."""
+        """The line at the end of an epoch."""
         means = self.means()
         if self._emulated:
             return "Emulated compute: nothing was trained"

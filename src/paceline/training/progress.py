@@ -1,4 +1,4 @@
-"""The committed steps of a run: written to the rank's file and the summary, and shown."""
+"""Records the committed steps of a run in the rank's file and the summary, and displays them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ EVALUATED = {"validation": Validation, "test": FinalTest}
 
 
 class Progress:
-    """Is told of every step when it is committed, of every epoch and every evaluation, by the rank that knows of all.
+    """Receives every committed step, every epoch and every evaluation, on the rank that knows of all of them.
 
-    What an earlier process of the same run has written to the rank's file counts as told.
+    What an earlier process of the same run has written to the rank's file counts as well.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Progress:
     def step(
         self, step: int, epoch: int, result: StepResult, seconds: float, timer: StepTimer, own: int | None = None
     ) -> None:
-        """Step number `step` is committed."""
+        """Record that step number `step` is committed."""
         self.summary.steps = step + 1
         known = result.count if result.own is None else result.own
         self.learned.add(result.loss_sum, result.correct, known)
@@ -59,7 +59,7 @@ class Progress:
         self.console.step(number, seconds, result.count, left, self.spec.log_every, self.learned.bar())
 
     def end_epoch(self, epoch: int, seconds: float, loss_sum: float, correct: float, samples: int) -> None:
-        """Of all its samples; a rank that was restarted has not been told of all its steps."""
+        """Record an epoch, with sums over all its samples: a restarted rank has not seen all its steps."""
         learned = Learned(self.spec)
         learned.add(loss_sum, correct, samples)
         self._record(Epoch(epoch, seconds, learned.count, **learned.means()))
@@ -68,7 +68,7 @@ class Progress:
         self.console.line(learned.line())
 
     def evaluated(self, name: str, epoch: int, result: Evaluation, samples: int | None = None) -> bool:
-        """On the `validation` or `test` set, after this epoch; true if no validation before had a lower loss."""
+        """Record an evaluation on the `validation` or `test` set; true if no earlier validation had a lower loss."""
         self._record(EVALUATED[name](epoch, result.loss, result.accuracy, samples))
         if name == "validation":
             self.console.line(f"Validation acc: {result.accuracy:.4f}, validation loss: {result.loss:.4f}")
@@ -79,7 +79,7 @@ class Progress:
 
     @property
     def best_epoch(self) -> int | None:
-        """The one with the lowest validation loss; of several the last."""
+        """The epoch with the lowest validation loss; if there are several, the last one."""
         found = self._validations
         return min(found, key=lambda epoch: (found[epoch].loss, -epoch), default=None)
 

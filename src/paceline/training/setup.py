@@ -1,4 +1,4 @@
-"""From a spec to a rank's batches."""
+"""Opens the data set of a run for one rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from paceline.strategies.setup import Place, memory_layout
 
 
 def make_input(spec: RunSpec, comm: Comm, place: Place) -> Input:
-    """Open the data set, or learn from rank 0 what it will send; what is wrong with it, every rank says."""
+    """Open the data set, or get its description from rank 0, which will send it; errors are raised on every rank."""
     if not spec.reads:
         info = datasets.describe(spec.data)
         assert info is not None
@@ -58,7 +58,7 @@ def make_input(spec: RunSpec, comm: Comm, place: Place) -> Input:
 
 
 def _replica_input(spec: RunSpec, data: Dataset | None, validation: int, comm: Comm, ready: Prepare) -> Input:
-    """All ranks of a replica have the same samples; those behind the first stage need no pixels."""
+    """The input of a replica whose ranks all have the same samples; stages after the first need no pixels."""
     assert data is not None
     spot, source = spec.grid.spot(comm.rank), OwnInput(data, validation, spec.seed, comm, ready)
     if spot.stage:
@@ -69,7 +69,7 @@ def _replica_input(spec: RunSpec, data: Dataset | None, validation: int, comm: C
 
 
 def _agree_on_data(name: str, data: Dataset | None, comm: Comm) -> tuple[DataInfo, torch.dtype]:
-    """What rank 0's data set is, and the type of its images; ranks that have another are refused."""
+    """The description of rank 0's data set, and the type of its images; raises if a rank has different data."""
     mine = ""
     if data:
         facts = {**asdict(data.info), "stored": str(data.train.images.dtype).split(".")[1]}
@@ -79,8 +79,8 @@ def _agree_on_data(name: str, data: Dataset | None, comm: Comm) -> tuple[DataInf
     different = [rank for rank, answer in enumerate(answers) if answer and answer != answers[0]]
     if different:
         raise AgreedError(
-            f"rank {different[0]} has other data than rank 0 under the name {name}: give all ranks the same, and seed "
-            f"what a function of yours draws at random"
+            f"rank {different[0]} has different data than rank 0 under the name {name}: give all ranks the same data, "
+            f"and seed random numbers in your own function"
         )
     values: dict[str, Any] = json.loads(answers[0])
     del values["digest"]
@@ -90,7 +90,7 @@ def _agree_on_data(name: str, data: Dataset | None, comm: Comm) -> tuple[DataInf
 
 
 def _digest(data: Dataset) -> str:
-    """Of what a user's function made: it may have made another on another rank. Files are known by what is in them."""
+    """A digest of the data. A user's function may return different data on another rank; files have checksums."""
     if data.train.where or not (own_code.is_own(data.info.name) or data.info.load):
         return ""
     digest = hashlib.sha256()
