@@ -248,6 +248,7 @@ def test_nothing_but_the_entry_points_imports_the_command_line() -> None:
         ("zmq", "paceline.server.sockets"),
         ("pyroute2", "paceline.lab.links"),
         ("kaleido", "paceline.report.images"),
+        ("jinja2", "paceline.report.page"),
         ("scipy", "paceline.analysis.statistics"),
     ],
 )

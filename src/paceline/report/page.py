@@ -1,108 +1,89 @@
-"""The report as one HTML file: it needs no network, reads on a phone and on paper, and lets nothing run but ours."""
+"""The report as one HTML file: it needs no network, reads on a phone and on paper, and lets nothing run but ours.
+
+What the page says is data (sections.py, tables.py); its HTML is in templates/, which escape everything that comes from
+runs.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
-from html import escape
+from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from paceline.analysis.study import Study
+from paceline.analysis.wording import count
 from paceline.report import sections, tables
 from paceline.report.figure import NARROW, Chart
-from paceline.report.markup import as_json, bullets, details, table_of
 
 # Nothing is fetched, and no script runs but the two whose digests are here. Plotly writes style attributes.
 POLICY = "default-src 'none'; script-src {digests}; style-src 'unsafe-inline'; img-src data: blob:; font-src data:; " \
          "base-uri 'none'; form-action 'none'"  # fmt: skip
 
-NO_SCRIPT = "<noscript><p>Without JavaScript there are no charts; their numbers are here.</p></noscript>\n"
 
-Part = tuple[str, str, str]  # id, heading, HTML
+@dataclass(frozen=True)
+class Section:
+    """A part of the page, made of `content` by the template NAME.html; without content it is left out."""
+
+    name: str
+    heading: str
+    content: object
 
 
 def page(study: Study, charts: Sequence[Chart], plotly_js: str) -> str:
     """The whole text of the file."""
-    ours = _file("page.js")
-    digests = " ".join(f"'sha256-{_digest(script)}'" for script in (plotly_js, ours))
-    parts = [part for part in _parts(study, charts) if part[2]]
-    body = "".join(f'<section id="{name}">\n<h2>{heading}</h2>\n{html}</section>\n\n' for name, heading, html in parts)
-    title = escape(sections.title(study))
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{POLICY.format(digests=digests)}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<link rel="icon" href="data:,">
-<style>
-{_file("style.css")}</style>
-</head>
-<body>
-<header>
-<h1>{title}</h1>
-<p class="badges">{sections.badges(study)}</p>
-</header>
-{_contents(study, parts, charts)}
-<main>
-{body}</main>
-<script>{plotly_js}</script>
-<script>{ours}</script>
-</body>
-</html>
-"""
+    scripts = (plotly_js, _file("page.js"))
+    digests = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    return (
+        _templates()
+        .get_template("page.html")
+        .render(
+            title=sections.title(study),
+            badges=sections.badges(study),
+            sections=[section for section in _sections(study, charts) if section.content],
+            policy=POLICY.format(digests=digests),
+            style=_file("style.css"),
+            scripts=scripts,
+        )
+    )
 
 
-def _parts(study: Study, charts: Sequence[Chart]) -> list[Part]:
+@cache
+def _templates() -> Environment:
+    templates = Environment(
+        loader=PackageLoader("paceline.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.globals |= {"NARROW": NARROW, "count": count}
+    templates.filters["split_code"] = re.compile("`([^`]+)`").split
+    templates.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return templates
+
+
+def _sections(study: Study, charts: Sequence[Chart]) -> list[Section]:
     bench = study.bench
-    gone = sections.missing(tables.missing(study))
-    gone += bullets(bench.left_out) if bench and bench.left_out else ""
-    first = _first(study, charts)
-    charts = [chart for chart in charts if chart is not first]
+    first = next((chart for chart in charts if chart.name == study.headline.chart), None)
     return [
-        ("verdict", "Is it worth it?", sections.verdict(study, _chart(first) if first else "")),
-        ("summary", "In short", sections.about(study) + sections.summary(study)),
-        ("claims", "What was claimed, and what holds", sections.claims(study)),
-        ("warnings", "Warnings", sections.warnings(study.warnings)),
-        ("limits", "What this cannot show", bullets(bench.limits) if bench and bench.limits else ""),
-        ("charts", "Charts", NO_SCRIPT * bool(charts) + "".join(map(_chart, charts))),
-        ("results", "All results", tables.results_html(study)),
-        ("paper", "The paper beside ours", tables.paper_html(study) if bench and bench.paper else ""),
-        ("missing", "Failed and left out", gone),
-        ("method", "How the numbers were taken", sections.method(study)),
-    ]
-
-
-def _first(study: Study, charts: Sequence[Chart]) -> Chart | None:
-    """The picture that belongs to the verdict."""
-    return next((chart for chart in charts if chart.name == study.headline.chart), None)
-
-
-def _contents(study: Study, parts: Sequence[Part], charts: Sequence[Chart]) -> str:
-    inner = ""
-    for name, heading, _ in parts:
-        below = ""
-        if name == "charts":
-            links = "".join(f'<li><a href="#chart-{escape(c.name)}">{escape(c.title)}</a></li>' for c in charts
-                            if c is not _first(study, charts))  # fmt: skip
-            below = f"<ul>{links}</ul>"
-        inner += f'<li><a href="#{name}">{heading}</a>{below}</li>\n'
-    return f'<nav aria-label="Contents"><details><summary>Contents</summary><ul>\n{inner}</ul></details></nav>'
-
-
-def _chart(chart: Chart) -> str:
-    name, title = escape(chart.name), escape(chart.title)
-    figure = as_json(chart.figure | {"narrow": chart.narrow or chart.figure["layout"]})
-    numbers = details("The numbers", table_of(chart.rows)) if chart.rows else ""
-    return f"""<figure class="chart" id="chart-{name}">
-<h3>{title}</h3>
-<div class="drawing" id="plot-{name}" data-name="{name}" data-narrow="{NARROW}" role="img" aria-label="{title}"></div>
-<script type="application/json" id="data-{name}">{figure}</script>
-<figcaption>{escape(chart.caption)}</figcaption>
-{numbers}</figure>
-"""
+        Section("verdict", "Is it worth it?", sections.verdict(study, first)),
+        Section("summary", "In short", sections.overview(study)),
+        Section("claims", "What was claimed, and what holds", sections.claims(study)),
+        Section("warnings", "Warnings", sections.warnings(study.warnings)),
+        Section("limits", "What this cannot show", bench.limits if bench else ()),
+        Section("charts", "Charts", [sections.drawing(chart) for chart in charts if chart is not first]),
+        Section("results", "All results", tables.results_table(study)),
+        Section("paper", "The paper beside ours", tables.paper_table(study) if bench and bench.paper else None),
+        Section("missing", "Failed and left out",
+                sections.missing(tables.missing(study), bench.left_out if bench else ())),
+        Section("method", "How the numbers were taken", sections.machines(study)),
+    ]  # fmt: skip
 
 
 def _file(name: str) -> str:

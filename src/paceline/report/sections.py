@@ -1,21 +1,24 @@
-"""The parts of a report in words: what it is about, what was found, what is doubtful, how it was measured."""
+"""The sections of a report as data: what it is about, what was found, what is doubtful, how it was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from html import escape
+from typing import Any
 
 from paceline.analysis.checks import RunWarning
 from paceline.analysis.claims import Claim
-from paceline.analysis.finding_many import Rows
+from paceline.analysis.findings import Finding
 from paceline.analysis.headline import Case
 from paceline.analysis.lines import network
 from paceline.analysis.runs import MACHINE
 from paceline.analysis.study import Study
 from paceline.analysis.wording import count, percents
-from paceline.report.markup import NOTHING, Cell, bullets, details, paragraphs, prose, table, within
+from paceline.report.cells import NOTHING, Cell, TableData, table, table_of, within
+from paceline.report.figure import Chart
 from paceline.report.traces import scaled_by
+from paceline.strict_json import finite
 
 # The summary, by the kinds of its findings.
 SUMMARY = {
@@ -53,6 +56,82 @@ SAID_AT_ONCE = 6
 MOST_ROWS = 8  # of a table in the summary that is open at once
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """A chart on the page: what page.js draws at both widths, and its numbers as a table."""
+
+    chart: Chart
+    figure: dict[str, Any]
+    numbers: TableData | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer, what qualifies it, the chart that shows it, and several cases as a table."""
+
+    sentence: str
+    notes: tuple[str, ...]
+    drawing: Drawing | None
+    cases: TableData | None
+
+
+@dataclass(frozen=True)
+class FindingTable:
+    """A finding about several cases; a long table is `folded`."""
+
+    text: str
+    table: TableData
+    folded: bool
+
+
+@dataclass(frozen=True)
+class Topic:
+    """Findings of some kinds under one heading; those in `more` are folded."""
+
+    heading: str
+    tables: tuple[FindingTable, ...]
+    sentences: tuple[str, ...]
+    more: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What the experiment is about, its source, and the findings; those of unknown kinds are in `others`."""
+
+    about: tuple[str, ...]
+    source: str
+    topics: tuple[Topic, ...]
+    others: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CheckedClaim:
+    """A claim with the sign of its verdict and its cases."""
+
+    claim: Claim
+    sign: str
+    cases: TableData | None
+
+
+@dataclass(frozen=True)
+class WarningKind:
+    """All warnings of one kind; `same` is their text if they all have the same."""
+
+    heading: str
+    advice: str
+    warnings: tuple[RunWarning, ...]
+    same: str
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Runs that are not in the report: in a table, and, where many have the same reason, names by reason."""
+
+    table: TableData | None
+    by_reason: tuple[tuple[str, tuple[str, ...]], ...]
+    left_out: tuple[str, ...]
+
+
 def title(study: Study) -> str:
     if study.bench:
         return study.bench.title or study.bench.name
@@ -61,128 +140,101 @@ def title(study: Study) -> str:
     return f"{parents.pop()}: {runs}" if len(parents) == 1 else f"Report of {runs}"
 
 
-def badges(study: Study) -> str:
+def badges(study: Study) -> tuple[str, ...]:
     emulated = sum(run.emulated for run in study.runs)
     found = ["quick form"] if study.bench and study.bench.quick else []
     if emulated == len(study.runs):
         found.append("emulated compute: nothing was trained")
     elif emulated:
         found.append(f"emulated compute in {emulated} of {len(study.runs)} runs: nothing was trained there")
-    return "".join(f'<span class="badge">{escape(text)}</span> ' for text in found)
+    return tuple(found)
 
 
-def about(study: Study) -> str:
-    bench = study.bench
-    if bench is None:
-        return ""
-    source = f'<p class="source">After {prose(bench.source)}.</p>\n' if bench.source else ""
-    return paragraphs(bench.about) + source
+def drawing(chart: Chart) -> Drawing:
+    figure = finite(chart.figure | {"narrow": chart.narrow or chart.figure["layout"]})
+    return Drawing(chart, figure, table_of(chart.rows) if chart.rows else None)
 
 
-def verdict(study: Study, chart: str) -> str:
-    """The answer, what qualifies it, the picture, and many cases as a table."""
+def verdict(study: Study, chart: Chart | None) -> Verdict:
     found = study.headline
-    notes = "".join(f'<p class="note">{escape(note)}</p>\n' for note in found.notes)
     rows = [[each.name, within(each.speedup), Cell(each.verdict, number=False), each.best, _percents(each)]
             for each in found.cases]  # fmt: skip
     heads = ["case", "times one process", "verdict", "best setting", "of the ideal"]
-    cases = table(heads, rows, kind="cases") if len(rows) > 1 else ""
-    return f'<p class="answer">{escape(found.sentence)}</p>\n{notes}{chart}{cases}'
+    cases = table(heads, rows, kind="cases") if len(rows) > 1 else None
+    return Verdict(found.sentence, found.notes, drawing(chart) if chart else None, cases)
 
 
 def _percents(case: Case) -> Cell:
     return Cell(percents(case.efficiency)) if case.efficiency else Cell(NOTHING)
 
 
-def summary(study: Study) -> str:
+def overview(study: Study) -> Overview:
+    bench = study.bench
+    paragraphs = [" ".join(part.split()) for part in bench.about.split("\n\n")] if bench else []
     known = {kind for kinds in SUMMARY.values() for kind in kinds}
-    text = ""
+    topics = []
     for heading, kinds in SUMMARY.items():
-        chosen = [each for each in study.findings if each.kind in kinds]
-        found = [each.text for each in chosen if not each.rows]
-        text += f"<h3>{heading}</h3>\n" if chosen else ""
-        for each in chosen:
-            text += f"<p>{escape(each.text)}</p>\n{_rows(each.rows)}" if each.rows else ""
-        if found:
-            text += bullets(found[:SAID_AT_ONCE])
-        if more := found[SAID_AT_ONCE:]:
-            text += details(f"{len(more)} more", bullets(more))
-    others = [each.text for each in study.findings if each.kind not in known]
-    return text + (bullets(others) if others else "")
-
-
-def _rows(rows: Rows) -> str:
-    heads, *below = rows
-    made = table(heads, below)
-    return made if len(below) <= MOST_ROWS else details(count(len(below), "case"), made)
-
-
-def claims(study: Study) -> str:
-    return "".join(_claim(claim) for claim in study.claims)
-
-
-def _claim(claim: Claim) -> str:
-    kind = claim.verdict.replace(" ", "-")
-    mark = f'<span class="verdict {escape(kind)}">{VERDICTS.get(claim.verdict, "")} {escape(claim.verdict)}</span>'
-    source = f' <span class="source">{escape(claim.source)}</span>' if claim.source else ""
-    words = {True: "holds", False: "fails", None: "cannot be told"}
-    rows = [[each.label, Cell(words[each.holds], number=False), each.why] for each in claim.cases]
-    cases = details(count(len(rows), "case"), table(["case", "", "why"], rows)) if rows else ""
-    return (
-        f'<div class="claim"><p class="said">{mark} {escape(claim.text)}{source}</p>\n<p>{escape(claim.why)}</p>\n'
-        f"{cases}</div>\n"
+        if chosen := [each for each in study.findings if each.kind in kinds]:
+            topics.append(_topic(heading, chosen))
+    return Overview(
+        about=tuple(part for part in paragraphs if part),
+        source=bench.source if bench else "",
+        topics=tuple(topics),
+        others=tuple(each.text for each in study.findings if each.kind not in known),
     )
 
 
-def warnings(found: Sequence[RunWarning]) -> str:
+def _topic(heading: str, found: Sequence[Finding]) -> Topic:
+    tables = tuple(
+        FindingTable(each.text, table(each.rows[0], each.rows[1:]), len(each.rows) - 1 > MOST_ROWS)
+        for each in found
+        if each.rows
+    )
+    sentences = tuple(each.text for each in found if not each.rows)
+    return Topic(heading, tables, sentences[:SAID_AT_ONCE], sentences[SAID_AT_ONCE:])
+
+
+def claims(study: Study) -> tuple[CheckedClaim, ...]:
+    return tuple(_claim(claim) for claim in study.claims)
+
+
+def _claim(claim: Claim) -> CheckedClaim:
+    words = {True: "holds", False: "fails", None: "cannot be told"}
+    rows = [[each.label, Cell(words[each.holds], number=False), each.why] for each in claim.cases]
+    return CheckedClaim(claim, VERDICTS.get(claim.verdict, ""), table(["case", "", "why"], rows) if rows else None)
+
+
+def warnings(found: Sequence[RunWarning]) -> tuple[WarningKind, ...]:
     """One entry for each kind, however many runs have it."""
     by_kind: dict[str, list[RunWarning]] = {}
     for warning in found:
         by_kind.setdefault(warning.kind, []).append(warning)
     order = sorted(by_kind, key=lambda kind: kind == "emulated")  # the badge has said it already
-    return "".join(_kind(kind, by_kind[kind]) for kind in order)
+    return tuple(_kind(kind, by_kind[kind]) for kind in order)
 
 
-def _kind(kind: str, found: Sequence[RunWarning]) -> str:
-    """One line; of several runs the rest is behind it."""
+def _kind(kind: str, found: Sequence[RunWarning]) -> WarningKind:
     heading, advice = WARNINGS.get(kind, (kind.replace("-", " ").capitalize(), ""))
-    texts = {each.text for each in found}
-    if len(found) == 1:
-        line = f"<b>{escape(heading)}</b> ({escape(found[0].about)}: {escape(found[0].text)}). {escape(advice)}"
-        return f'<p class="warning">{line}</p>\n'
-    items = "".join(f"<li><b>{escape(each.about)}</b>: {escape(each.text)}</li>\n" for each in found)
-    if len(texts) == 1:
-        items = f"<li>{escape(texts.pop())}: {escape('; '.join(each.about for each in found))}</li>\n"
-    line = f'<span class="count">{len(found)} ×</span> <b>{escape(heading)}.</b> {escape(advice)}'
-    return f'<details class="warning"><summary>{line}</summary>\n<ul>{items}</ul></details>\n'
+    same = found[0].text if len({each.text for each in found}) == 1 else ""
+    return WarningKind(heading, advice, tuple(found), same)
 
 
-def missing(found: Sequence[tuple[str, str]]) -> str:
-    """Runs that are not here, by their reasons; what many share is said once."""
-    by_reason: dict[str, list[str]] = {}
+def missing(found: Sequence[tuple[str, str]], left_out: Sequence[str] = ()) -> Missing | None:
+    """Runs that are not in the report, by name and reason, and grids that were left out; None if there are none."""
+    names: dict[str, list[str]] = {}
     for name, why in found:
-        by_reason.setdefault(why, []).append(name)
-    few = [[name, why] for why, names in by_reason.items() if len(names) <= SHOWN_AT_ONCE for name in names]
-    text = table(["run", "why"], few) if few else ""
-    for why, names in by_reason.items():
-        if len(names) > SHOWN_AT_ONCE:
-            text += f"<p>{count(len(names), 'run')}: {escape(why)}.</p>\n{details('which', bullets(names))}"
-    return text
+        names.setdefault(why, []).append(name)
+    few = [[name, why] for why, several in names.items() if len(several) <= SHOWN_AT_ONCE for name in several]
+    many = tuple((why, tuple(several)) for why, several in names.items() if len(several) > SHOWN_AT_ONCE)
+    if not found and not left_out:
+        return None
+    return Missing(table(["run", "why"], few) if few else None, many, tuple(left_out))
 
 
-METHOD = """
-<p>The first steps of each run are left out for as long as they are still warming up (the cut that makes the mean of
-the rest most certain). A step is the whole step, from the end of the one before to the end of its optimizer. What is
-shown is the median step of the middle repeat, with the interval in which it lies with 95 % confidence: from how much
-repeats differ (Student's t), or, of one run alone, from its steps and their autocorrelation, which does not tell how
-another run would be. Speedup is images per second beside one worker: <em>strong</em> of the
-same global batch, <em>weak</em> of the same batch for each worker. Two settings whose intervals overlap are not shown
-to differ. More is in docs/reports.md of Paceline.</p>
-"""
-
-
-def method(study: Study) -> str:
-    rows = [[name.replace("_", " "), " and ".join(values)] for name, values in _machines(study).items()]
+def machines(study: Study) -> TableData:
+    """What the runs were made on, and when."""
+    found = _machines(study)
+    rows = [[name.replace("_", " "), " and ".join(values)] for name, values in found.items()]
     if links := {network(one) for one in study.groups} - {""}:
         sizes = sorted({len(one.setting["lab"]) for one in study.groups if one.setting["lab"]})
         many = count(sizes[0], "node") if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} nodes"
@@ -193,8 +245,8 @@ def method(study: Study) -> str:
     first, last = (datetime.fromtimestamp(end, UTC) for end in (min(times), max(times)))
     until = f"{last:%H:%M}" if first.date() == last.date() else f"{last:%Y-%m-%d %H:%M}"
     rows.append(["made", f"{first:%Y-%m-%d %H:%M} to {until} UTC"])
-    several = any(len(values) > 1 for values in _machines(study).values())
-    return METHOD + table(["", "the machines" if several else "the machine"], rows)
+    several = any(len(values) > 1 for values in found.values())
+    return table(["", "the machines" if several else "the machine"], rows)
 
 
 def _machines(study: Study) -> dict[str, list[str]]:

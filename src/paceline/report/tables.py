@@ -1,9 +1,9 @@
-"""The tables of a report, as plain numbers and as HTML: every setting, the paper beside ours, what is missing."""
+"""The tables of a report, as plain numbers and as cells: every setting, the paper beside ours, what is missing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from html import escape
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -26,7 +26,7 @@ from paceline.analysis.scaling import (
 from paceline.analysis.statistics import Interval
 from paceline.analysis.study import Study
 from paceline.analysis.wording import count
-from paceline.report.markup import NOTHING, Cell, cell, number, percent, scrolling, table, within
+from paceline.report.cells import NOTHING, Cell, TableData, cell, number, percent, table, within
 from paceline.report.series import facets
 
 Row = dict[str, Any]
@@ -66,6 +66,34 @@ MEASURES: dict[str, tuple[str, Callable[[float | None], str]]] = {
     "test_accuracy": ("test accuracy", percent),
     "total_seconds": ("total, s", number),
 }
+
+
+@dataclass(frozen=True)
+class Results:
+    """A row for each setting; `shared` is what all settings have in common."""
+
+    shared: str
+    table: TableData
+
+
+@dataclass(frozen=True)
+class PaperRow:
+    """One of the paper's rows beside one of our settings, whose name is empty if we have none."""
+
+    setting: str
+    note: str
+    paper: tuple[str, ...]
+    our_setting: str
+    ours: tuple[str, ...]
+    ratio: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """The paper's measures, and their values in each row."""
+
+    headers: tuple[str, ...]
+    rows: tuple[PaperRow, ...]
 
 
 def value_of(run: Run, name: str) -> Any:
@@ -201,7 +229,7 @@ def _interval(row: Row, name: str) -> Interval | None:
     return None if value is None else Interval(value, row[f"{name}_low"], row[f"{name}_high"])
 
 
-def results_html(study: Study) -> str:
+def results_table(study: Study) -> Results:
     """What all settings share is said once above the table; a column that is empty in all rows is left out.
 
     Settings are in one column, in words, so that the numbers are in sight on a phone, too: --csv has them in columns.
@@ -228,8 +256,8 @@ def results_html(study: Study) -> str:
         "disturbed": [Cell(row["disturbed"] or NOTHING, number=False) for row in rows],
     }
     columns = {name: cells for name, cells in columns.items() if any(each.text != NOTHING for each in cells)}
-    above = f"<p>In all of them: {escape(', '.join(told))}.</p>\n" if told and len(rows) > 1 else ""
-    return above + table(list(columns), list(zip(*columns.values(), strict=True)), kind="results")
+    made = table(list(columns), list(zip(*columns.values(), strict=True)), kind="results")
+    return Results(", ".join(told) if len(rows) > 1 else "", made)
 
 
 def matches(one: Group, wanted: dict[str, Any]) -> bool:
@@ -287,38 +315,20 @@ def _named(name: str, value: Any) -> str:
     return f"{HEADERS.get(name, name.replace('_', ' '))} {value}"
 
 
-def paper_html(study: Study) -> str:
-    """Three lines for each row: the paper's, ours, and ours over the paper's; accuracies are subtracted."""
+def paper_table(study: Study) -> PaperTable:
+    """For each row the paper's numbers, ours, and ours over the paper's; accuracies are subtracted."""
     rows = beside_paper(study)
     names = [name for name in MEASURES if any(f"{name}_paper" in row for row in rows)]
-    head = "".join(f"<th>{escape(MEASURES[name][0])}</th>" for name in names)
-    bodies = "".join(_paper_lines(row, names) for row in rows)
-    return scrolling(
-        f'<table class="paper"><thead><tr><th class="word">setting</th><th class="word"></th>{head}</tr></thead>\n'
-        f"{bodies}</table>"
+    return PaperTable(tuple(MEASURES[name][0] for name in names), tuple(_paper_row(row, names) for row in rows))
+
+
+def _paper_row(row: Row, names: Sequence[str]) -> PaperRow:
+    paper, ours = (
+        tuple(MEASURES[name][1](row.get(f"{name}_{which}")) for name in names) for which in ("paper", "ours")
     )
-
-
-def _paper_lines(row: Row, names: Sequence[str]) -> str:
-    note = f"<small>{escape(row['note'])}</small>" if row["note"] else ""
-    span = 3 if row["ours"] else 2
-    paper = "".join(f"<td>{_written(name, row.get(f'{name}_paper'))}</td>" for name in names)
-    first = f'<tr><td class="word setting" rowspan="{span}">{escape(row["setting"])}{note}</td>'
-    first += f'<td class="word">paper</td>{paper}</tr>\n'
-    if not row["ours"]:
-        none = f'<td class="word none" colspan="{len(names) + 1}">ours: no run of this setting</td>'
-        return f"<tbody>{first}<tr>{none}</tr></tbody>\n"
-    ours = "".join(f"<td>{_written(name, row.get(f'{name}_ours'))}</td>" for name in names)
-    ratio = "".join(f"<td>{_difference(name, row)}</td>" for name in names)
+    ratio = tuple(_difference(name, row) for name in names)
     which = f"{row['ours']}; {row['ours_is_of']}" if row["ours_is_of"] else row["ours"]
-    return (
-        f'<tbody>{first}<tr><td class="word">ours<small>{escape(which)}</small></td>{ours}</tr>\n'
-        f'<tr class="ratio"><td class="word">ours ÷ paper</td>{ratio}</tr></tbody>\n'
-    )
-
-
-def _written(name: str, value: float | None) -> str:
-    return escape(MEASURES[name][1](value))
+    return PaperRow(row["setting"], row["note"], paper, which, ours, ratio)
 
 
 def _difference(name: str, row: Row) -> str:

@@ -9,6 +9,7 @@ import re
 from dataclasses import replace
 from html import escape
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +25,9 @@ from paceline.analysis.headline import Headline
 from paceline.analysis.statistics import Interval
 from paceline.analysis.study import Study, read_study
 from paceline.report import sections, tables
+from paceline.report.cells import number, within
 from paceline.report.draw import draw
 from paceline.report.figure import Chart
-from paceline.report.markup import as_json, number, prose, table_of, within
 from paceline.report.page import page
 from paceline.report.plotly_js import SHA256, TRACES, VERSION, plotly_js
 
@@ -85,10 +86,12 @@ def scaled(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 
 def test_what_runs_are_called_never_becomes_html(study: Study) -> None:
+    assert study.bench
     evil = replace(
         study,
-        findings=(Finding("ran", EVIL),),
-        warnings=(RunWarning(EVIL, EVIL, EVIL),),
+        bench=replace(study.bench, title=EVIL, about=EVIL, source=EVIL, limits=(EVIL,), left_out=(EVIL,)),
+        findings=(Finding("ran", EVIL), Finding("best", EVIL, ((EVIL,), (EVIL,))), Finding(EVIL, f"`{EVIL}`")),
+        warnings=(RunWarning(EVIL, EVIL, EVIL), *(RunWarning("sum", EVIL, text) for text in (EVIL, EVIL, "other"))),
         claims=(Claim("c", EVIL, EVIL, "holds", EVIL, (Case(EVIL, None, EVIL),)),),
         headline=Headline(EVIL, (EVIL,), (headline.Case(EVIL, EVIL, EVIL, 1, EVIL, None, None),) * 2, "strong"),
     )
@@ -96,7 +99,16 @@ def test_what_runs_are_called_never_becomes_html(study: Study) -> None:
     assert [kind for kind, _ in seen.scripts] == ["application/json", "javascript", "javascript"]
     assert not [tag for tag, _ in seen.tags if tag in ("img", "iframe", "object", "embed")]
     assert not [name for _, attributes in seen.tags for name in attributes if name.startswith("on")]
-    assert seen.text.count("onerror=") >= 10  # it is all there, to be read
+    assert seen.text.count("onerror=") >= 30  # it is all there, to be read
+
+
+def test_only_our_own_style_and_scripts_are_not_escaped() -> None:
+    templates = [each for each in files("paceline.report").joinpath("templates").iterdir() if each.is_file()]
+    marked = [
+        (each.name, name) for each in templates for name in re.findall(r"(\w+) *\| *safe", each.read_text("utf-8"))
+    ]
+    assert marked == [("page.html", "style"), ("page.html", "script")]
+    assert not [each.name for each in templates if "autoescape" in each.read_text("utf-8")]
 
 
 def test_the_figures_arrive_as_they_were(study: Study) -> None:
@@ -139,13 +151,18 @@ def test_parts_come_in_their_order_and_the_contents_lead_to_them(study: Study) -
 
 
 def test_badges_say_what_is_not_the_real_thing(study: Study, tmp_path: Path) -> None:
-    assert "quick form" in sections.badges(study)
+    assert sections.badges(study) == ("quick form",)
     write(tmp_path / "a", MadeUp(compute="emulated:k80", steps=20))
-    assert "nothing was trained" in sections.badges(read_study([tmp_path]))
+    assert sections.badges(read_study([tmp_path])) == ("emulated compute: nothing was trained",)
     write_run(tmp_path / "b", steady(0.1), spec={"lr": 1})
-    mixed = sections.badges(read_study([tmp_path]))
+    [mixed] = sections.badges(read_study([tmp_path]))
     assert "emulated compute in 1 of 2 runs" in mixed
-    assert "quick" not in mixed
+    assert '<p class="badges"><span class="badge">quick form</span> </p>' in page(study, [], PLOTLY)
+
+
+def test_without_badges_nothing_is_where_they_would_be(scaled: Study) -> None:
+    """The style sheet hides it if it is empty, also of white space."""
+    assert '<p class="badges"></p>' in page(scaled, [], PLOTLY)
 
 
 def test_the_verdict_comes_first_then_its_picture_then_the_rest(study: Study) -> None:
@@ -158,11 +175,10 @@ def test_the_verdict_comes_first_then_its_picture_then_the_rest(study: Study) ->
     assert html.count('id="chart-worth"') == 1
 
 
-def test_sixty_runs_with_one_doubt_are_one_entry() -> None:
+def test_sixty_runs_with_one_doubt_are_one_entry(study: Study) -> None:
     same = [RunWarning("drift", f"run-{i}", "it had not settled") for i in range(60)]
-    html = sections.warnings(
-        [*same, RunWarning("sum", "a", "one is wrong"), RunWarning("of-tomorrow", "b", "who knows")]
-    )
+    others = [RunWarning("sum", "a", "one is wrong"), RunWarning("of-tomorrow", "b", "who knows")]
+    html = page(replace(study, warnings=(*same, *others)), [], PLOTLY)
     assert html.count('class="warning"') == 3
     assert "60 ×" in html
     assert html.count("it had not settled") == 1
@@ -199,7 +215,7 @@ def test_processor_time_is_beside_wall_time_where_they_differ(tmp_path: Path) ->
     study = read_study([tmp_path])
     assert [row["cpu_seconds"] for row in tables.results(study)] == [10.9, 16.0]
     assert [row["preemptions_per_second"] for row in tables.results(study)] == [3.0, 3.0]
-    html = tables.results_html(study)
+    html = page(study, [], PLOTLY)
     assert "<td>11.0</td>" in html
     assert "<td>11.0<small>CPU 16.0</small></td>" in html
 
@@ -214,22 +230,25 @@ def test_speedups_of_runs_that_cannot_be_ranked_are_left_out(tmp_path: Path) -> 
 
 
 def test_what_all_settings_share_is_said_once(scaled: Study) -> None:
-    html = tables.results_html(scaled)
-    assert "In all of them: model mlp, data mnist-mini" in html
-    headers = re.findall(r"<th[^>]*>([^<]*)</th>", html)
-    assert headers[:4] == ["setting", "images/s", "times one process", "weak speedup"], (
+    found = tables.results_table(scaled)
+    assert found.shared.startswith("model mlp, data mnist-mini")
+    assert f"<p>In all of them: {found.shared}.</p>" in page(scaled, [], PLOTLY)
+    headers = found.table.headers
+    assert headers[:4] == ("setting", "images/s", "times one process", "weak speedup"), (
         "numbers are in sight on a phone"
     )
     assert "strong speedup" not in headers
     assert "test loss" not in headers
 
 
+def settings(study: Study) -> list[str]:
+    return [row[0].text for row in tables.results_table(study).table.rows]
+
+
 def test_settings_that_differ_in_anything_can_be_told_apart(tmp_path: Path) -> None:
     for i, lr in enumerate((0.1, 0.2)):
         write_run(tmp_path / str(i), steady(0.1, seed=i), spec={"lr": lr})
-    html = tables.results_html(read_study([tmp_path]))
-    assert "sequential, 1 worker, lr 0.1<" in html
-    assert "sequential, 1 worker, lr 0.2<" in html
+    assert settings(read_study([tmp_path])) == ["sequential, 1 worker, lr 0.1", "sequential, 1 worker, lr 0.2"]
 
 
 def test_what_only_repeats_the_strategy_is_not_told(tmp_path: Path) -> None:
@@ -237,9 +256,9 @@ def test_what_only_repeats_the_strategy_is_not_told(tmp_path: Path) -> None:
     for i, (workers, encrypt) in enumerate(((2, True), (2, False), (4, True))):
         spec = {"worker_timeout": 25.0, "encrypt": encrypt}
         write_run(tmp_path / str(i), steady(0.1), workers=workers, servers=1, spec=spec)
-    html = tables.results_html(read_study([tmp_path]))
-    assert "timeout" not in html
-    assert "ps-sync, 2 workers, not encrypted" in html
+    study = read_study([tmp_path])
+    assert "timeout" not in repr(tables.results_table(study))
+    assert "ps-sync, 2 workers, not encrypted" in settings(study)
 
 
 def test_a_papers_row_stands_beside_each_of_ours_that_it_is_about(study: Study) -> None:
@@ -250,7 +269,7 @@ def test_a_papers_row_stands_beside_each_of_ours_that_it_is_about(study: Study) 
     for row in rows[:3]:
         assert row["epoch_seconds_ratio"] == pytest.approx(row["epoch_seconds_ours"] / 82.06)
     assert rows[3]["ours"] == ""
-    html = tables.paper_html(study)
+    html = page(study, [], PLOTLY)
     assert "no run of this setting" in html
     assert re.search(r"[−+]\d+\.\d\d\u00a0points", html)
     assert "×\u00a00.0" in html
@@ -274,7 +293,7 @@ def test_a_paper_of_other_data_is_told_from_ours_and_only_pace_is_divided(sized:
     assert first["epoch_seconds_ours"] > 0
     assert first["epoch_seconds_ratio"] is None
     assert last["ours"] == "", "no run of ours was of that data for so many epochs"
-    html = tables.paper_html(sized)
+    html = page(sized, [], PLOTLY)
     assert html.count("no run of this setting") == 1
     assert "mnist-mini, 3 epochs</small>" in html
 
@@ -289,13 +308,13 @@ def test_a_study_of_several_machines_says_so_and_shows_all_of_them(study: Study,
     assert "Several machines or versions" in html
     assert "the machines</th>" in html
     assert "16 and 2" in html
-    assert "2 workers, 16 cores" in tables.results_html(mixed)
+    assert any("2 workers, 16 cores" in setting for setting in settings(mixed))
     [throughput] = [chart for chart in draw(mixed) if chart.name == "throughput"]
     assert [each["text"] for each in throughput.figure["layout"]["annotations"]] == [
         "<b>2 cores</b>",
         "<b>16 cores</b>",
     ]
-    assert "the machine</th>" in sections.method(study)
+    assert "the machine</th>" in page(study, [], PLOTLY)
 
 
 def test_what_smaller_gradients_stand_for_is_said(tmp_path: Path) -> None:
@@ -306,8 +325,9 @@ def test_what_smaller_gradients_stand_for_is_said(tmp_path: Path) -> None:
     assert "As <code>paceline bench</code> would make it." in html
 
 
-def test_only_what_is_between_two_backticks_is_code() -> None:
-    assert prose("a `b <c>` d ` e") == "a <code>b &lt;c&gt;</code> d ` e"
+def test_only_what_is_between_two_backticks_is_code(study: Study) -> None:
+    said = replace(study, findings=(Finding("ran", "a `b <c>` d ` e"),))
+    assert "<li>a <code>b &lt;c&gt;</code> d ` e</li>" in page(said, [], PLOTLY)
 
 
 @pytest.mark.parametrize(
@@ -350,14 +370,18 @@ def test_an_interval_has_as_many_decimals_as_its_value() -> None:
     assert (cell.text, cell.note) == ("123", "120–130")
 
 
-def test_a_long_table_is_cut_and_says_so() -> None:
-    html = table_of([{"n": i} for i in range(500)])
-    assert html.count("<tr>") == 201
+def test_a_long_table_is_cut_and_says_so(study: Study) -> None:
+    chart = replace(chart_of("a"), rows=[{"n": 1000 + i} for i in range(500)])
+    html = page(study, [chart], PLOTLY)
+    assert re.findall(r"<td>(1,\d\d\d)</td>", html) == [f"1,{i:03}" for i in range(200)]
     assert "200 of 500 rows" in html
 
 
-def test_json_in_a_script_cannot_end_it() -> None:
-    assert "<" not in as_json({"a": "</script><!--"})
-    assert json.loads(as_json({"a": "</script><!--", "b": [float("inf")]})) == {"a": "</script><!--", "b": [None]}
-    values = {"c": np.array([1.5, np.nan]), "d": np.int64(3), "e": (np.float64("inf"),)}
-    assert json.loads(as_json(values)) == {"c": [1.5, None], "d": 3, "e": [None]}
+def test_json_in_a_script_cannot_end_it(study: Study) -> None:
+    values = {"a": "</script><!--", "b": [float("inf")], "c": np.array([1.5, np.nan]), "d": np.int64(3),
+              "e": (np.float64("inf"),)}  # fmt: skip
+    html = page(study, [replace(chart_of("a"), figure={"data": [values], "layout": {}})], PLOTLY)
+    _, _, rest = html.partition('<script type="application/json" id="data-strong">')
+    data, _, _ = rest.partition("</script>")
+    assert "<" not in data
+    assert json.loads(data)["data"] == [{"a": "</script><!--", "b": [None], "c": [1.5, None], "d": 3, "e": [None]}]
