@@ -51,7 +51,7 @@ def check_run(run: Run) -> Iterator[RunWarning]:
             f"its steps take either about {humps.fast:.3g} s or about {humps.slow:.3g} s ({humps.part_slow:.0%} of "
             f"them): the machine was in two states, and a median shows only one; repeat it on a quiet machine"
         )
-        yield RunWarning("two-humped", name, text)
+        yield RunWarning("bimodal", name, text)
     elif abs(change := drift(x)) > MUCH_DRIFT:
         how = "slower" if change > 0 else "faster"
         yield RunWarning(

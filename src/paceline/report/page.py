@@ -73,16 +73,16 @@ def _sections(study: Study, charts: Sequence[Chart]) -> list[Section]:
     first = next((chart for chart in charts if chart.name == study.headline.chart), None)
     return [
         Section("verdict", "Is it worth it?", sections.verdict(study, first)),
-        Section("summary", "In short", sections.overview(study)),
-        Section("claims", "What was claimed, and what holds", sections.claims(study)),
+        Section("summary", "Summary", sections.overview(study)),
+        Section("claims", "Claims and verdicts", sections.claims(study)),
         Section("warnings", "Warnings", sections.warnings(study.warnings)),
-        Section("limits", "What this cannot show", bench.limits if bench else ()),
+        Section("limits", "Limitations", bench.limits if bench else ()),
         Section("charts", "Charts", [sections.drawing(chart) for chart in charts if chart is not first]),
         Section("results", "All results", tables.results_table(study)),
-        Section("paper", "The paper beside ours", tables.paper_table(study) if bench and bench.paper else None),
-        Section("missing", "Failed and left out",
+        Section("paper", "Comparison with the paper", tables.paper_table(study) if bench and bench.paper else None),
+        Section("missing", "Failed and omitted runs",
                 sections.missing(tables.missing(study), bench.left_out if bench else ())),
-        Section("method", "How the numbers were taken", sections.machines(study)),
+        Section("method", "Method", sections.machines(study)),
     ]  # fmt: skip
 
 

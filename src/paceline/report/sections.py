@@ -20,40 +20,46 @@ from paceline.report.figure import Chart
 from paceline.report.traces import scaled_by
 from paceline.strict_json import finite
 
-# The summary, by the kinds of its findings.
+# Headings of the summary, with the kinds of findings below each.
 SUMMARY = {
     "What was run": ("ran",),
-    "What is best for what": ("best", "learned"),
-    "How it scales": ("scaling",),
+    "Best settings": ("best", "learned"),
+    "Scaling": ("scaling",),
     "Where the time goes": ("cost",),
     "What is not worth it": ("not-worth",),
-    "What cannot be said": ("missing",),
+    "What these runs do not show": ("missing",),
 }
-# By the kind of a warning: what is wrong, and what to do about it.
+# For each kind of warning: what is wrong, and what to do about it.
 WARNINGS = {
     "disturbed": (
-        "Other programs used the processors",
-        "Repeat these runs on a machine that does nothing else: differences between their times mean nothing.",
+        "Other programs used the CPUs",
+        "Repeat these runs on an idle machine: their times cannot be compared.",
     ),
-    "two-humped": ("The machine was in two states", "Repeat these on a machine that does nothing else."),
-    "drift": ("Steps that had not settled", "Make these runs longer; hot or busy machines slow down."),
-    "sum": ("Epochs that are longer than their run", "One of the clocks is wrong: do not use these times."),
-    "oversubscribed": ("More workers than cores", "These times are of workers that take turns, not of more machines."),
-    "emulated": ("Emulated compute", "Times are of communication and waiting; nothing was trained."),
-    "lab": ("Links that this machine cannot drive", "Choose slower links, fewer nodes, or a faster machine."),
-    "repeats": ("Too few repeats", "Make three or more: only then is it known how much runs differ by chance."),
-    "spread": ("Repeats that differ", "Differences that are smaller than these are not real."),
-    "baseline": ("A baseline with fewer cores", "A part of the speedup is cores that one worker could have used."),
-    "superlinear": ("Faster than possible", "n workers cannot be more than n times as fast as one: repeat that one."),
-    "efficiency": ("Efficiencies that contradict each other", "Some point is wrong: repeat these runs, interleaved."),
-    "short": ("Runs that are too short", "They are not ranked: make them longer."),
-    "mixed": ("Several machines or versions", "Compare only runs of one: make all of them again on one machine."),
-    "differ": ("Replicas that are not the same model", "Training is wrong, or not the same: do not compare these."),
+    "bimodal": ("Step times are bimodal", "Repeat these runs on an idle machine."),
+    "drift": ("Step times drift", "Make these runs longer. A machine that is hot or busy slows down."),
+    "sum": ("Epochs take longer than their run", "A clock is wrong: do not use these times."),
+    "oversubscribed": (
+        "More workers than cores",
+        "Workers shared cores: these times do not show what more machines would do.",
+    ),
+    "emulated": ("Emulated compute", "Times show communication and waiting; nothing was trained."),
+    "lab": ("Links too fast for this machine", "Choose slower links, fewer nodes, or a faster machine."),
+    "repeats": ("Too few repeats", "Run each setting at least three times to see how much runs vary."),
+    "spread": ("Repeats differ", "Smaller differences between settings are not significant."),
+    "baseline": ("Baseline with fewer cores", "Part of the speedup comes from cores that one worker could have used."),
+    "superlinear": (
+        "Superlinear speedup",
+        "n workers should not be more than n times as fast as one: repeat the baseline.",
+    ),
+    "efficiency": ("Inconsistent efficiencies", "At least one measurement is wrong: repeat these runs, interleaved."),
+    "short": ("Runs too short", "They are not ranked. Make them longer."),
+    "mixed": ("Several machines or versions", "Compare only runs of the same machine and versions; repeat the others."),
+    "differ": ("Losses differ", "Training is incorrect, or the runs trained different things: do not compare them."),
 }
 VERDICTS = {"holds": "✓", "fails": "✗", "holds in part": "◐", "cannot be told": "?"}
-SHOWN_AT_ONCE = 3
-SAID_AT_ONCE = 6
-MOST_ROWS = 8  # of a table in the summary that is open at once
+SHOWN_AT_ONCE = 3  # names with the same reason; more are folded
+SAID_AT_ONCE = 6  # sentences under a heading; more are folded
+MOST_ROWS = 8  # a longer table in the summary is folded
 
 
 @dataclass(frozen=True)
@@ -159,7 +165,7 @@ def verdict(study: Study, chart: Chart | None) -> Verdict:
     found = study.headline
     rows = [[each.name, within(each.speedup), Cell(each.verdict, number=False), each.best, _percents(each)]
             for each in found.cases]  # fmt: skip
-    heads = ["case", "times one process", "verdict", "best setting", "of the ideal"]
+    heads = ["case", "times one process", "verdict", "best setting", "efficiency"]
     cases = table(heads, rows, kind="cases") if len(rows) > 1 else None
     return Verdict(found.sentence, found.notes, drawing(chart) if chart else None, cases)
 
@@ -205,11 +211,11 @@ def _claim(claim: Claim) -> CheckedClaim:
 
 
 def warnings(found: Sequence[RunWarning]) -> tuple[WarningKind, ...]:
-    """One entry for each kind, however many runs have it."""
+    """One entry for each kind of warning, however many runs have it."""
     by_kind: dict[str, list[RunWarning]] = {}
     for warning in found:
         by_kind.setdefault(warning.kind, []).append(warning)
-    order = sorted(by_kind, key=lambda kind: kind == "emulated")  # the badge has said it already
+    order = sorted(by_kind, key=lambda kind: kind == "emulated")  # last, as a badge says it already
     return tuple(_kind(kind, by_kind[kind]) for kind in order)
 
 

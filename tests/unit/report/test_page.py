@@ -232,7 +232,7 @@ def test_speedups_of_runs_that_cannot_be_ranked_are_left_out(tmp_path: Path) -> 
 def test_what_all_settings_share_is_said_once(scaled: Study) -> None:
     found = tables.results_table(scaled)
     assert found.shared.startswith("model mlp, data mnist-mini")
-    assert f"<p>In all of them: {found.shared}.</p>" in page(scaled, [], PLOTLY)
+    assert f"<p>The same in all settings: {found.shared}.</p>" in page(scaled, [], PLOTLY)
     headers = found.table.headers
     assert headers[:4] == ("setting", "images/s", "times one process", "weak speedup"), (
         "numbers are in sight on a phone"
