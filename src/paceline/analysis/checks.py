@@ -1,4 +1,4 @@
-"""Warnings: what in a set of runs makes a claim weaker than it looks. Each is a sentence that a reader can act on."""
+"""Warnings about runs whose measurements are less reliable than they look. Each says what the reader can do."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from paceline.analysis.wording import count, listing, some
 
 FEW_REPEATS = 3
 MUCH_DRIFT = 0.1
-# How far above n a speedup of n workers is impossible, whatever its interval, and how far if its whole interval is.
+# A speedup of n workers is superlinear if it exceeds n by the first margin, or its whole interval by the second.
 ABOVE_IDEAL, SURELY_ABOVE = 0.02, 0.005
-# How much the efficiency must rise from one number of workers to the next to be impossible, likewise.
+# The same two margins for an efficiency that rises from one number of workers to the next.
 RISE, SURE_RISE = 0.1, 0.02
-# Models by what they have in them unless told: records do not say it.
+# Models by the layers that they have by default, which run folders do not record.
 PLAIN = ("mlp", "shallow-cnn")
 WITH_DROPOUT = ("mnist-cnn", "alexnet", "vgg16", "vgg19")
 WITH_BATCH_NORM = ("resnet18", "resnet50", "resnet152", "resnet50v2", "resnet101v2", "resnet152v2")
-# Of the spec, what makes two trainings the same, beside the model, data, batch, seed, length and learning rate.
+# Options that must be equal for two runs to train the same, besides model, data, batch, seed, length, learning rate.
 SAME_TRAINING = ("optimizer", "momentum", "weight_decay", "decay", "validation", "image_size", "augment", "normalize",
                  "dtype", "hidden", "weights", "data_dir")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class RunWarning:
-    """What is doubtful, about which run or setting; `groups` are the settings that cannot all be right."""
+    """A warning `about` a run or a setting; `groups` are settings whose speeds contradict each other."""
 
     kind: str
     about: str
@@ -40,7 +40,7 @@ class RunWarning:
 
 
 def check_run(run: Run) -> Iterator[RunWarning]:
-    """What one run shows about itself."""
+    """Warnings that one run gives by itself."""
     name, summary, x = run.folder.name, run.summary, run.step_seconds
     if run.disturbed:
         yield RunWarning(
@@ -48,90 +48,89 @@ def check_run(run: Run) -> Iterator[RunWarning]:
         )
     if humps := bimodal(x):
         text = (
-            f"its steps take either about {humps.fast:.3g} s or about {humps.slow:.3g} s ({humps.part_slow:.0%} of "
-            f"them): the machine was in two states, and a median shows only one; repeat it on a quiet machine"
+            f"its step times have two modes, about {humps.fast:.3g} s and about {humps.slow:.3g} s "
+            f"({humps.part_slow:.0%} of the steps), and the median shows only one; repeat it on an idle machine"
         )
         yield RunWarning("bimodal", name, text)
     elif abs(change := drift(x)) > MUCH_DRIFT:
         how = "slower" if change > 0 else "faster"
         yield RunWarning(
-            "drift", name, f"its last steps are {abs(change):.0%} {how} than its first: it had not settled"
+            "drift", name, f"its last steps are {abs(change):.0%} {how} than its first: step times had not stabilised"
         )
     total, epochs = summary.total_seconds, sum(summary.epoch_seconds)
     if total is not None and epochs > total * 1.001:
-        yield RunWarning(
-            "sum", name, f"its epochs took {epochs:.2f} s together, and the whole run {total:.2f} s: one is wrong"
-        )
+        yield RunWarning("sum", name, f"its epochs took {epochs:.2f} s in total, but the whole run only {total:.2f} s")
     if run.crowded:
-        shared, alone = count(run.cores or 0, "core"), summary.workers == 1
+        shared, alone = f"{count(run.cores or 0, 'core')}{_preempted(run)}", summary.workers == 1
         threads = count(summary.threads or 1, "thread")
         text = (
-            f"{count(summary.workers, 'worker')} of {threads} {'has' if alone else 'share'} {shared}{_preempted(run)}: "
+            f"{count(summary.workers, 'worker')} with {threads} {'has' if alone else 'each share'} {shared}: "
             f"it measures contention; use {'fewer threads' if alone else 'emulated compute, or fewer workers'}"
         )
         yield RunWarning("oversubscribed", name, text)
     if run.emulated:
         smaller = f", gradients {summary.shrink} times smaller" if summary.shrink > 1 else ""
-        text = f"its compute is emulated ({summary.compute}{smaller}): times are of communication and waiting"
+        text = f"its compute is emulated ({summary.compute}{smaller}): times show communication and waiting only"
         yield RunWarning("emulated", name, text)
     for flag in (run.environment.get("lab") or {}).get("flags", []):
-        yield RunWarning("lab", name, f"its lab could not reach its speed: {flag}")
+        yield RunWarning("lab", name, f"the links of its lab did not reach their speed: {flag}")
 
 
 def _preempted(run: Run) -> str:
-    """How often it lost a core to others, where that is known."""
+    """How often its ranks were preempted, if known."""
     often = preemptions(run)
-    return "" if often is None else f" (the kernel took a core from its ranks {often:,.0f} times a second)"
+    return "" if often is None else f" (its ranks were preempted {often:,.0f} times per second)"
 
 
 def check_group(group: Group, among: Sequence[Group]) -> Iterator[RunWarning]:
-    """What repeats show about each other."""
+    """Warnings about the repeats of one setting."""
     about = label(group, among)
     if group.too_short:
         steps = sum(len(run.seconds_per_image) for run in group.runs)
         worth = sum(run.effective_samples for run in group.runs)
-        why = "" if worth > 0.9 * steps else f", worth {worth:.0f} independent ones, as neighbouring steps are alike"
-        text = f"{count(steps, 'step')} after warm-up{why}: too short to rank; {ENOUGH_SAMPLES} are needed"
+        why = "" if worth > 0.9 * steps else f", equivalent to {worth:.0f} independent ones because of autocorrelation"
+        text = f"{count(steps, 'step')} after warm-up{why}: too short to rank; at least {ENOUGH_SAMPLES} are needed"
         yield RunWarning("short", about, text)
     if len(group.runs) < FEW_REPEATS:
         runs = count(len(group.runs), "run")
-        yield RunWarning("repeats", about, f"{runs}: too few to know how much runs differ; make {FEW_REPEATS}")
+        yield RunWarning("repeats", about, f"{runs}: too few to know how much runs vary; make at least {FEW_REPEATS}")
         return
     middles = [float(np.median(run.step_seconds)) for run in group.runs]
     spread = (max(middles) - min(middles)) / float(np.median(middles))
     if spread > 0.2:
         yield RunWarning(
-            "spread", about, f"its repeats differ by {spread:.0%}: differences smaller than that are not real"
+            "spread", about, f"its repeats differ by {spread:.0%}: smaller differences are not significant"
         )
 
 
 def check_curve(curve: Curve, among: Sequence[Group]) -> Iterator[RunWarning]:
-    """A baseline that flatters, and speedups that more workers alone cannot explain."""
+    """Warnings about a baseline with fewer cores, and about speedups that more workers alone cannot explain."""
     base = curve.baseline.first
     cores, threads = base.environment.get("cores"), base.summary.threads
     widest = max((point.workers * (point.group.first.summary.threads or 1) for point in curve.points), default=0)
     if not base.emulated and cores and threads and threads < min(cores, widest):
         text = (
-            f"one worker used {threads} of {cores} cores, and many used {min(cores, widest)}: a part of the speedup is "
-            f"cores that one could have used"
+            f"one worker used {threads} of {cores} cores, several workers {min(cores, widest)}: part of the speedup "
+            f"comes from cores that one worker could have used"
         )
         yield RunWarning("baseline", label(curve.baseline, among), text)
     for point in curve.points:
         if _exceeds(point.speedup, point.workers, ABOVE_IDEAL, SURELY_ABOVE):
             text = (
-                f"it is {point.speedup.value:.2f} times as fast as one worker: that one was slower than it could be, "
-                f"or caches or another state of the machine helped the others"
+                f"it is {point.speedup.value:.2f} times as fast as one worker: the baseline was slower than it could "
+                f"be, or the workers gained from caches or from a change in the state of the machine"
             )
             yield RunWarning("superlinear", label(point.group, among), text, (curve.baseline, point.group))
     efficiencies = ", ".join(f"{point.efficiency.value:.2f}" for point in curve.points)
     workers = ", ".join(str(point.workers) for point in curve.points)
-    against = f"efficiencies of {efficiencies} with {workers} workers contradict each other: "
+    against = f"efficiencies of {efficiencies} with {workers} workers are inconsistent: "
     yield from check_neighbours([point.group for point in curve.points], among, against)
 
 
 def check_neighbours(line: Sequence[Group], among: Sequence[Group], against: str = "") -> Iterator[RunWarning]:
-    """Settings that differ in their workers alone, and that are faster than these can explain; `against` is said
-    before.
+    """A warning if settings that differ only in their workers are faster than the added workers can explain.
+
+    `against` is the start of its text.
     """
     rises, groups = list[str](), list[Group]()
     for fewer, more in pairwise(line):
@@ -141,20 +140,22 @@ def check_neighbours(line: Sequence[Group], among: Sequence[Group], against: str
             groups += [fewer, more]
     if rises:
         text = (
-            f"{against}{listing(rises)}, more than the workers that were added can explain; repeat both, as one was "
-            f"measured in another state of the machine"
+            f"{against}{listing(rises)}, more than the added workers can explain; repeat both, as the state of the "
+            f"machine probably changed between them"
         )
         yield RunWarning("efficiency", label(line[-1], among), text, tuple(groups))
 
 
 def _exceeds(speedup: Interval, ideal: float, clearly: float, surely: float) -> bool:
-    """Whether a speedup is above the ideal: clearly by its value, or surely by its whole interval."""
+    """Whether a speedup exceeds the ideal: its value by the first margin, or its whole interval by the second."""
     return speedup.value > ideal * (1 + clearly) or speedup.low > ideal * (1 + surely)
 
 
 def _divides_alike(run: Run) -> bool:
-    """Whether its model learns the same however a batch is divided: each worker drops other activations, and
-    batch-norm is over its own part, or a micro-batch of it. Of a user's own model nothing is known.
+    """Whether its model trains the same however a batch is divided.
+
+    Dropout is different on each worker, and batch-norm is over a worker's own part of the batch, or a micro-batch. A
+    user's own model may have either.
     """
     model, dropout = run.summary.model, run.spec.get("dropout")
     if model not in (*PLAIN, *WITH_DROPOUT, *WITH_BATCH_NORM):
@@ -167,7 +168,7 @@ def _divides_alike(run: Run) -> bool:
 
 
 def _training(run: Run) -> str:
-    """What decides what a synchronous run learns, apart from how its batches are divided."""
+    """Everything that determines what a synchronous run trains, except how its batches are divided."""
     s, spec = run.summary, run.spec
     rate, scale = spec.get("lr"), run.replicas if spec.get("scale_lr", True) else 1
     warm = (rate, spec.get("warmup_epochs")) if scale > 1 and spec.get("warmup_epochs") else None
@@ -177,9 +178,9 @@ def _training(run: Run) -> str:
 
 
 def check_losses(groups: Sequence[Group]) -> Iterator[RunWarning]:
-    """Synchronous ways of one problem and seed that learned something else in their first epoch: replicas that differ.
+    """Synchronous runs of the same training whose losses differ in the first epoch.
 
-    Later epochs are left out: rounding grows with every step.
+    Later epochs are not compared: rounding errors grow with every step.
     """
     seen: dict[str, tuple[str, float]] = {}
     for run in (run for group in groups for run in group.runs):
@@ -195,26 +196,28 @@ def check_losses(groups: Sequence[Group]) -> Iterator[RunWarning]:
         name, loss = seen.setdefault(_training(run), (run.folder.name, s.train_loss[0]))
         if not abs(loss - s.train_loss[0]) <= 0.02 * max(abs(loss), 1e-3):
             text = (
-                f"its loss is {s.train_loss[0]:.4f} in the first epoch, and that of {name}, the same training, "
-                f"{loss:.4f}: the replicas are not the same model"
+                f"its loss in the first epoch is {s.train_loss[0]:.4f}, but {loss:.4f} in {name}, which should have "
+                f"trained the same model"
             )
             yield RunWarning("differ", run.folder.name, text)
 
 
 def check_machines(groups: Sequence[Group]) -> Iterator[RunWarning]:
-    """Runs of several machines or versions, which are not to be compared with each other."""
+    """A warning if runs come from several machines or versions, and so cannot be compared."""
     runs: dict[tuple[str, ...], int] = {}
     for group in groups:
         runs[machine_of(group)] = runs.get(machine_of(group), 0) + len(group.runs)
     shown = telling(runs)
     if len(runs) > 1:
         kinds = [f"{', '.join(facts[i] or 'unknown' for i in shown)} ({count(n, 'run')})" for facts, n in runs.items()]
-        text = f"they are of {len(runs)} machines or versions: {some(kinds)}; speedups are within each of these alone"
+        text = (
+            f"they come from {len(runs)} machines or versions: {some(kinds)}; speedups are computed within each of them"
+        )
         yield RunWarning("mixed", "all runs", text)
 
 
 def check_lines(groups: Sequence[Group], curves: Sequence[Curve]) -> Iterator[RunWarning]:
-    """Lines without one worker to compare with; the others are curves."""
+    """Checks numbers of workers for which there is no run of one worker; the others are in curves."""
     checked = {(curve.kind, id(point.group)) for curve in curves for point in curve.points}
     for kind in ("strong", "weak"):
         for members in along_workers(groups, kind):
@@ -224,7 +227,7 @@ def check_lines(groups: Sequence[Group], curves: Sequence[Curve]) -> Iterator[Ru
 
 
 def all_warnings(groups: Sequence[Group], curves: Sequence[Curve]) -> list[RunWarning]:
-    """Everything, one of a kind and text only once."""
+    """All warnings, each once."""
     found = [*check_machines(groups)]
     found += [warning for group in groups for run in group.runs for warning in check_run(run)]
     found += [warning for group in groups for warning in check_group(group, groups)]
