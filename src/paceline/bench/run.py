@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -17,6 +16,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 from paceline.bench.experiment import GIVEN, Experiment, Task
 from paceline.bench.store import Store
@@ -161,7 +162,7 @@ def _make(task: Task, store: Store) -> tuple[Summary | None, str | None]:
 def _command(task: Task, folder: Path, private: Path) -> list[str]:
     """The words that make a run, as a user would write them."""
     config = private / "run.toml"
-    write_whole(config, "\n".join(_lines(task.point.resolved)) + "\n")
+    write_whole(config, tomli_w.dumps(_asked(task.point.resolved)))
     paceline = [sys.executable, "-m", "paceline"]
     words = [*paceline, "train", "--config", str(config), "--seed", str(task.seed), "--log-every", "0",
              "--output-dir", str(folder.absolute()), "--name", task.name]  # fmt: skip
@@ -169,22 +170,14 @@ def _command(task: Task, folder: Path, private: Path) -> list[str]:
         return words
     lab = dict(task.point.lab)
     lab["share"] = [*lab.get("share", []), str(folder.absolute())]
-    write_whole(private / "lab.toml", "\n".join(f"{key} = {_toml(value)}" for key, value in lab.items()) + "\n")
+    write_whole(private / "lab.toml", tomli_w.dumps(lab))
     return [*paceline, "lab", "run", str(private / "lab.toml"), "--", *words]
 
 
-def _lines(resolved: Resolved) -> list[str]:
-    """The spec as a file that gives only what was asked for: what was chosen, is chosen again."""
-    keys = {key for key, source in resolved.sources.items() if source == GIVEN} - set(BY_FLAG)
-    return [line for line in resolved.lines() if line.split(" ")[0] in keys]
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+def _asked(resolved: Resolved) -> dict[str, Any]:
+    """Only the values that were asked for: what was chosen, is chosen again."""
+    keys = [key for key, source in resolved.sources.items() if source == GIVEN and key not in BY_FLAG]
+    return {key: value for key in keys if (value := getattr(resolved.spec, key)) is not None}
 
 
 @contextlib.contextmanager
