@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from made_up import DIVIDED
 from made_up_pipeline import Stages, write_stages
 from raw_lines import RawWriter
 
 from paceline.run.atomic import write_whole
 from paceline.run.folder import write_bench, write_summary
-from paceline.run.records import COMPLETED, FAILED, Bench, Summary
+from paceline.run.records import COMPLETED, FAILED, Bench, Summary, build_summary
 
 START = 1_700_000_000.0
 IMAGES = 6_000
@@ -95,6 +96,7 @@ def write(folder: Path, one: MadeUp) -> None:
               "servers": one.servers, "batch_size": one.batch, "epochs": one.epochs, "seed": one.seed, "dropout": 0.0,
               "lr": 0.01, "optimizer": "sgd", "compute": one.compute, "device": "auto",
               "shrink": one.shrink, "overlap": one.overlap, **({"steps": one.steps} if one.steps else {}),
+              **{name: value for name, value in (one.stages.summary if one.stages else {}).items() if name in DIVIDED},
               **one.spec}  # fmt: skip
     write_whole(folder / "spec.toml", "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
     ranks = [{"rank": rank, "role": "server" if rank < one.servers else "worker", "host": f"n{rank % one.nodes + 1}",
@@ -164,8 +166,8 @@ def _summary(one: MadeUp, steps: Any) -> Summary:
         learned = {"train_accuracy": rising, "train_loss": [2 * (1 - each) for each in rising],
                    "validation_accuracy": [each - 0.01 for each in rising], "test_accuracy": one.learned,
                    "validation_loss": [2.2 * (1 - each) for each in rising], "test_loss": 1 - one.learned}  # fmt: skip
-    return Summary(
-        status=COMPLETED, strategy=one.strategy, workers=one.workers, servers=one.servers, model=one.model,
+    return build_summary(json.loads(json.dumps(dict(
+        schema=1, status=COMPLETED, strategy=one.strategy, workers=one.workers, servers=one.servers, model=one.model,
         transport="zmq" if one.servers else "gloo", data=one.data, batch_size=one.batch, seed=one.seed,
         global_batch=one.in_all, epochs=epochs, compute=one.compute, steps=len(steps), threads=1,
         shrink=one.shrink, overlap=one.overlap == "on" if one.strategy == "ring" else None,
@@ -174,7 +176,7 @@ def _summary(one: MadeUp, steps: Any) -> Summary:
         bytes_received=moved, total_seconds=sum(times) + 2.5, wire="exact",
         **({"peak_rss_bytes": [(900 if rank < one.servers else 400 + rank) * 10**6 for rank in range(ranks)]}
            | (one.stages.summary if one.stages else {})), **learned,
-    )  # fmt: skip
+    ))))  # fmt: skip
 
 
 def _write_all(folder: Path, runs: list[MadeUp], **bench: Any) -> Path:

@@ -64,7 +64,7 @@ class Summary:
     compute_seconds: Seconds | None = None
     shrink: Positive = 1
     servers: Ranks = 0
-    grid: Grid = field(default_factory=lambda: Grid(1))
+    grid: Grid = field(default_factory=lambda: Grid(0))  # every worker has the whole model, if none is given
     error: str | None = None
     failed_rank: int | None = None
     disturbed: str | None = None
@@ -96,6 +96,9 @@ class Summary:
     peak_rss_bytes: list[int] = field(default_factory=list)
     folder: Path | None = field(default=None, init=False, compare=False, repr=False)
     newer: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.grid = self.grid if self.grid.replicas else Grid(self.workers)
 
     @property
     def ranks(self) -> int:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def test_a_summary_reads_back_as_it_was_written(tmp_path: Path) -> None:
     write_summary(tmp_path, SUMMARY)
     assert read_summary(tmp_path) == SUMMARY
     assert json.loads((tmp_path / "summary.json").read_text())["schema"] == 1
-    write_summary(tmp_path, Summary(**{**SUMMARY.as_dict(), "error": None, "steps": 9}))
+    write_summary(tmp_path, replace(SUMMARY, error=None, steps=9))
     again = read_summary(tmp_path)
     assert again is not None
     assert (again.error, again.steps) == (None, 9)
@@ -201,8 +202,8 @@ def strictly(text: str) -> Any:
 
 def test_numbers_that_are_not_finite_are_written_as_null_and_read_as_no_number(tmp_path: Path) -> None:
     nan, inf = float("nan"), float("inf")
-    values = SUMMARY.as_dict() | {"train_loss": [2.3, nan], "test_loss": inf, "figures": {"ring": {"x": [(nan, 1)]}}}
-    write_summary(tmp_path, Summary(**values))
+    odd = replace(SUMMARY, train_loss=[2.3, nan], test_loss=inf, figures={"ring": {"x": [(nan, 1)]}})
+    write_summary(tmp_path, odd)
     text = (tmp_path / "summary.json").read_text()
     assert strictly(text)["train_loss"] == [2.3, None]
     again = read_summary(tmp_path)
@@ -234,7 +235,7 @@ def test_a_pipe_in_a_run_folder_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_summary_knows_its_folder_and_the_file_does_not(tmp_path: Path) -> None:
-    write_summary(tmp_path, summary := Summary(**known()))
+    write_summary(tmp_path, summary := replace(SUMMARY))
     assert summary.folder == tmp_path
     again = read_summary(tmp_path)
     assert again is not None
