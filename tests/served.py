@@ -124,7 +124,8 @@ def _run_rank(
     leads, serves = rank == 0, rank < (spec.servers or 1)
     listener = Listener(where.endpoints[rank], where.secret) if serves else None
 
-    def opened(path: Path) -> Recorder | None:
+    def opened(told: dict[str, str]) -> Recorder | None:
+        path = Path(told["folder"])
         return None if serves else Recorder(path, rank)
 
     member = Membership(where, listener, rank, 1000 + rank, about, opened, gone=lambda: gone, folder=folder)

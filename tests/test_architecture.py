@@ -121,6 +121,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "paceline.launch.run": ("errors", "run", "spec", "layout", "launch", "own_code", "data.prepare"),
     "paceline.launch.connect": ("errors", "launch", "comm"),
     "paceline.launch.agree": ("errors", "run", "spec", "comm", "launch.env"),
+    "paceline.launch.collect": ("run", "server"),
     "paceline.launch.meeting": ("errors", "spec", "comm", "launch", "server"),
     "paceline.launch.rank": (
         "errors",
@@ -301,6 +302,29 @@ def test_only_strategies_compare_names_of_strategies() -> None:
 def test_tables_and_the_spec_do_not_import_torch() -> None:
     code = "; ".join(f"import paceline.{name}" for name in TABLES) + "; import sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_only_the_package_run_knows_what_is_in_a_run_folder() -> None:
+    """The names of its files, and the kinds of their lines: others ask `paceline.run.folder` and its records."""
+    names = {
+        "summary.json",
+        "env.json",
+        "owner.json",
+        "plan.json",
+        "bench.json",
+        "model.safetensors",
+        "spec.toml",
+    }
+    users = set()
+    for name, path in FILES.items():
+        if name.startswith("paceline.run."):
+            continue
+        tree = ast.parse(path.read_text())
+        texts = [
+            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ]
+        users |= {(name, text) for text in texts if text in names or text.startswith(("rank_", "node_"))}
+    assert users == set()
 
 
 def test_launcher_variables_are_read_in_one_file() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from paceline.errors import EXIT_OK, UsageError
 from paceline.pipeline.plan import StagePlan
 from paceline.run.atomic import write_whole
+from paceline.run.folder import PLAN
 from paceline.run.schema import of_type, schemas, titled
 from paceline.strategies.table import TABLE
 from paceline.strict_json import dump
@@ -29,7 +30,7 @@ def published() -> dict[str, dict[str, Any]]:
         {name: strategy.figures for name, strategy in TABLE.items()},
         [kind for strategy in TABLE.values() for kind in strategy.lines],
     )
-    return found | {"plan": titled("plan.json", of_type(StagePlan))}
+    return found | {"plan": titled(PLAN, of_type(StagePlan))}
 
 
 def run(args: argparse.Namespace) -> int:

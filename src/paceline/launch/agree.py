@@ -16,7 +16,6 @@ from paceline.comm.base import Comm
 from paceline.comm.words import share_text
 from paceline.errors import AgreedError
 from paceline.launch.env import describe_lab
-from paceline.run.folder import LOGS
 from paceline.run.records import SCHEMA
 from paceline.spec import Resolved
 
@@ -30,13 +29,6 @@ def agree_on_spec(resolved: Resolved, comm: Comm) -> None:
         raise AgreedError(
             f"rank {different[0]} was started with different options than rank 0: start all ranks with the same command"
         )
-
-
-def agree_on_folder(folder: Path | None, comm: Comm) -> Path:
-    """The run folder that rank 0 created; created on this rank, too, if it has another file system."""
-    path = Path(share_text(str(folder.absolute()) if folder and comm.rank == 0 else "", comm)[0])
-    (path / LOGS).mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def describe_ranks(comm: Comm) -> dict[str, Any]:

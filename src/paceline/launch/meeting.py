@@ -82,13 +82,13 @@ def _meet_at_store(spec: RunSpec, seat: Seat) -> tuple[Meeting, Listener | None]
     listener = None
     if seat.rank < spec.servers:
         assert seat.address is not None, "checked when the store was opened"
-        listener = Listener(f"tcp://{_own_address(seat.address)}:*", key)
+        listener = Listener(f"tcp://{own_address(seat.address)}:*", key)
         store.set(f"{prefix}/server_{seat.rank}", listener.endpoint)
     endpoints = tuple(store.get(f"{prefix}/server_{i}").decode() for i in range(spec.servers))
     return Meeting(endpoints, _number(secret), "curve" if key else "plain", key, store), listener
 
 
-def _own_address(towards: tuple[str, int]) -> str:
+def own_address(towards: tuple[str, int]) -> str:
     """The local address of the route to another machine; nothing is sent."""
     family, kind, _, _, place = socket.getaddrinfo(*towards, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:

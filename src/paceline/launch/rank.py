@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import errno
+import json
+import secrets
+import socket
 import sys
 import time
 import traceback
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from paceline import own_code
 from paceline.comm.base import Comm
 from paceline.comm.metered import MeteredComm
 from paceline.comm.seat import Seat
+from paceline.comm.words import share_text, tell
 from paceline.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -24,17 +28,19 @@ from paceline.errors import (
     DivergedError,
     PacelineError,
     ReplicaError,
+    UsageError,
     visible,
 )
-from paceline.launch.agree import agree_on_folder, agree_on_spec, describe_ranks
+from paceline.launch.agree import agree_on_spec, describe_ranks
 from paceline.launch.connect import connect, leave
 from paceline.launch.diagnose import diagnose, failed_before, find_stopped, wait_for_blame
 from paceline.launch.folder import begin_summary, make_folder, open_run, remove_failed_start
 from paceline.launch.signals import StopSignals
 from paceline.launch.usage import NodeUsage
 from paceline.layout import crowded
-from paceline.run.folder import give_space, rank_file, rank_log, write_environment
+from paceline.run.folder import LOGS, give_space, rank_file, rank_log, write_environment
 from paceline.run.lines import LineWriter
+from paceline.run.liveness import is_here, owner_text
 from paceline.run.recorder import Recorder
 from paceline.run.records import INTERRUPTED, Error, Line, Signal, Summary
 from paceline.spec import Resolved
@@ -42,9 +48,13 @@ from paceline.strategies.setup import choose_place
 from paceline.training.console import Console
 from paceline.training.driver import Job, train
 
+if TYPE_CHECKING:
+    from paceline.launch.collect import Collector, Forwarder
+
 # How long a rank that lost its peer waits to learn from the run folder which rank failed first. (Paceline's launcher
 # does that for its own ranks; mpiexec ends all ranks as soon as one aborts.)
 BLAME_SECONDS = 5.0
+LAST_SECONDS = 10.0  # the end of a run waits this long for records that are on their way
 # Launchers that may bind each rank to its own cores.
 BINDING = ("mpiexec", "srun")
 
@@ -61,6 +71,8 @@ class Rank:
         self.summary: Summary | None = None
         self.watch: NodeUsage | None = None
         self.watching = ExitStack()
+        self.collector: Collector | None = None  # rank 0's, if other ranks do not see the run folder
+        self.forwarder: Forwarder | None = None  # of such a rank
 
     def run(self, comm: Comm | None = None) -> int:
         """Train and return the exit code. `comm` is given if ranks are threads."""
@@ -71,8 +83,10 @@ class Rank:
             metered = MeteredComm(found)
             with self.watching:
                 self._train(metered)
+            self._hand_in()
         except Exception as error:  # noqa: BLE001  recorded, printed and turned into an exit code
             code = self._fail(error)
+            self._hand_in(failed=True)
             if metered:
                 metered.abort(str(error), code)
             return code
@@ -96,11 +110,13 @@ class Rank:
         first = seat.local_rank == 0 and not self.launched
         place = choose_place(self.spec, seat.local_rank, first=first, speed=seat.speed)
         agree_on_spec(self.resolved, comm)
-        self.folder = agree_on_folder(self.folder or (make_folder(self.spec) if comm.rank == 0 else None), comm)
+        if comm.rank == 0 and self.folder is None:
+            self.folder = make_folder(self.spec).absolute()
+            open_run(self.folder, self.resolved)
         ranks = describe_ranks(comm)
-        if comm.rank == 0:
-            if not self.launched:
-                open_run(self.folder, self.resolved)
+        self._find_folder(comm, [row["host"] for row in ranks["ranks"]])
+        assert self.folder is not None
+        if comm.rank == 0 or self.forwarder:
             write_environment(self.folder, ranks)
         comm.barrier()
         self._watch_node()
@@ -116,6 +132,52 @@ class Rank:
         finally:
             console.close()
             recorder.close()
+
+    def _find_folder(self, comm: Comm, hosts: list[str]) -> None:
+        """Use the folder that rank 0 has created; a rank that does not see it sends its records to rank 0."""
+        mine = {"folder": str(self.folder), "owner": owner_text(self.folder)} if comm.rank == 0 and self.folder else {}
+        told: dict[str, str] = json.loads(tell(json.dumps(mine), comm))
+        here = comm.rank == 0 or is_here(Path(told["folder"]), told["owner"])
+        blind = [rank for rank, said in enumerate(share_text("" if here else "blind", comm)) if said]
+        secret = secrets.token_bytes(32)
+        if blind:
+            if comm.rank == 0:
+                self._collect(self.seat.address or (hosts[blind[0]], 1), secret)
+                told = {"collector": self.collector.endpoint if self.collector else "", "secret": secret.hex()}
+            told |= json.loads(tell(json.dumps(told), comm))
+        if comm.rank:
+            self._use_folder(Path(told["folder"]), here=here, collector=told.get("collector", ""),
+                             secret=bytes.fromhex(told.get("secret", "")))  # fmt: skip
+
+    def _collect(self, towards: tuple[str, int], secret: bytes | None) -> None:
+        """Let ranks that do not see the run folder send their records here."""
+        from paceline.launch.collect import Collector
+        from paceline.launch.meeting import own_address
+
+        assert self.folder is not None
+        try:
+            self.collector = Collector(self.folder, own_address(towards), secret)
+        except (UsageError, OSError) as error:
+            print(f"paceline: warning: ranks on other machines keep their records there: {error}", file=sys.stderr)
+
+    def _use_folder(self, folder: Path, *, here: bool, collector: str, secret: bytes | None) -> None:
+        """The run folder where it can be seen; else a private one whose content is sent to rank 0, if that collects."""
+        self.folder = folder
+        if not here and collector:
+            from paceline.launch.collect import Forwarder
+
+            self.forwarder = Forwarder(collector, self.seat.rank, secret)
+            self.folder = self.forwarder.folder
+        (self.folder / LOGS).mkdir(parents=True, exist_ok=True)
+
+    def _hand_in(self, *, failed: bool = False) -> None:
+        """Send or collect the records that are not in the run folder yet."""
+        if self.forwarder and not self.forwarder.close(2.0 if failed else LAST_SECONDS):
+            print(f"paceline: rank {self.seat.rank}: not all of its records have reached rank 0; they are in "
+                  f"{self.folder} on {socket.gethostname()}", file=sys.stderr, flush=True)  # fmt: skip
+        if self.collector and (missing := self.collector.close(2.0 if failed else LAST_SECONDS)):
+            print(f"paceline: warning: records are missing of ranks {', '.join(map(str, missing))}: they have not "
+                  f"sent all of them", file=sys.stderr, flush=True)  # fmt: skip
 
     def _introduce(self, console: Console) -> None:
         """Print what Paceline's launcher prints before it starts the ranks."""
@@ -156,6 +218,8 @@ class Rank:
                 traceback.print_exception(error)
             return code
         self._write_down(error)
+        if self.forwarder:
+            self.forwarder.flush()  # rank 0 finds out who failed first from all ranks' records
         if not _own(error, rank) and self.seat.launcher != "paceline":
             wait_for_blame(self.folder, rank, BLAME_SECONDS)
         if not self.launched:

@@ -17,12 +17,13 @@ from paceline.comm.seat import Seat
 from paceline.comm.single import SingleComm
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, CommTimeout, PacelineError, UsageError
 from paceline.launch.agree import describe
-from paceline.launch.cluster import Cluster, forget_key
+from paceline.launch.cluster import Cluster, forget_key, split_address
 from paceline.launch.connect import leave
 from paceline.launch.folder import begin_summary, make_folder, open_run
 from paceline.launch.meeting import accepts_connections, meet
 from paceline.launch.rank import Rank
-from paceline.run.folder import LOGS, gone_mark, write_environment
+from paceline.run.folder import gone_mark, write_environment
+from paceline.run.liveness import is_here, owner_text
 from paceline.run.recorder import Recorder
 from paceline.run.records import INTERRUPTED
 from paceline.server.client import Unanswered
@@ -56,8 +57,11 @@ class ServedRank(Rank):
         try:
             with self.watching:
                 self._serve()
+            self._hand_in()
         except Exception as error:  # noqa: BLE001  recorded, printed and turned into an exit code
-            return self._fail(self._explained(error))
+            code = self._fail(self._explained(error))
+            self._hand_in(failed=True)
+            return code
         finally:
             if self.meeting and self.seat.rank == 0:
                 leave(self.seat)
@@ -97,6 +101,7 @@ class ServedRank(Rank):
             self.folder = make_folder(self.spec).absolute()
             open_run(self.folder, self.resolved)
         folder = self.folder
+        member.where = {"owner": owner_text(folder), "collector": self._listen()}
         self._watch_node()
         rows = {0: {"rank": 0, "role": "server", **member.about}}
 
@@ -121,14 +126,26 @@ class ServedRank(Rank):
             console.close()
             recorder.close()
 
-    def _open(self, folder: Path) -> None:
+    def _listen(self) -> str:
+        """Where workers and servers on other machines can send their records; nowhere, if all are on this one."""
+        assert self.meeting is not None
+        scheme, _, address = self.meeting.endpoints[0].partition("://")
+        if self.launched or scheme != "tcp":
+            return ""
+        self._collect(split_address(address), self.meeting.secret)
+        return self.collector.endpoint if self.collector else ""
+
+    def _open(self, told: dict[str, str]) -> None:
         """Use the leader's run folder, unless the launcher gave this rank another path to it."""
-        self.folder = self.folder or folder
-        (self.folder / LOGS).mkdir(parents=True, exist_ok=True)
+        if self.folder is None:
+            assert self.meeting is not None
+            folder = Path(told["folder"])
+            here = is_here(folder, told.get("owner", ""))
+            self._use_folder(folder, here=here, collector=told.get("collector", ""), secret=self.meeting.secret)
         self._watch_node()
 
-    def _open_recorder(self, folder: Path) -> Recorder:
-        self._open(folder)
+    def _open_recorder(self, told: dict[str, str]) -> Recorder:
+        self._open(told)
         self.begun = True
         assert self.folder is not None
         return Recorder(self.folder, self.seat.rank)

@@ -20,9 +20,9 @@ from paceline.launch.memory import keep_freed_memory
 from paceline.launch.rank import Rank
 from paceline.launch.signals import StopSignals
 from paceline.layout import threads_per_rank
-from paceline.run.folder import rank_log, read_summary
-from paceline.spec import Resolved, read_config, resolve
-from paceline.strict_json import dump
+from paceline.run.folder import SPEC, rank_log, read_spec, read_summary
+from paceline.spec import FIELDS, Resolved, RunSpec
+from paceline.strict_json import build, dump
 
 
 def run_seat(
@@ -85,7 +85,8 @@ def run_rank(run_folder: str) -> NoReturn:
     assert seat is not None, "the launcher sets the rank's variables"
     if seat.rank:
         _redirect(rank_log(folder, seat.rank))
-    resolved = resolve((f"{folder}/spec.toml", read_config(str(folder / "spec.toml"))))
+    # The launcher has resolved and checked the options, and written where each came from.
+    resolved = Resolved(build(RunSpec, read_spec(folder)), dict.fromkeys(FIELDS, SPEC))
     finish(run_seat(resolved, seat, folder))
 
 

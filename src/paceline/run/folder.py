@@ -69,6 +69,16 @@ def node_file(folder: Path, node: str) -> Path:
     return folder / f"node_{re.sub(r'[^A-Za-z0-9._-]', '_', node)}.jsonl"
 
 
+def is_record_of(name: str, rank: int) -> bool:
+    """Whether a file of this name in a run folder is one that the rank writes."""
+    own = rf"{rank_file(Path(), rank)}|{rank_log(Path(), rank)}".replace(".", r"\.")
+    return re.fullmatch(rf"{own}|node_[A-Za-z0-9._-]+\.jsonl", name) is not None
+
+
+def is_node_file(path: Path) -> bool:
+    return path.name.startswith("node_")
+
+
 def find_folders(paths: Iterable[Path]) -> list[Path]:
     """The run folders in these folders: themselves, or those below them, whether they came to their end or not."""
     found = []

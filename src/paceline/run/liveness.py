@@ -61,6 +61,19 @@ def current_summary(folder: Path) -> Summary:
     return summary
 
 
+def owner_text(folder: Path) -> str:
+    """What owner.json holds, which no other run's does; empty where it cannot be read."""
+    try:
+        return read_text(folder / OWNER)
+    except (OSError, ValueError):
+        return ""
+
+
+def is_here(folder: Path, owner: str) -> bool:
+    """Whether the run folder whose owner.json holds this is on this file system, too."""
+    return bool(owner) and owner_text(folder) == owner
+
+
 def _owner(folder: Path) -> Owner | None:
     try:
         return build(Owner, parse(read_text(folder / OWNER)))

@@ -31,7 +31,7 @@ class Snapshots:
         return sorted(int(match.group(1)) for match in found if match)
 
     def save(self, number: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        self._folder.mkdir(exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         with replacing(self._path(number)) as temporary:
             save_file(tensors, temporary, metadata={"facts": dump(facts)})
         for old in self.numbers()[:-KEPT]:

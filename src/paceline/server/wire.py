@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.errors import PacelineError
 
-MAGIC, PROTOCOL = b"PLPS", 2
+MAGIC, PROTOCOL = b"PLPS", 3
 # Words are few: more than this is not from a rank.
 MOST_WORDS = 2**20
 
@@ -41,6 +41,8 @@ class Kind(IntEnum):
     RECALL = 16  # 0→s: go back to the weights you were told to remember
     FINISH = 17  # 0→s: the training is over
     STATE = 18  # s→0: ATTACH, RESTORE, KEEP, RECALL, FINISH
+    RECORDS = 19  # a rank that does not see the run folder → rank 0: a part of one of its files
+    RECORDED = 20  # 0→ the rank: RECORDS
 
 
 class WireError(PacelineError):

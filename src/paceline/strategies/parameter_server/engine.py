@@ -6,7 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,11 +64,12 @@ class Membership:
     rank: int
     life: int
     about: dict[str, Any]
-    opened: Callable[[Path], Any]  # the leader has named the run folder; a worker gets its recorder
+    opened: Callable[[dict[str, str]], Any]  # the leader has named the run folder; a worker gets its recorder
     ranks_up: Callable[[dict[int, dict[str, Any]]], None] = lambda ranks: None
     gone: Callable[[], dict[int, str]] = dict  # workers that will not come, and why, as far as a launcher knows
     folder: Path | None = None  # where our own launcher has made one
     restarted: bool = False
+    where: dict[str, str] = field(default_factory=dict)  # the leader's: what others must know of the run folder
     left: bool = False  # asked to stop, it has left a run that goes on
 
 
@@ -164,7 +165,7 @@ class Server(Served):
 
         def attached(words: dict[str, Any]) -> str | None:
             path, fingerprint = take(words, folder=str, fingerprint=dict)
-            member.opened(Path(path))
+            member.opened({name: text for name, text in words.items() if isinstance(text, str)})
             if core.store is None and spec.snapshot_every:
                 core.store = self.snapshots(Path(path))
                 if self.plan.staleness is None:
@@ -199,7 +200,7 @@ class LeadServer(Server):
             chronicle,
             self.snapshots(job.folder),
             spec.snapshot_every,
-            {"folder": str(job.folder)},
+            {"folder": str(job.folder), **member.where},
             member.restarted,
         )
         constants = not_finite(dict(self.model.named_buffers()))

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +43,7 @@ class Work:
     flat: FlatModel
     make_batch: MakeBatch
     seed: int
-    opened: Callable[[Path], Recorder]
+    opened: Callable[[dict[str, Any]], Recorder]
     stop: Callable[[], bool]
     recorder: Recorder | None = None
     coming: dict[int, Future[Batch]] = field(default_factory=dict)
@@ -107,7 +106,7 @@ class Work:
         words = self.client.join(fingerprint, about, stop)
         if words is None:
             return False
-        self.recorder = self.recorder or self.opened(Path(words["folder"]))
+        self.recorder = self.recorder or self.opened(words)
         self.coming, self.pushed, self.evaluating = {}, {}, None
         self.client.pull(0)
         self.client.report()
