@@ -17,7 +17,7 @@ from paceline.emulation import table as emulation
 from paceline.errors import UsageError, meant, refuse_pipe, unknown
 from paceline.layout import Grid
 from paceline.models import table as models
-from paceline.options import flag, option
+from paceline.options import LEARNING, LENGTH, NOTHING, PROBLEM, flag, option
 from paceline.spec_checks import check_device, check_emulated, check_mpi_io, check_strategy
 from paceline.spec_fill import DEFAULT_LR, choose
 from paceline.strategies import table as strategies
@@ -28,67 +28,89 @@ from paceline.strategies.base import Strategy
 class Common:
     """The options that every run has; a strategy's own come from the strategy."""
 
-    model: str = option("mnist-cnn", f"the network, of `paceline models` or your own: {own_code.FORMS}")
-    hidden: tuple[int, ...] | None = option(None, "sizes of the mlp's hidden layers, such as 256,64", least=1)
-    dropout: float | None = option(None, "drop this part of the activations; the model's own unless given",
-                                   least=0.0, most=0.95)  # fmt: skip
-    weights: str | None = option(None, "start from the weights in this safetensors file")
-    data: str = option("mnist-mini", "the data set, of `paceline data list` or your own: images:FOLDER, "
-                       f"arrays:FILE.npz, {own_code.FORMS}", elsewhere=("dataset",))  # fmt: skip
-    data_dir: str | None = option(None, "a folder that has the data set's files already")
-    read: str = option("own", "how ranks get samples: each from the mapped file, rank 0 scatters, or all by MPI-IO",
+    model: str = option("mnist-cnn", f"network: a name from `paceline models`, or your own: {own_code.FORMS}",
+                        affects=PROBLEM, label="")  # fmt: skip
+    hidden: tuple[int, ...] | None = option(None, "sizes of the hidden layers of model mlp, such as 256,64",
+                                            affects=PROBLEM, label="hidden layers of", least=1)  # fmt: skip
+    dropout: float | None = option(None, "probability that dropout zeroes an activation; the model's own unless given",
+                                   affects=PROBLEM, least=0.0, most=0.95)  # fmt: skip
+    weights: str | None = option(None, "safetensors file with the initial weights; random ones unless given",
+                                 affects=LEARNING)  # fmt: skip
+    data: str = option("mnist-mini", "data set: a name from `paceline data list`, or your own: images:FOLDER, "
+                       f"arrays:FILE.npz, {own_code.FORMS}", affects=PROBLEM, label="",
+                       elsewhere=("dataset",))  # fmt: skip
+    data_dir: str | None = option(None, "folder that already has the data set's files; a cache unless given",
+                                  affects=PROBLEM, label="data from")  # fmt: skip
+    read: str = option("own", "how ranks get their samples: each reads the file (own), rank 0 reads it and scatters "
+                       "(scatter), or all read it with MPI-IO (mpi-io)",
                        choices=("own", "scatter", "mpi-io"))  # fmt: skip
-    image_size: int | None = option(None, "resize images to this many pixels a side, batch by batch",
-                                    least=1, most=4096)  # fmt: skip
-    normalize: bool | None = option(None, "subtract each channel's mean and divide by its deviation; on for cifar10 "
-                                    "and your own data unless told")  # fmt: skip
-    augment: str = option("none", "change training images at random: shift by up to an eighth, also mirror",
+    image_size: int | None = option(None, "resize images to this many pixels a side; not resized unless given",
+                                    affects=PROBLEM, label="images of", unit="pixel", least=1, most=4096)  # fmt: skip
+    normalize: bool | None = option(None, "subtract each channel's mean and divide by its standard deviation; on for "
+                                    "cifar10 and your own data unless given", affects=PROBLEM,
+                                    label="normalization")  # fmt: skip
+    augment: str = option("none", "random changes of training images: shift by up to an eighth of the size (crop), "
+                          "also mirror (crop-flip)", affects=PROBLEM, label="augmentation",
                           choices=("none", "crop", "crop-flip"))  # fmt: skip
-    validation: float = option(0.0, "part of the training set kept for validation; the best epoch is then tested",
-                               least=0.0, most=0.5)  # fmt: skip
-    strategy: str | None = option(None, "how the work is divided; sequential for 1 worker, allreduce for more",
-                                  choices=tuple(strategies.TABLE))  # fmt: skip
-    workers: int | None = option(None, "processes that compute gradients", least=1,
+    validation: float = option(0.0, "part of the training set, from 0 to 0.5, that is kept for validation; the model "
+                               "of the best epoch is then tested", affects=LENGTH, least=0.0, most=0.5)  # fmt: skip
+    strategy: str | None = option(None, "how the work is divided over workers; sequential for 1 worker, allreduce for "
+                                  "more", label="", choices=tuple(strategies.TABLE))  # fmt: skip
+    workers: int | None = option(None, "processes that compute gradients; 1 without a strategy, 2 for strategies that "
+                                 "need several", unit="worker", least=1,
                                 elsewhere=("nproc", "nproc-per-node", "world-size", "np", "n", "ranks", "num-processes",
                                            "devices"))  # fmt: skip
-    transport: str = option("auto", "how bytes move between ranks", choices=("auto", *transports.TABLE),
+    transport: str = option("auto", "how bytes move between ranks", label="", choices=("auto", *transports.TABLE),
                             elsewhere=("backend", "dist-backend", "comm"))  # fmt: skip
-    epochs: int = option(5, "passes over the training set", least=1, elsewhere=("max-epochs", "num-epochs"))
-    steps: int | None = option(None, "stop after this many updates, whatever the epochs", least=1,
-                               elsewhere=("max-steps", "iterations", "iters"))  # fmt: skip
-    batch_size: int = option(128, "samples of a worker (of pipeline and tensor: of a replica) for each update", least=1,
-                             elsewhere=("bs", "b", "batch"))  # fmt: skip
-    global_batch: int | None = option(None, "samples of an update, divided over the workers or replicas; instead of "
-                                      "--batch-size", least=1, elsewhere=("global-batch-size",))  # fmt: skip
-    optimizer: str = option("adam", "the update rule", choices=tuple(DEFAULT_LR), elsewhere=("opt", "optim"))
-    lr: float | None = option(None, "learning rate of one worker; 0.001 for adam, 0.01 for sgd", least=0.0,
+    epochs: int = option(5, "passes over the training set", affects=LENGTH, unit="epoch", least=1,
+                         elsewhere=("max-epochs", "num-epochs"))  # fmt: skip
+    steps: int | None = option(None, "stop after this many updates, whatever --epochs says", affects=LENGTH,
+                               unit="step", least=1, elsewhere=("max-steps", "iterations", "iters"))  # fmt: skip
+    batch_size: int = option(128, "samples of an update for each worker (pipeline and tensor: for each replica)",
+                             label="batch", least=1, elsewhere=("bs", "b", "batch"))  # fmt: skip
+    global_batch: int | None = option(None, "samples of an update for all workers or replicas together; instead of "
+                                      "--batch-size", label="global batch", least=1,
+                                      elsewhere=("global-batch-size",))  # fmt: skip
+    optimizer: str = option("adam", "optimizer that updates the weights", affects=PROBLEM, label="",
+                            choices=tuple(DEFAULT_LR), elsewhere=("opt", "optim"))  # fmt: skip
+    lr: float | None = option(None, "learning rate for one worker; 0.001 for adam and 0.01 for sgd unless given",
+                              affects=LEARNING, label="learning rate", least=0.0,
                               elsewhere=("learning-rate", "rate"))  # fmt: skip
-    momentum: float = option(0.9, "SGD momentum", least=0.0, most=1.0)
-    weight_decay: float = option(0.0, "L2 penalty", least=0.0, elsewhere=("wd", "l2"))
+    momentum: float = option(0.9, "SGD momentum", affects=LEARNING, least=0.0, most=1.0)
+    weight_decay: float = option(0.0, "weight decay (L2 penalty)", affects=LEARNING, least=0.0,
+                                 elsewhere=("wd", "l2"))  # fmt: skip
     scale_lr: bool = option(True, "multiply the learning rate by the number of workers or replicas (Goyal et al.); "
-                            "off with --global-batch")  # fmt: skip
-    warmup_epochs: float = option(1.0, "grow from the rate of one worker to the scaled one over this long", least=0.0,
+                            "off with --global-batch", label="learning-rate scaling")  # fmt: skip
+    warmup_epochs: float = option(1.0, "epochs over which the learning rate grows from that of one worker to the "
+                                  "scaled one", affects=LEARNING, label="warm-up of", unit="epoch", least=0.0,
                                  elsewhere=("warmup",))  # fmt: skip
-    decay: str = option("cosine", "how the learning rate falls afterwards", choices=("none", "cosine"),
+    decay: str = option("cosine", "how the learning rate falls after warm-up", affects=LEARNING,
+                        choices=("none", "cosine"),
                         elsewhere=("scheduler", "lr-scheduler", "sched", "lr-schedule"))  # fmt: skip
-    compute: str = option("real", "how gradients are made: real, or none are computed and a batch takes as long as "
-                          "emulated:SECONDS, emulated:DEVICE (of `paceline models --devices`) or emulated:RUN_FOLDER "
-                          "say")  # fmt: skip
-    shrink: int = option(1, "of emulated compute: gradients and weights are this many times smaller than the model's; "
-                         "for links that are as many times slower", least=1, most=10_000)  # fmt: skip
-    device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
-    dtype: str = option("float32", "of weights and gradients", choices=("float32", "float64"), elsewhere=("precision",))
-    threads: int | None = option(None, "threads per worker; cores divided by workers unless given", least=1,
-                                elsewhere=("num-threads", "omp-num-threads", "cpus-per-task"))  # fmt: skip
-    seed: int = option(0, "of initial weights, shuffles and dropout", least=0, most=2**32 - 1)
-    timeout: float = option(120.0, "seconds that a rank waits for another before it gives up", least=0.1)
-    test: bool = option(True, "test the trained model at the end")
-    log_every: int = option(10, "print a line every this many updates; 0 is never", least=0,
+    compute: str = option("real", "compute gradients (real), or compute none and let each batch take as long as "
+                          "emulated:SECONDS, emulated:DEVICE (from `paceline models --devices`) or emulated:RUN_FOLDER "
+                          "says", affects=PROBLEM, label=emulation.in_words)  # fmt: skip
+    shrink: int = option(1, "emulated compute: divide the size of gradients and weights by this; for links that are "
+                         "as many times slower", affects=PROBLEM,
+                         label=lambda times: f"gradients {times:,} times smaller" if times > 1 else "",
+                         least=1, most=10_000)  # fmt: skip
+    device: str = option("auto", "device that computes; auto takes a GPU where there is one", affects=PROBLEM,
+                         label="", choices=("auto", "cpu", "cuda"))  # fmt: skip
+    dtype: str = option("float32", "number format of weights and gradients", affects=PROBLEM, label="",
+                        choices=("float32", "float64"), elsewhere=("precision",))  # fmt: skip
+    threads: int | None = option(None, "threads of each worker; cores divided by workers unless given", unit="thread",
+                                least=1, elsewhere=("num-threads", "omp-num-threads", "cpus-per-task"))  # fmt: skip
+    seed: int = option(0, "random seed of initial weights, shuffles and dropout", affects=NOTHING, least=0,
+                       most=2**32 - 1)  # fmt: skip
+    timeout: float = option(120.0, "seconds that a rank waits for another before it gives up", affects=NOTHING,
+                            unit="s", least=0.1)  # fmt: skip
+    test: bool = option(True, "evaluate the trained model on the test set at the end", affects=LENGTH)
+    log_every: int = option(10, "print a line every this many updates; 0: never", affects=NOTHING, least=0,
                             elsewhere=("log-interval", "print-freq"))  # fmt: skip
-    output_dir: str = option(
-        "runs", "folder of run folders", elsewhere=("out", "output", "log-dir", "logdir", "save-dir")
-    )
-    name: str | None = option(None, "name of the run folder; made from the spec and the time unless given")
+    output_dir: str = option("runs", "folder in which the run folder is made", affects=NOTHING,
+                             elsewhere=("out", "output", "log-dir", "logdir", "save-dir"))  # fmt: skip
+    name: str | None = option(None, "name of the run folder; made from the options and the time unless given",
+                              affects=NOTHING)  # fmt: skip
 
     @property
     def method(self) -> Strategy:

@@ -69,7 +69,7 @@ def add_fields(parser: argparse._ActionsContainer, names: Iterable[str]) -> None
         f, kind = FIELDS[name], KINDS[name]
         flag, about = "--" + name.replace("_", "-"), f.metadata["about"]
         kind = typing.get_args(kind)[0] if isinstance(kind, types.UnionType) else kind
-        if f.default not in (None, MISSING) and str(f.default) not in about:
+        if f.default not in (None, MISSING):
             about += f" (default: {str(f.default).lower() if kind is bool else f.default})"
         options: dict[str, Any] = {"help": about, "default": argparse.SUPPRESS}
         if kind is bool:

@@ -146,3 +146,16 @@ def _reference(device: Device, model: str, macs: float) -> str:
 def _family(model: str) -> str:
     found = re.match("[a-z-]+", model)
     return found.group() if found else model
+
+
+def device(compute: str) -> str:
+    """What an emulated run waits like: a device, the seconds that a batch is given, or another run."""
+    given = compute.removeprefix(PREFIX)
+    if re.fullmatch(r"[0-9.e-]+", given):
+        return f"{given} s"
+    return f"as in {given.rstrip('/').rpartition('/')[2]}" if "/" in given else given
+
+
+def in_words(compute: str) -> str:
+    """For tables and legends."""
+    return "real compute" if compute == REAL else f"emulated compute ({device(compute)})"

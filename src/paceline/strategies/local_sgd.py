@@ -34,9 +34,10 @@ SUMS = 3  # loss, correct predictions and the wish to stop are summed with the w
 
 @dataclass(frozen=True)
 class Options(options.Collective, options.Averaged):
-    sync_every: int = option(8, "workers average their weights after this many steps of their own", least=1)
-    sync_first: int = option(0, "average gradients in every one of the first steps, this many; then train locally "
-                             "(post-local SGD)", least=0)  # fmt: skip
+    sync_every: int = option(8, "steps that each worker takes on its own before weights are averaged",
+                             label="averaged every", unit="step", least=1)  # fmt: skip
+    sync_first: int = option(0, "number of first steps in which gradients are averaged, before local training starts "
+                             "(post-local SGD)", label="synchronous for the first", unit="step", least=0)  # fmt: skip
 
 
 class LocalSGDStrategy(Strategy):

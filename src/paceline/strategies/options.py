@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from paceline.collectives.choose import TABLE as AVERAGINGS
 from paceline.errors import UsageError
-from paceline.options import option
+from paceline.options import NOTHING, PROBLEM, option
 
 if TYPE_CHECKING:
     from paceline.spec import RunSpec
@@ -15,27 +15,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MicroBatches:
-    microbatches: int | None = option(None, "cut a replica's batch into this many micro-batches, which run one after "
-                                      "the other; 8 for pipeline, 1 for sequential", least=1)  # fmt: skip
+    microbatches: int | None = option(None, "number of micro-batches that a replica's batch is divided into, which run "
+                                      "one after the other; 8 for pipeline, 1 for sequential unless given",
+                                      unit="micro-batch", least=1)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Averaged:
     """Strategies whose replicas average gradients."""
 
-    bucket_mb: float = option(4.0, "gradients are averaged in buckets of about this many MB", least=0.001)
-    check_replicas: int = option(0, "compare the replicas' weights every this many steps; 0 is never", least=0)
+    bucket_mb: float = option(4.0, "size in MB of the buckets in which gradients are averaged", label="buckets of",
+                             unit="MB", least=0.001)  # fmt: skip
+    check_replicas: int = option(0, "check every this many steps that all replicas have the same weights; 0: never",
+                                 affects=NOTHING, least=0)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Overlapped(Averaged):
-    overlap: str = option("auto", "average while backward computes; auto measures whether that pays",
+    overlap: str = option("auto", "average gradients while the backward pass is running; auto measures which is faster",
                           choices=("auto", "on", "off"))  # fmt: skip
 
 
 @dataclass(frozen=True)
 class DataParallel(Overlapped):
-    sync_batchnorm: bool = option(False, "batch-norm over the global batch instead of each worker's part",
+    sync_batchnorm: bool = option(False, "compute batch-norm statistics over the global batch instead of each worker's "
+                                  "part", affects=PROBLEM, label="synchronized batch-norm",
                                   elsewhere=("sync-bn", "syncbn"))  # fmt: skip
 
 
@@ -43,8 +47,8 @@ class DataParallel(Overlapped):
 class Collective:
     """Strategies that are not named after the collective they average with."""
 
-    averaging: str | None = option(None, "how replicas average their gradients (local-sgd: weights); allreduce unless "
-                                   "given",
+    averaging: str | None = option(None, "collective with which replicas average their gradients (local-sgd: weights); "
+                                   "allreduce unless given", label="averaged by",
                                    choices=tuple(AVERAGINGS))  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.options import option
+from paceline.options import LEARNING, option
 from paceline.strategies.base import Strategy
 from paceline.strategies.parameter_server.figures import LINES, Figures
 
@@ -19,23 +19,28 @@ IMPLEMENTATION = "paceline.strategies.parameter_server.engine:prepare"
 
 @dataclass(frozen=True)
 class Options:
-    servers: int | None = option(None, "processes that hold the parameters; 1 unless given", least=1)
-    worker_timeout: float = option(5.0, "a worker that is silent for this many seconds is given up; training goes on "
-                                   "without it", least=0.5)  # fmt: skip
-    snapshot_every: int = option(100, "servers save their state every this many updates; 0 is never", least=0)
-    restarts: int = option(0, "start a worker that has died again, up to this many times", least=0)
-    encrypt: bool = option(True, "encrypt what goes between machines; without, only on a network you trust")
+    servers: int | None = option(
+        None, "number of processes that hold the parameters; 1 unless given", unit="server", least=1
+    )
+    worker_timeout: float = option(5.0, "seconds without a message after which a worker is given up; training "
+                                   "continues without it", unit="s", least=0.5)  # fmt: skip
+    snapshot_every: int = option(100, "save the servers' state every this many updates; 0: never",
+                                label="snapshots every", unit="update", least=0)  # fmt: skip
+    restarts: int = option(0, "how many times a worker that has died is started again", unit="restart", least=0)
+    encrypt: bool = option(True, "encrypt traffic between machines; turn it off only on a network you trust",
+                          label="encryption")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class BoundedOptions(Options):
-    staleness: int | None = option(None, "how many updates the weights of a gradient may have missed; 4 unless given",
-                                   least=0, most=1000)  # fmt: skip
+    staleness: int | None = option(None, "largest staleness of a gradient: the number of updates made since its "
+                                   "weights were read; 4 unless given", least=0, most=1000)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class AsyncOptions(Options):
-    staleness_lr: bool = option(False, "divide a gradient's learning rate by the updates that its weights missed")
+    staleness_lr: bool = option(False, "divide the learning rate of a gradient by its staleness", affects=LEARNING,
+                                label="learning rate by staleness")  # fmt: skip
 
 
 class ParameterServer(Strategy):

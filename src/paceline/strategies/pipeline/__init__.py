@@ -20,19 +20,25 @@ if TYPE_CHECKING:
     from paceline.spec import RunSpec
 
 DEFAULT_MICROBATCHES = 8
+CUTS = {"measured": "cut by measured times", "layers": "cut by layers", "parameters": "cut by parameters"}
 
 
 @dataclass(frozen=True)
 class Options(options.MicroBatches, options.Collective, options.Averaged):
-    stages: int | None = option(None, "stages that a replica of the model is cut into; as many as workers unless given",
-                                least=1)  # fmt: skip
+    stages: int | None = option(None, "number of stages that a replica of the model is cut into; as many as workers "
+                                "unless given", unit="stage", least=1)  # fmt: skip
     schedule: str | None = option(None, "order in which stages run micro-batches; 1f1b unless given",
-                                  choices=tuple(SCHEDULES))  # fmt: skip
-    cut: str = option("measured", "where to cut: chosen by measuring each layer, equal numbers of layers or of "
-                      "parameters (measured, layers, parameters), or after these layers: NAME,NAME")  # fmt: skip
-    memory: str | None = option(None, "the most memory of a stage, or of each stage, such as 2GB or 2GB,1GB")
-    speed: str | None = option(None, "how fast the stages' machines are compared with this one, such as 1,0.5")
-    recompute: bool = option(False, "compute activations again in backward instead of keeping them")
+                                  label="", choices=tuple(SCHEDULES))  # fmt: skip
+    cut: str = option("measured", "how cut points are chosen: stages of equal measured time (measured), of equal "
+                      "numbers of layers (layers) or parameters (parameters), or after the layers NAME,NAME",
+                      label=lambda cut: CUTS.get(cut, f"cut after {cut}"))  # fmt: skip
+    memory: str | None = option(None, "memory limit of all stages or of each stage, such as 2GB or 2GB,1GB; none "
+                                "unless given", label="stages of at most")  # fmt: skip
+    speed: str | None = option(None, "speed of each stage's machine relative to this one, such as 1,0.5; 1 unless "
+                               "given", label="stages of speed")  # fmt: skip
+    recompute: bool = option(
+        False, "recompute activations in the backward pass instead of storing them", label="recomputation"
+    )
 
 
 class Pipeline(Partition):

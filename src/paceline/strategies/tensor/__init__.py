@@ -15,8 +15,8 @@ from paceline.strategies.partition import Partition
 
 @dataclass(frozen=True)
 class Options(options.Collective, options.Overlapped):
-    tensor: int | None = option(None, "workers that the wide layers of a replica are split over; all of them unless "
-                                "given", least=1)  # fmt: skip
+    tensor: int | None = option(None, "number of workers that the wide layers of a replica are split over; all of them "
+                                "unless given", unit="shard", least=1)  # fmt: skip
 
 
 class Tensor(Partition):

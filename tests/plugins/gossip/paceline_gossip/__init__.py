@@ -12,7 +12,8 @@ from paceline.strategies.base import Strategy
 
 @dataclass(frozen=True)
 class Options:
-    gossip_every: int = option(1, "workers average their weights with a neighbour every this many steps", least=1)
+    gossip_every: int = option(1, "steps after which each worker averages its weights with a neighbour",
+                               label="gossip every", unit="step", least=1)  # fmt: skip
 
 
 GOSSIP = Strategy(
