@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.analysis.headline import over_one_process
-from paceline.analysis.scaling import Group, label
+from paceline.analysis.scaling import Group
 from paceline.analysis.study import read_study
 from paceline.cli import main as paceline
 
@@ -33,8 +33,8 @@ def main() -> int:
     if code := paceline(["bench", str(HERE / "demo.toml"), "-o", str(FOLDER), "--fresh"]):
         return code
     study = read_study([FOLDER])
-    groups = sorted(study.groups, key=lambda one: (one.workers, one.setting["threads"]))
-    table = {label(one, groups): row(one, groups) for one in groups}
+    groups = sorted(study.groups, key=lambda one: (one.workers, one.setting.get("threads")))
+    table = {one.label(groups): row(one, groups) for one in groups}
     width = max(map(len, table))
     print("\n" + " " * width + "".join(f"{column:>11}" for column in COLUMNS))
     for name, cells in table.items():

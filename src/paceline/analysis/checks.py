@@ -10,9 +10,11 @@ import numpy as np
 
 from paceline.analysis.resources import preemptions
 from paceline.analysis.runs import Run
-from paceline.analysis.scaling import Curve, Group, along_workers, label, machine_of, telling
+from paceline.analysis.scaling import Curve, Group, along_workers
+from paceline.analysis.setting import MACHINE
 from paceline.analysis.statistics import ENOUGH_SAMPLES, Interval, bimodal, drift, ratio
 from paceline.analysis.wording import count, listing, some
+from paceline.options import LEARNING, PROBLEM
 
 FEW_REPEATS = 3
 MUCH_DRIFT = 0.1
@@ -24,9 +26,8 @@ RISE, SURE_RISE = 0.1, 0.02
 PLAIN = ("mlp", "shallow-cnn")
 WITH_DROPOUT = ("mnist-cnn", "alexnet", "vgg16", "vgg19")
 WITH_BATCH_NORM = ("resnet18", "resnet50", "resnet152", "resnet50v2", "resnet101v2", "resnet152v2")
-# Options that must be equal for two runs to train the same, besides model, data, batch, seed, length, learning rate.
-SAME_TRAINING = ("optimizer", "momentum", "weight_decay", "decay", "validation", "image_size", "augment", "normalize",
-                 "dtype", "hidden", "weights", "data_dir")  # fmt: skip
+# Options that make no difference for the loss, or are decided apart: dropout and batch-norm by the model.
+NOT_LEARNED = ("lr", "warmup_epochs", "dropout", "sync_batchnorm", "node_speed", "node_cores")
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _preempted(run: Run) -> str:
 
 def check_group(group: Group, among: Sequence[Group]) -> Iterator[RunWarning]:
     """Warnings about the repeats of one setting."""
-    about = label(group, among)
+    about = group.label(among)
     if group.too_short:
         steps = sum(len(run.seconds_per_image) for run in group.runs)
         worth = sum(run.effective_samples for run in group.runs)
@@ -113,14 +114,14 @@ def check_curve(curve: Curve, among: Sequence[Group]) -> Iterator[RunWarning]:
             f"one worker used {threads} of {cores} cores, several workers {min(cores, widest)}: part of the speedup "
             f"comes from cores that one worker could have used"
         )
-        yield RunWarning("baseline", label(curve.baseline, among), text)
+        yield RunWarning("baseline", curve.baseline.label(among), text)
     for point in curve.points:
         if _exceeds(point.speedup, point.workers, ABOVE_IDEAL, SURELY_ABOVE):
             text = (
                 f"it is {point.speedup.value:.2f} times as fast as one worker: the baseline was slower than it could "
                 f"be, or the workers gained from caches or from a change in the state of the machine"
             )
-            yield RunWarning("superlinear", label(point.group, among), text, (curve.baseline, point.group))
+            yield RunWarning("superlinear", point.group.label(among), text, (curve.baseline, point.group))
     efficiencies = ", ".join(f"{point.efficiency.value:.2f}" for point in curve.points)
     workers = ", ".join(str(point.workers) for point in curve.points)
     against = f"efficiencies of {efficiencies} with {workers} workers are inconsistent: "
@@ -143,7 +144,7 @@ def check_neighbours(line: Sequence[Group], among: Sequence[Group], against: str
             f"{against}{listing(rises)}, more than the added workers can explain; repeat both, as the state of the "
             f"machine probably changed between them"
         )
-        yield RunWarning("efficiency", label(line[-1], among), text, tuple(groups))
+        yield RunWarning("efficiency", line[-1].label(among), text, tuple(groups))
 
 
 def _exceeds(speedup: Interval, ideal: float, clearly: float, surely: float) -> bool:
@@ -167,14 +168,14 @@ def _divides_alike(run: Run) -> bool:
     return run.microbatches == 1 and (bool(run.spec.get("sync_batchnorm")) or run.replicas == 1)
 
 
-def _training(run: Run) -> str:
+def _training(one: Group, run: Run) -> str:
     """Everything that determines what a synchronous run trains, except how its batches are divided."""
     s, spec = run.summary, run.spec
     rate, scale = spec.get("lr"), run.replicas if spec.get("scale_lr", True) else 1
     warm = (rate, spec.get("warmup_epochs")) if scale > 1 and spec.get("warmup_epochs") else None
     whole = rate if rate is None else round(rate * scale, 12)
-    return repr((s.model, s.data, s.global_batch, s.seed, s.epochs, s.steps, whole, warm,
-                 [spec.get(name) for name in SAME_TRAINING]))  # fmt: skip
+    same = one.setting.key((PROBLEM, LEARNING), names=("validation",), without=NOT_LEARNED)
+    return repr((s.global_batch, s.seed, s.epochs, s.steps, whole, warm, same))
 
 
 def check_losses(groups: Sequence[Group]) -> Iterator[RunWarning]:
@@ -183,7 +184,7 @@ def check_losses(groups: Sequence[Group]) -> Iterator[RunWarning]:
     Later epochs are not compared: rounding errors grow with every step.
     """
     seen: dict[str, tuple[str, float]] = {}
-    for run in (run for group in groups for run in group.runs):
+    for group, run in ((one, run) for one in groups for run in one.runs):
         s = run.summary
         if (
             not s.train_loss
@@ -193,7 +194,7 @@ def check_losses(groups: Sequence[Group]) -> Iterator[RunWarning]:
             or not _divides_alike(run)
         ):
             continue
-        name, loss = seen.setdefault(_training(run), (run.folder.name, s.train_loss[0]))
+        name, loss = seen.setdefault(_training(group, run), (run.folder.name, s.train_loss[0]))
         if not abs(loss - s.train_loss[0]) <= 0.02 * max(abs(loss), 1e-3):
             text = (
                 f"its loss in the first epoch is {s.train_loss[0]:.4f}, but {loss:.4f} in {name}, which should have "
@@ -204,14 +205,15 @@ def check_losses(groups: Sequence[Group]) -> Iterator[RunWarning]:
 
 def check_machines(groups: Sequence[Group]) -> Iterator[RunWarning]:
     """A warning if runs come from several machines or versions, and so cannot be compared."""
-    runs: dict[tuple[str, ...], int] = {}
-    for group in groups:
-        runs[machine_of(group)] = runs.get(machine_of(group), 0) + len(group.runs)
-    shown = telling(runs)
-    if len(runs) > 1:
-        kinds = [f"{', '.join(facts[i] or 'unknown' for i in shown)} ({count(n, 'run')})" for facts, n in runs.items()]
+    runs: dict[str, int] = {}
+    machines = {one.setting.key((MACHINE,)): one.setting.only(MACHINE) for one in groups}
+    for one in groups:
+        name = machines[one.setting.key((MACHINE,))].label(machines.values(), always=()) or "unknown"
+        runs[name] = runs.get(name, 0) + len(one.runs)
+    if len(machines) > 1:
+        kinds = some([f"{name} ({count(n, 'run')})" for name, n in runs.items()])
         text = (
-            f"they come from {len(runs)} machines or versions: {some(kinds)}; speedups are computed within each of them"
+            f"they come from {len(machines)} machines or versions: {kinds}; speedups are computed within each of them"
         )
         yield RunWarning("mixed", "all runs", text)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.analysis.compare import BETWEEN_RUNS
-from paceline.analysis.lines import ENOUGH_RUNS, MATTERS, Line, faster, name
-from paceline.analysis.scaling import nodes_of
+from paceline.analysis.lines import ENOUGH_RUNS, MATTERS, Line, faster
+from paceline.analysis.setting import nodes_of
 from paceline.analysis.statistics import Interval
 from paceline.analysis.trust import allow, beats, doubt
 from paceline.analysis.verdicts import Claim, Found, claim, fewest_runs, place
@@ -63,7 +63,7 @@ def _against(ring: Line, workers: int, among: Sequence[Line]) -> str:
     asked = one.setting.get("overlap")
     how = " with overlap" if chosen == {True} or (chosen == {None} and asked == "on") else ""
     how = " without overlap" if chosen == {False} or (chosen == {None} and asked == "off") else how
-    rest = name(ring, among, without=("model", "strategy", "servers", "links", "shrink", "overlap"))
+    rest = ring.label(among, without=("strategy", "servers", "overlap", "model"))
     return f"against a ring{how}{', ' + rest if rest else ''}"
 
 

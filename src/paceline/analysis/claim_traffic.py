@@ -11,7 +11,8 @@ import numpy as np
 from paceline.analysis.lines import Line, faster, speed
 from paceline.analysis.resources import traffic
 from paceline.analysis.runs import Run
-from paceline.analysis.scaling import Group, nodes_of
+from paceline.analysis.scaling import Group
+from paceline.analysis.setting import nodes_of
 from paceline.analysis.statistics import Interval
 from paceline.analysis.trust import allow, decide, doubt
 from paceline.analysis.verdicts import Claim, Found, claim, fewest_runs, place

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.analysis.checks import RunWarning, check_run
-from paceline.analysis.runs import MACHINE
-from paceline.analysis.scaling import NOT_THE_SETTING, USUAL_MTU, Group
+from paceline.analysis.scaling import Group
+from paceline.analysis.setting import MACHINE, NETWORK
 from paceline.analysis.statistics import ENOUGH_SAMPLES, Interval, ratio
-from paceline.analysis.wording import count
 
 # Runs of one setting differ by this much on machines that are shared; of single runs, less proves nothing.
 BETWEEN_RUNS = 0.1
@@ -34,41 +33,21 @@ class Comparison:
 
 
 def compare(first: Group, second: Group) -> Comparison:
-    one, two = first.first, second.first
-    names = sorted({*one.spec, *two.spec} - set(NOT_THE_SETTING))
-    found = [Difference("spec", name, one.spec.get(name), two.spec.get(name)) for name in names]
-    found += [Difference("environment", name, one.environment.get(name), two.environment.get(name)) for name in MACHINE]
-    found.append(Difference("environment", "lab", *(describe_lab(run.environment.get("lab")) for run in (one, two))))
+    one, two = first.setting, second.setting
+    here = {name for each in (one, two) for name in each.only(MACHINE, NETWORK).facts}
+    different = tuple(
+        Difference("environment" if name in here else "spec", name, one.plain(name), two.plain(name))
+        for name in one.difference(two)
+        if name != "lab"
+    )
     faster = ratio(first.series, second.series)
     warnings = [warning for group in (first, second) for run in group.runs for warning in check_run(run)]
-    different = tuple(each for each in found if each.first != each.second)
     fewest = min(len(first.runs), len(second.runs))
     disturbed = any(run.disturbed for group in (first, second) for run in group.runs)
     too_short = first.too_short or second.too_short
     return Comparison(
         different, faster, verdict(faster, fewest, disturbed=disturbed, too_short=too_short), tuple(warnings)
     )
-
-
-def describe_lab(lab: dict[str, Any] | None) -> str | None:
-    """Its nodes and links in a few words, and what else is unusual; what it was called makes no difference."""
-    if not lab:
-        return None
-    links = sorted({(node["up"] / 1e6, node["down"] / 1e6) for node in lab["nodes"]})
-    text = f"{len(lab['nodes'])} nodes, Mbit/s: {', '.join(f'{up:g} up and {down:g} down' for up, down in links)}"
-    for key, usual in (("speed", 1.0), ("cpu", None)):
-        if (found := {node.get(key) or usual for node in lab["nodes"]}) != {usual}:
-            text += f"; {key} {', '.join(sorted(map(str, found)))}"
-    if lab.get("mtu", USUAL_MTU) != USUAL_MTU:
-        text += f"; mtu {lab['mtu']}"
-    for key, what in (("racks", "rack"), ("faults", "fault")):
-        if lab.get(key):
-            text += f"; {count(len(lab[key]), what)}: {', '.join(_fields(each) for each in lab[key])}"
-    return text
-
-
-def _fields(given: dict[str, Any]) -> str:
-    return " ".join(f"{key} {value}" for key, value in given.items() if value is not None)
 
 
 def verdict(faster: Interval, runs: int, *, disturbed: bool = False, too_short: bool = False) -> str:

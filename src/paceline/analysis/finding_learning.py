@@ -8,14 +8,14 @@ from statistics import median
 from paceline.analysis.learning import Reached, moments, seen, target, time_to_accuracy
 from paceline.analysis.lines import ENOUGH_RUNS, faster, speed, told
 from paceline.analysis.problems import Problem
-from paceline.analysis.scaling import Group, certain, label
+from paceline.analysis.scaling import Group, certain
+from paceline.analysis.setting import BY_BATCH
 from paceline.analysis.statistics import Interval
 from paceline.analysis.wording import accuracy, count, percent, seconds, some, spread, within
+from paceline.options import LEARNING
 
 POINT = 0.01  # of accuracy: of few runs, less is not told from chance
 ALIKE = 0.02  # of the images seen: a last batch more or less makes no difference
-# What may be chosen anew for each batch size.
-FOLLOWS_BATCH = ("batch_size", "global_batch", "lr", "warmup_epochs", "threads")
 
 Scored = tuple[Group, list[float]]  # a setting, and the accuracy of each of its runs
 
@@ -74,9 +74,9 @@ def best_accuracy(problem: Problem) -> Iterator[str]:
         images = [seen(one.first) for one, _ in every]
         left = f" Others saw fewer or more images ({min(images):,} to {max(images):,} in all) and are not compared."
     if len(found) == 1:
-        text = f"{label(top, [one for one, _ in every])} has {_score(values)} {of} accuracy"
+        text = f"{top.label([one for one, _ in every])} has {_score(values)} {of} accuracy"
     else:
-        text = f"the best {of} accuracy is {_score(values)}, of {label(top, groups)}"
+        text = f"the best {of} accuracy is {_score(values)}, of {top.label(groups)}"
     worse = [(one, each) for one, each in found[1:] if apart(values, each)]
     alike = len(found) - 1 - len(worse)
     if alike and not worse:
@@ -88,7 +88,7 @@ def best_accuracy(problem: Problem) -> Iterator[str]:
     if worse:
         last, least = worse[-1]
         if all(apart(each, least) for one, each in found if one is not last):
-            text += f"; {label(last, groups)} has the least, {_score(least)}"
+            text += f"; {last.label(groups)} has the least, {_score(least)}"
         else:
             have = "has" if len(worse) == 1 else "have"
             text += f"; {_of(len(worse), len(found) - 1)} {have} less, down to {accuracy(median(least))}"
@@ -122,15 +122,15 @@ def soonest(problem: Problem) -> Iterator[str]:
         return
     first, when = reached[0]
     wanted_text = f"{100 * wanted:g} % {first.of} accuracy"
-    ties = [label(r.group, groups) for r, later in reached[1:] if not _sooner(first, when, r, later)]
+    ties = [r.group.label(groups) for r, later in reached[1:] if not _sooner(first, when, r, later)]
     after = f"after {within(when, seconds)} of training"
     if ties:
-        names = some([label(first.group, groups), *ties])
+        names = some([first.group.label(groups), *ties])
         text = f"{wanted_text} is reached {after} at best; these settings cannot be distinguished: {names}"
     else:
-        text = f"{wanted_text} is reached first by {label(first.group, groups)}, {after}"
+        text = f"{wanted_text} is reached first by {first.group.label(groups)}, {after}"
         if len(reached) > 1 and all(_sooner(*reached[1], *each) for each in reached[2:]):
-            text += f"; next is {label(reached[1][0].group, groups)}, after {within(reached[1][1], seconds)}"
+            text += f"; next is {reached[1][0].group.label(groups)}, after {within(reached[1][1], seconds)}"
     if missed := len(found) - len(reached):
         text += f"; {count(missed, 'setting')} did not reach it in most runs"
     yield problem.say(f"{text}.{problem.few(*groups)}")
@@ -148,7 +148,7 @@ def batch_sizes(problem: Problem) -> Iterator[str]:
         return
     smallest = min(sweep, key=_batch)
     top = max(sweep, key=speed)
-    who = label(top, [one for one in problem.groups if _batch(one) == _batch(top)])
+    who = top.label([one for one in problem.groups if _batch(one) == _batch(top)])
     text = f"of the batch sizes {_batch(smallest):,} to {max(map(_batch, sweep)):,} ({who}), "
     ratio = faster(top, smallest)
     if told(ratio, top, smallest):
@@ -188,7 +188,7 @@ def _sweep(groups: Sequence[Group]) -> list[Group]:
     """The settings that differ in their batch size alone: of several such rows the longest, with the fewest workers."""
     rows: dict[str, dict[int, Group]] = {}
     for one in groups:
-        kept = {key: value for key, value in one.setting.items() if key not in FOLLOWS_BATCH}
-        rows.setdefault(repr(sorted(kept.items())), {}).setdefault(_batch(one), one)
+        chosen_anew = (*BY_BATCH, *one.setting.only(LEARNING).facts)
+        rows.setdefault(one.setting.key(without=chosen_anew), {}).setdefault(_batch(one), one)
     ordered = sorted(rows.values(), key=lambda row: (-len(row), min(one.workers for one in row.values())))
     return [row[batch] for row in ordered[:1] for batch in sorted(row)]

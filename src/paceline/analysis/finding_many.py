@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from paceline.analysis.finding_speed import crowds, fastest, idle, slower, spent, stale, varied, widest
 from paceline.analysis.lines import speed
 from paceline.analysis.problems import Problem
-from paceline.analysis.scaling import Curve, Group, label
+from paceline.analysis.scaling import Curve, Group
 from paceline.analysis.wording import count, number, percents, some, within
 
 Rows = tuple[tuple[str, ...], ...]  # the first has the names of the columns
@@ -18,7 +18,7 @@ def best_of(found: Sequence[Problem]) -> tuple[str, Rows]:
     rows, notes = [], []
     for problem in found:
         if leaders := fastest(problem.groups):
-            who = some([label(one, problem.groups) for one in leaders])
+            who = some([one.label(problem.groups) for one in leaders])
             rows.append((problem.label, who, number(speed(leaders[0]))))
             notes.append(stale(leaders[0], problem.groups))
     text = "The fastest setting of each problem; where several are named, they cannot be distinguished."

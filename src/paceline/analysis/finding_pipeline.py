@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import median
 
-from paceline.analysis.division import micro_batches
 from paceline.analysis.lines import speed
 from paceline.analysis.pipeline import Pipeline, pipeline
 from paceline.analysis.problems import Problem
-from paceline.analysis.scaling import Group, disturbed, label
-from paceline.analysis.wording import percent
+from paceline.analysis.scaling import Group, disturbed
+from paceline.analysis.wording import count, percent
 
 MUCH = 0.1  # of the time: a larger part is worth an advice
 ADVICE = {
@@ -37,9 +36,9 @@ def _said(one: Group, found: list[Pipeline], problem: Problem) -> str:
     measured, uneven, theory = (
         median(getattr(each, key) for each in found) for key in ("measured", "uneven", "theory")
     )
-    schedule, micros = one.first.schedule, micro_batches(found[0].stages[0].micros)
+    schedule, micros = one.first.schedule, count(found[0].stages[0].micros, "micro-batch")
     text = (
-        f"the stages of {label(one, problem.groups)} do not compute for {percent(measured)} of the time from the first "
+        f"the stages of {one.label(problem.groups)} do not compute for {percent(measured)} of the time from the first "
         f"forward pass of a step to the last backward pass. By its schedule, {schedule} with {micros}, equal stages "
         f"would not for {percent(theory)}, and stages as uneven as these for {percent(uneven)}"
     )

@@ -7,9 +7,10 @@ from dataclasses import dataclass, fields
 from statistics import fmean
 
 from paceline.analysis.breakdown import Parts, by_rank
-from paceline.analysis.lines import Line, all_lines, faster, name, speed, told
+from paceline.analysis.lines import Line, all_lines, faster, speed, told
 from paceline.analysis.problems import Problem
-from paceline.analysis.scaling import Curve, Group, Point, certain, disturbed, label, nodes_of
+from paceline.analysis.scaling import Curve, Group, Point, certain, disturbed
+from paceline.analysis.setting import nodes_of
 from paceline.analysis.statistics import LAWS, Interval
 from paceline.analysis.trust import allow, asynchronous, inexact
 from paceline.analysis.wording import count, number, percent, percents, seconds, some, within
@@ -44,14 +45,14 @@ def best(problem: Problem, curves: Sequence[Curve]) -> Iterator[str]:
     top, groups = leaders[0], problem.groups
     rate = f"{within(top.images_per_second())} images/s"
     if len(groups) == 1:
-        yield problem.say(f"the speed of {label(top, groups)} is {rate}.{problem.few(top)}")
+        yield problem.say(f"the speed of {top.label(groups)} is {rate}.{problem.few(top)}")
     elif len(leaders) > 1:
-        names = some([label(one, groups) for one in leaders])
+        names = some([one.label(groups) for one in leaders])
         yield problem.say(
             f"the fastest settings cannot be distinguished: {names}; about {number(speed(top))} images/s."
         )
     else:
-        yield problem.say(f"the fastest is {label(top, groups)}: {rate}.{stale(top, groups)}{problem.few(top)}")
+        yield problem.say(f"the fastest is {top.label(groups)}: {rate}.{stale(top, groups)}{problem.few(top)}")
 
 
 def fastest(groups: Sequence[Group]) -> list[Group]:
@@ -110,7 +111,7 @@ def scaling(problem: Problem, curves: Sequence[Curve]) -> Iterator[str]:
         among = [point.group for _, point in found]
         shown = found if len(found) <= MOST_LINES else [found[0], found[-1]]
         known = [efficiency(curve, point) for curve, point in found]
-        items = [f"{label(p.group, among)} {parts_of(efficiency(c, p))}" for c, p in shown]
+        items = [f"{p.group.label(among)} {parts_of(efficiency(c, p))}" for c, p in shown]
         text, law = f"{'; '.join(items)}{others(known)}", _law(found[0][0], len(found))
         if len(found) > MOST_LINES and not apart(known[0], known[-1]):
             between, law = f"{percent(known[-1].value)} to {percent(known[0].value)}", ""
@@ -179,7 +180,7 @@ def spent(one: Group, among: Sequence[Group]) -> str:
     share = {part.name: getattr(parts, part.name) / max(parts.total, 1e-12) for part in fields(Parts)}
     lost = sorted((key for key in share if key != "compute" and share[key] >= SHOWN), key=lambda key: -share[key])
     step = "a worker's step" if asynchronous(one) else "a step"
-    text = f"{step} of {label(one, among)} takes {seconds(parts.total)}: {percent(share['compute'])} computing"
+    text = f"{step} of {one.label(among)} takes {seconds(parts.total)}: {percent(share['compute'])} computing"
     text += "".join(f", {percent(share[key])} {WHAT[key]}" for key in lost)
     if not lost or share[lost[0]] < MUCH or lost[0] not in ADVICE:
         return f"{text}."
@@ -257,9 +258,9 @@ def varied(groups: Sequence[Group]) -> frozenset[str]:
 def called(line: Line, among: Sequence[Line], also: frozenset[str] = frozenset()) -> str:
     """Its strategy and what tells it from the others: of these strategies always whether they overlap."""
     always = ("strategy", "servers", *(("overlap",) if line.strategy in also else ()))
-    said = name(line, among, without=("model",), always=always)
-    alike = [each for each in among if name(each, among, without=("model",), always=always) == said]
-    return said if len(alike) < 2 else label(line.widest, [each.widest for each in alike])
+    said = line.label(among, without=("model",), always=always)
+    alike = [each for each in among if each.label(among, without=("model",), always=always) == said]
+    return said if len(alike) < 2 else line.widest.label([each.widest for each in alike])
 
 
 def idle(problem: Problem, curves: Sequence[Curve], also: frozenset[str] = frozenset()) -> list[Idle]:

@@ -10,10 +10,11 @@ from paceline.analysis.finding_learning import batch_sizes, best_accuracy, score
 from paceline.analysis.finding_many import Rows, best_of, cost_of, idle_of, slower_of
 from paceline.analysis.finding_pipeline import bubbles
 from paceline.analysis.finding_speed import best, cost, not_worth, scaling
-from paceline.analysis.lines import ENOUGH_RUNS, links
+from paceline.analysis.lines import ENOUGH_RUNS
 from paceline.analysis.problems import Problem, problems
 from paceline.analysis.runs import LeftOut
-from paceline.analysis.scaling import Curve, Group, label, nodes_of, stands_for
+from paceline.analysis.scaling import Curve, Group
+from paceline.analysis.setting import nodes_of
 from paceline.analysis.statistics import ENOUGH_SAMPLES
 from paceline.analysis.wording import count, link, listing, numbers, ranged, some
 
@@ -80,7 +81,7 @@ def ran(groups: Sequence[Group]) -> str:
         text += f" {which} emulated ({listing(emulated)}): times are of communication and waiting, nothing was learned."
     shrunk = sorted({s.shrink for s in summaries if s.shrink > 1})
     if shrunk:
-        real_links = sorted({float(f"{speed:.3g}") for one in groups if (speed := stands_for(one))})
+        real_links = sorted({float(f"{speed:.3g}") for one in groups if (speed := one.setting.get("links_as_of"))})
         stand = f", so that links stand for {listing([link(speed) for speed in real_links])}" if real_links else ""
         text += f" Gradients were {ranged(set(shrunk))} times smaller than the models'{stand}."
     return text
@@ -96,7 +97,7 @@ def _where(groups: Sequence[Group]) -> str:
     labs = [one for one in groups if one.setting.get("lab")]
     if labs:
         nodes = {nodes_of(run) for one in labs for run in one.runs}
-        speeds = {float(speed) for one in labs for row in links(one) for speed in row[:2] if speed}
+        speeds = {float(speed) for one in labs for ends in one.setting.get("links") for speed in ends if speed}
         some_of = "" if len(labs) == len(groups) else " in part"
         text += f",{some_of} in a lab of {numbers(nodes, 'node')}"
         text += f" with links of {listing([link(speed) for speed in sorted(speeds)])}" if speeds else ""
@@ -122,7 +123,7 @@ def missing(groups: Sequence[Group], curves: Sequence[Curve], left_out: Sequence
     alone = [one for one in groups if one.workers > 1 and not any(one is each for each in beside)]
     if alone:
         names = [problem.label for problem in problems(groups) if problem.label and any(map(problem.has, alone))]
-        which = some(names or [label(one, groups) for one in alone])
+        which = some(names or [one.label(groups) for one in alone])
         yield (
             f"There is no run of one worker to compare {count(len(alone), 'setting')} with ({which}). Run it with "
             f"--strategy sequential --workers 1 and the same batch size."

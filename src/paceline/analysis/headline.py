@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from paceline.analysis.checks import RunWarning
 from paceline.analysis.lines import ENOUGH_RUNS, MATTERS, faster, speed, told
 from paceline.analysis.problems import Problem, problems
-from paceline.analysis.scaling import Curve, Group, certain, disturbed, family, label, size
+from paceline.analysis.scaling import Curve, Group, certain, disturbed, family, size
 from paceline.analysis.statistics import Interval
 from paceline.analysis.trust import allow, asynchronous, inexact
 from paceline.analysis.wording import count, listing, number, percent, sentence, some, spread, within
@@ -226,7 +226,7 @@ def _process(base: Group, groups: Sequence[Group]) -> str:
 
 
 def _called(one: Group, among: Sequence[Group]) -> str:
-    return label(one, among).replace(", ", " with ", 1)
+    return one.label(among).replace(", ", " with ", 1)
 
 
 def _leading(leaders: Sequence[Group], problem: Problem) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.analysis.lines import ENOUGH_RUNS, network
-from paceline.analysis.scaling import Curve, Group, Point, machine_of, stands_for, telling, words
-from paceline.analysis.wording import count, link, listing, sentence
+from paceline.analysis.lines import ENOUGH_RUNS
+from paceline.analysis.scaling import Curve, Group, Point
+from paceline.analysis.setting import MACHINE, NETWORK, shared
+from paceline.analysis.wording import count, sentence
+from paceline.options import PROBLEM
 
 
 @dataclass(frozen=True)
@@ -39,29 +41,10 @@ class Problem:
 
 def problems(groups: Sequence[Group]) -> list[Problem]:
     """In the order they come."""
-    found: dict[tuple[str, ...], list[Group]] = {}
+    found: dict[str, list[Group]] = {}
     for one in groups:
-        found.setdefault(_key(one), []).append(one)
-    shown = telling(found)
+        found.setdefault(one.setting.key((PROBLEM, MACHINE), names=("links",)), []).append(one)
+    settings = [shared([one.setting for one in members]).only(PROBLEM, MACHINE, NETWORK) for members in found.values()]
     all_few = all(len(one.runs) < ENOUGH_RUNS for one in groups)
-    return [Problem(", ".join(key[i] for i in shown), tuple(members), all_few) for key, members in found.items()]
-
-
-def _key(one: Group) -> tuple[str, ...]:
-    """What settings must share so that one can be called the fastest; in words, for where it differs."""
-    s, setting, said = one.first.summary, one.setting, words(one)
-    smaller = f"gradients {s.shrink} times smaller" if s.shrink > 1 else "gradients of full size"
-    if stands := stands_for(one):
-        smaller = f"as with links of {link(stands)}"
-    image = f"images of {setting['image_size']} pixels" if setting.get("image_size") else "images as they are"
-    hidden = f"hidden layers of {listing([f'{each}' for each in setting.get('hidden') or []]) or 'the usual size'}"
-    return (s.model, s.data, _compute(s.compute), network(one) or "outside a lab", smaller, image, hidden,
-            setting.get("dtype", "float32"), f"augment {setting.get('augment', 'none')}", said["speed"], said["cpu"],
-            *machine_of(one))  # fmt: skip
-
-
-def _compute(given: str) -> str:
-    """As people say it: real, or emulated like a device or with so many seconds a batch."""
-    kind, _, device = given.partition(":")
-    device += " s" if device.replace(".", "", 1).isdigit() else ""
-    return f"emulated compute ({device})" if kind == "emulated" else "real compute"
+    return [Problem(setting.label(settings, always=()), tuple(members), all_few)
+            for setting, members in zip(settings, found.values(), strict=True)]  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.analysis.breakdown import by_rank, computed
 from paceline.analysis.runs import Run
-from paceline.analysis.scaling import nodes_of
+from paceline.analysis.setting import nodes_of
 from paceline.analysis.statistics import Series
 from paceline.run.records import Node, NodeSample, Step
 

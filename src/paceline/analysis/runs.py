@@ -26,8 +26,6 @@ from paceline.strategies.table import describe
 from paceline.strict_json import LARGEST, Bounds, Count, Seconds, build, naming, parse, read_text
 
 MOST_MICROBATCHES = 10_000
-# Of the environment, what can make a difference in speed.
-MACHINE = ("processor", "cores", "gpus", "torch", "python", "platform")
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from paceline.analysis.lines import ENOUGH_RUNS, Line, links, name
-from paceline.analysis.scaling import stands_for
+from paceline.analysis.lines import ENOUGH_RUNS, Line
 from paceline.analysis.trust import asynchronous
-from paceline.analysis.wording import count, link, listing, numbers, sentence
+from paceline.analysis.wording import count, listing, numbers, sentence
 from paceline.collectives.ring import RING
 
 HOLDS, FAILS, IN_PART, UNTOLD = "holds", "fails", "holds in part", "cannot be told"
@@ -48,13 +47,13 @@ class Found:
     reading: str = ""  # of the claim: each is decided for itself
 
     @property
-    def label(self) -> str:
+    def name(self) -> str:
         servers = count(self.servers, "server") if self.servers else ""
         return ", ".join(word for word in (self.model, servers, self.place, self.reading) if word)
 
     @property
     def case(self) -> Case:
-        return Case(self.label, self.holds, self.why)
+        return Case(self.name, self.holds, self.why)
 
 
 def place(line: Line, among: Sequence[Line]) -> str:
@@ -62,13 +61,7 @@ def place(line: Line, among: Sequence[Line]) -> str:
     always = ["strategy"] if asynchronous(line.widest) else []
     ways = {str(each.widest.setting.get("overlap")) for each in among if each.strategy == line.strategy}
     always += ["overlap"] if line.method.averaging == RING.name and len(ways) > 1 else []
-    scaled = {(links(each.widest), each.widest.first.summary.shrink): stands_for(each.widest) for each in among}
-    real = set(scaled.values())
-    if len(real) < 2 or len(real) < len(scaled) or None in real:
-        return name(line, among, without=("model", "servers"), always=always)
-    rest = name(line, among, without=("model", "servers", "shrink", "links"), always=always)
-    speed = stands_for(line.widest)
-    return ", ".join(word for word in (rest, f"links as of {link(speed)}" if speed else "") if word)
+    return line.label(among, without=("model", "servers"), always=always)
 
 
 def fewest_runs(lines: Iterable[Line]) -> int:
@@ -93,7 +86,7 @@ def claim(name: str, text: str, source: str, found: Sequence[Found], runs: int, 
 
 
 def _extremes(found: Sequence[Found], what: str, form: Callable[[float], str]) -> str:
-    figures = sorted((each.figure, each.label) for each in found if each.figure is not None)
+    figures = sorted((each.figure, each.name) for each in found if each.figure is not None)
     if len(figures) < 2:
         return ""
     (low, low_label), (high, high_label) = figures[0], figures[-1]

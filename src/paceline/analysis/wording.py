@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from math import isfinite
+from typing import TYPE_CHECKING
 
-from paceline.analysis.statistics import Interval
+from paceline.options import plural
+
+if TYPE_CHECKING:
+    from paceline.analysis.statistics import Interval
 
 LONG = 6  # numbers in a row: more are given as a range
 
 
 def count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    return f"{number:,} {what if number == 1 else plural(what)}"
 
 
 def listing(words: Sequence[str]) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import UsageError, unknown
+from paceline.spec import FIELDS
 
 # What a row can be set beside: settings of ours.
-MATCH = ("model", "data", "strategy", "workers", "threads", "servers", "nodes", "batch_size", "epochs", "read",
-         "device", "compute")  # fmt: skip
+MATCH = (*FIELDS, "nodes")
 # `match` is what ours must be to stand beside it; `of` what else it was of, and ours need not be.
 SETTINGS = ("match", "of")
 # The numbers that papers print, by the names that ours have; an accuracy is a part, not a percentage.

@@ -26,7 +26,7 @@ from paceline.report.figure import (
     whole_numbers,
 )
 from paceline.report.placement import chart
-from paceline.report.series import PROBLEM, Sheet, Styled, arrange, facets, palette
+from paceline.report.series import SAME_PANEL, Sheet, Styled, arrange, palette
 from paceline.report.strands import Strand, by_batch, by_workers, settings, words
 from paceline.report.traces import (
     SPREAD,
@@ -108,7 +108,7 @@ def accuracy_by_workers(study: Study) -> Chart | None:
         return one.workers, count(one.workers, "worker")
 
     pages = []
-    for sheet in arrange(study, strands, words, PROBLEM, without=("workers",)):
+    for sheet in arrange(study, strands, words, SAME_PANEL, without=("workers",)):
         for title, part in sheet.panels.items():
             x = whole_numbers("workers", [one.workers for styled in part for one in styled.thing.groups])
             traces = [_results(each, of, "accuracy", at) for each in part]
@@ -152,7 +152,7 @@ def _by_batch(study: Study, what: str, called: str, title: str) -> Chart | None:
         return one.first.summary.global_batch, f"batch {one.first.summary.global_batch:,}"
 
     pages = []
-    for sheet in arrange(study, strands, words, PROBLEM, without=("batch",)):
+    for sheet in arrange(study, strands, words, SAME_PANEL, without=("batch",)):
         panels = []
         for heading, part in sheet.panels.items():
             x = doublings("batch size, samples per update", [at(one)[0] for each in part for one in each.thing.groups])
@@ -178,7 +178,7 @@ def _learning(study: Study, called: str, title: str, x: str, column: int) -> Cha
     groups = [one for one in study.groups if moments(one.first)]
     of = measured_on(groups)
     pages, rows = [], list[Row]()
-    for sheet in arrange(study, groups, facets, PROBLEM):
+    for sheet in arrange(study, groups, lambda one: one.setting, SAME_PANEL):
         for heading, part in sheet.panels.items():
             traces = [_accuracies(styled, of, column) for styled in part]
             accuracy = Panel("", from_zero(x), _accuracy_axis(of, traces), traces)
@@ -244,7 +244,7 @@ def time_to(study: Study) -> Chart | None:
     """
     groups = [one for one in study.groups if moments(one.first)]
     panels, rows, most = list[Panel](), list[Row](), 1
-    for sheet in arrange(study, groups, facets, PROBLEM, most=len(groups)):
+    for sheet in arrange(study, groups, lambda one: one.setting, SAME_PANEL, most=len(groups)):
         for heading, part in sheet.panels.items():
             accuracy = target([each.thing for each in part])
             if accuracy is not None:

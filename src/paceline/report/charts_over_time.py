@@ -14,7 +14,7 @@ from paceline.analysis.statistics import Series
 from paceline.analysis.study import Study
 from paceline.report.figure import COLOURS, DASHES, MARKERS, Chart, Page, Panel, axis, from_zero
 from paceline.report.placement import chart
-from paceline.report.series import Look, arrange, facets
+from paceline.report.series import Look, arrange
 from paceline.report.strands import Strand, settings, side_by_side, words
 from paceline.report.traces import Row, caption, identity, middle, over_time
 
@@ -174,7 +174,7 @@ def _over_time(
             for what, quantity, fill in halves:
                 line = [Panel("", from_zero("time, s"), axis(quantity)) for _ in range(columns)]
                 for panel, one in zip(line, chosen, strict=False):
-                    panel.title = f"{facets(one)[along]}: {what}"
+                    panel.title = f"{one.setting.text(along)}: {what}"
                     fill(one, panel)
                 panels += _one_scale(line)
             pages.append(Page(part[0].full, panels))

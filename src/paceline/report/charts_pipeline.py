@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from paceline.analysis.division import micro_batches
 from paceline.analysis.finding_pipeline import of_group
 from paceline.analysis.pipeline import Beside, Pipeline, Row, beside_plan, pipeline, rows
 from paceline.analysis.runs import Event
-from paceline.analysis.scaling import Group, label
+from paceline.analysis.scaling import Group
 from paceline.analysis.study import Study
-from paceline.analysis.wording import count, number, percent, size
+from paceline.analysis.wording import number, percent, size
 from paceline.report import traces
 from paceline.report.figure import COLOURS, Chart, Page, Panel, categories, from_zero
 from paceline.report.placement import chart
@@ -41,7 +40,7 @@ ROW, LEAST = 30, 150  # pixels: of a rank, and of all of them at least
 def _staged(study: Study) -> dict[str, Group]:
     """The settings that are pipelines whose steps were written down, by their names."""
     known = [one for one in study.groups if of_group(one)]
-    named = {escape(label(one, known), quote=False): one for one in known}
+    named = {escape(one.label(known), quote=False): one for one in known}
     return {name: named[name] for name in sorted(named, key=natural)}
 
 
@@ -75,9 +74,8 @@ def _of_step(found: Pipeline) -> traces.Row:
 
 def _idleness(one: Group, found: Pipeline) -> str:
     """The numbers beside theory, above the drawing."""
-    s = one.first.summary
-    setting = f"{count(s.grid.stages, 'stage')}, {one.first.schedule}, {micro_batches(found.stages[0].micros)}"
-    return (f"{setting}: {percent(found.measured)} idle, {percent(found.uneven)} by the schedule, "
+    said = one.setting.words(("stages", "schedule", "microbatches"))
+    return (f"{said}: {percent(found.measured)} idle, {percent(found.uneven)} by the schedule, "
             f"{percent(found.theory)} in theory")  # fmt: skip
 
 

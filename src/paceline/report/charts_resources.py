@@ -12,12 +12,13 @@ from paceline.analysis.claim_traffic import by_kernel, by_ranks
 from paceline.analysis.resources import traffic as node_traffic
 from paceline.analysis.runs import Run
 from paceline.analysis.scaling import Group
+from paceline.analysis.setting import Setting
 from paceline.analysis.statistics import Interval
 from paceline.analysis.study import Study
 from paceline.analysis.wording import count, number, size
 from paceline.report.figure import COLOURS, MARKERS, Chart, Page, Panel, categories, from_zero, whole_numbers
 from paceline.report.placement import chart
-from paceline.report.series import PROBLEM, Facets, Styled, arrange, facets
+from paceline.report.series import SAME_PANEL, Styled, arrange
 from paceline.report.strands import AXES, by_workers, few, places, settings, side_by_side, words
 from paceline.report.traces import (
     SPREAD,
@@ -46,7 +47,7 @@ COUNTED = {
 class Flow:
     """What an update moves through the servers, or through the workers, of one kind of setting: by its groups."""
 
-    facets: Facets
+    setting: Setting
     role: str
     values: list[tuple[Group, Interval]]  # bytes in and out
     how: str  # they were counted
@@ -54,9 +55,9 @@ class Flow:
 
 def traffic(study: Study) -> Chart | None:
     """Bytes in and out of one node for each update, as the claims have them."""
-    flows = [flow for strand in few(by_workers(study)) for flow in _flows(strand.facets, strand.groups)]
+    flows = [flow for strand in few(by_workers(study)) for flow in _flows(strand.setting, strand.groups)]
     pages, rows = [], list[Row]()
-    for sheet in arrange(study, flows, lambda flow: flow.facets, PROBLEM, without=("workers",)):
+    for sheet in arrange(study, flows, lambda flow: flow.setting, SAME_PANEL, without=("workers",)):
         panels = []
         for title, part in sheet.panels.items():
             seen = [one.workers for styled in part for one, _ in styled.thing.values]
@@ -79,7 +80,7 @@ def _ranks(one: Group) -> int:
     return one.first.summary.workers + one.first.summary.servers
 
 
-def _flows(shared: Facets, groups: Sequence[Group]) -> Iterator[Flow]:
+def _flows(shared: Setting, groups: Sequence[Group]) -> Iterator[Flow]:
     """By the kernel's counters, if all of them have these."""
     several = [one for one in groups if _ranks(one) > 1]
     counted = all(by_kernel(run) > 0 for one in several for run in one.runs)
@@ -89,7 +90,7 @@ def _flows(shared: Facets, groups: Sequence[Group]) -> Iterator[Flow]:
             moved = [each for run in one.runs if np.isfinite(each := _bytes(run, role, counted))]
             values += [(one, Interval(fmean(moved), min(moved), max(moved)))] if moved else []
         if values:
-            yield Flow({**shared, "role": f"at the {role}"}, role, values, BY_KERNEL if counted else BY_RANKS)
+            yield Flow(shared.saying("role", f"at the {role}"), role, values, BY_KERNEL if counted else BY_RANKS)
 
 
 def _bytes(run: Run, role: str, counted: bool) -> float:
@@ -151,7 +152,7 @@ def _peaks(one: Group, role: str) -> list[tuple[int, float]]:
 
 def _points(peaks: Sequence[tuple[Group, int, float]], role: str, at: dict[int, str], full: str, along: str) -> Trace:
     index = 1 if role == "server" else 0
-    hover = [f"{full}, {facets(one)[along]}: {role} rank {rank} had up to {number(value / MB)} MB"
+    hover = [f"{full}, {one.setting.text(along)}: {role} rank {rank} had up to {number(value / MB)} MB"
              for one, rank, value in peaks]  # fmt: skip
     return {
         "type": "scatter", "mode": "markers", "name": role, "x": [at[id(one)] for one, _, _ in peaks],

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from paceline.analysis.finding_speed import fits
-from paceline.analysis.scaling import BY_DIVISION, LENGTH, Group, Point, certain
+from paceline.analysis.scaling import Group, Point, certain
+from paceline.analysis.setting import MACHINE, NETWORK, shared
 from paceline.analysis.statistics import LAWS, Interval, Series
 from paceline.analysis.study import Study
 from paceline.analysis.wording import count
+from paceline.options import DIVISION, LEARNING, PROBLEM
 from paceline.report.figure import COLOURS, DASHES, Chart, Page, Panel, axis, from_zero, whole_numbers
 from paceline.report.placement import MOST_ABOVE, chart
-from paceline.report.series import PROBLEM, Sheet, Styled, arrange, common, facets, name, palette
+from paceline.report.series import SAME_PANEL, Sheet, Styled, arrange, name, palette
 from paceline.report.strands import Strand, apart, by_servers, by_workers, few, few_servers, of_curves, settings, words
 from paceline.report.traces import (
     INTERVALS,
@@ -42,7 +44,7 @@ BASELINE = "one worker, which the others are measured by"
 def strong(study: Study) -> Chart | None:
     """A fixed problem: how many times as fast as one worker."""
     lines = few(of_curves(study.strong))
-    sheets = arrange(study, lines, words, PROBLEM, without=("workers",))
+    sheets = arrange(study, lines, words, SAME_PANEL, without=("workers",))
     pages = [Page(sheet.name, [_speedups(title, part, amdahl=True) for title, part in sheet.panels.items()])
              for sheet in sheets]  # fmt: skip
     text = caption("How many times as fast as one worker the same training gets: the global batch stays the same.",
@@ -54,7 +56,7 @@ def strong(study: Study) -> Chart | None:
 def weak(study: Study) -> Chart | None:
     """Fixed work per worker: what part of a worker's speed is left, and how much longer the whole step takes."""
     lines = few(of_curves(study.weak))
-    sheets = arrange(study, lines, words, PROBLEM, without=("workers",))
+    sheets = arrange(study, lines, words, SAME_PANEL, without=("workers",))
     alone = len(sheets) == 1 and len(sheets[0].panels) == 1
     pages = []
     for sheet in sheets:
@@ -71,10 +73,10 @@ def speedup_by_model(study: Study) -> Chart | None:
     """A panel per strategy; of one model, all in one."""
     everything = of_curves(study.weak or study.strong)
     lines = _whole_lines(everything)
-    several = len({one.facets["model"] for one in lines}) > 1
+    several = len({one.setting.text("model") for one in lines}) > 1
     if not several and not study.weak:
         return None
-    panels = ("strategy", "servers", "overlap", "batch", "transport", "link", "nodes", *PROBLEM[1:]) if several else ()
+    panels = (DIVISION, NETWORK, *SAME_PANEL) if several else ()
     sheets = arrange(study, lines, words, panels, colour="model" if several else "strategy", without=("workers",))
     found = [point.speedup for one in lines for point in one.points]
     shared = min(max((each.high for each in found), default=1.0),
@@ -82,7 +84,7 @@ def speedup_by_model(study: Study) -> Chart | None:
     pages = [Page(sheet.name, [_speedups(title, part, top=shared) for title, part in sheet.panels.items()])
              for sheet in sheets]  # fmt: skip
     how = "with the same batch for each worker" if study.weak else "of the same global batch"
-    more = {one.facets["servers"] for one in everything} - {one.facets["servers"] for one in lines}
+    more = {one.setting.text("servers") for one in everything} - {one.setting.text("servers") for one in lines}
     rest = "Of more servers there are only some numbers of workers: they are in the chart by number of servers."
     text = caption(f"Images per second beside those of one worker, {how}.", INTERVALS, open_marks(settings(lines)),
                    rest if more else "", groups=settings(lines))  # fmt: skip
@@ -103,7 +105,7 @@ def throughput(study: Study) -> Chart | None:
     """Images per second, a panel per model: models differ too much to share an axis."""
     lines = few([one for one in by_workers(study) if one.points or len(one.groups) > 1])
     pages = []
-    for sheet in arrange(study, lines, words, PROBLEM, without=("workers",)):
+    for sheet in arrange(study, lines, words, SAME_PANEL, without=("workers",)):
         panels = []
         for title, part in sheet.panels.items():
             seen = [each.workers for styled in part for each in styled.thing.groups]
@@ -121,9 +123,9 @@ def servers(study: Study) -> Chart | None:
     """Speedup of the most workers against the number of servers; what averages without servers is a level line."""
     found = of_curves(study.weak or study.strong)
     lines = list(_over_servers(found))
-    alone = [one for one in found if not one.facets.get("servers")]
+    alone = [one for one in found if not one.setting.text("servers")]
     pages = []
-    for sheet in arrange(study, lines, words, PROBLEM, without=("servers", "workers", "nodes")):
+    for sheet in arrange(study, lines, words, SAME_PANEL, without=("servers", "workers", "nodes")):
         panels = []
         for title, part in sheet.panels.items():
             many = [point.group.first.summary.servers for styled in part for point in styled.thing.points]
@@ -141,7 +143,7 @@ def servers(study: Study) -> Chart | None:
 
 def _over_servers(found: Sequence[Strand]) -> Iterable[Strand]:
     """Lines over servers at the most workers that were run with several numbers of them."""
-    for same in by_servers(one for one in found if one.facets.get("servers")):
+    for same in by_servers(one for one in found if one.setting.text("servers")):
         points = [point for one in same for point in one.points]
         choices = {point.workers: {p.group.first.summary.servers for p in points if p.workers == point.workers}
                    for point in points}  # fmt: skip
@@ -149,7 +151,7 @@ def _over_servers(found: Sequence[Strand]) -> Iterable[Strand]:
         chosen = sorted((p for p in points if p.workers == most), key=lambda p: p.group.first.summary.servers)
         parts = apart(chosen, lambda point: point.group, "servers") if chosen else []
         for part in parts:
-            yield Strand(common([facets(p.group) for p in part]), tuple(p.group for p in part), tuple(part))
+            yield Strand(shared([p.group.setting for p in part]), tuple(p.group for p in part), tuple(part))
 
 
 def _levels(alone: Sequence[Strand], beside: Strand, most: int, strategies: Sequence[str]) -> list[Trace]:
@@ -158,7 +160,7 @@ def _levels(alone: Sequence[Strand], beside: Strand, most: int, strategies: Sequ
     for one in alone:
         for point in one.points:
             if point.workers == beside.points[0].workers and _task(point.group) == _task(beside.groups[0]):
-                said, y = name(facets(point.group), ("strategy", "overlap")), point.speedup.value
+                said, y = name(point.group.setting, ("strategy", "overlap")), point.speedup.value
                 hover = f"{said}, {count(point.workers, 'worker')}: {_times(point)}"
                 colour = COLOURS[strategies.index(point.group.strategy) % len(COLOURS)]
                 look = {"color": colour, "dash": DASHES[(len(found) + 1) % len(DASHES)], "width": 2}
@@ -166,9 +168,8 @@ def _levels(alone: Sequence[Strand], beside: Strand, most: int, strategies: Sequ
     return found
 
 
-def _task(one: Group) -> dict[str, str]:
-    divided = (*BY_DIVISION, "overlap_asked", "nodes", *LENGTH)
-    return {key: text for key, text in facets(one).items() if text and key not in divided}
+def _task(one: Group) -> str:
+    return one.setting.key((PROBLEM, LEARNING, MACHINE), names=("links",))
 
 
 def _rows(strands: Iterable[Strand]) -> list[Row]:

@@ -10,13 +10,14 @@ import numpy as np
 
 from paceline.analysis.breakdown import Parts, by_rank, mean
 from paceline.analysis.finding_speed import mean_parts
-from paceline.analysis.scaling import Group, certain, nodes_of
+from paceline.analysis.scaling import Group, certain
+from paceline.analysis.setting import nodes_of, shared
 from paceline.analysis.statistics import Interval, median
 from paceline.analysis.study import Study
 from paceline.analysis.wording import count, number, percent
 from paceline.report.figure import Chart, Page, Panel, categories, doublings, from_zero
 from paceline.report.placement import chart
-from paceline.report.series import PROBLEM, Styled, arrange, common, facets
+from paceline.report.series import SAME_PANEL, Styled, arrange
 from paceline.report.strands import (
     AXES,
     Strand,
@@ -92,13 +93,13 @@ def breakdown(study: Study) -> Chart | None:
     along, strands = side_by_side(study)
     found = {id(one): mean_parts(one) for one in settings(strands)}
     unit = _unit(max((parts.total for parts in found.values() if parts), default=0.0))
-    if along == "batch":
+    if along == "batch_size":
         unit = Unit("time for 1,000 images", "s", lambda one: 1000 / one.first.summary.global_batch)
     pages, at = [], places(strands, along)
     for sheet in arrange(study, strands, words, None, without=(along,)):
         panels = []
         for heading, part in sheet.panels.items():
-            bars_of = [Bar(at[id(one)], facets(one)[along], one, parts) for one in part[0].thing.groups
+            bars_of = [Bar(at[id(one)], one.setting.text(along), one, parts) for one in part[0].thing.groups
                        if (parts := found[id(one)])]  # fmt: skip
             x = categories(AXES[along], list(dict.fromkeys(at.values())))
             panels.append(_stacked(heading, x, bars_of, part[0].full, unit))
@@ -205,7 +206,7 @@ def time_by_batch(study: Study) -> Chart | None:
     """Seconds of an epoch; in panels with runs that were stopped before its end, of a thousand images."""
     strands = timed_by_batch(study)
     pages, rows, said = [], dict[int, Row](), dict[str, None]()
-    for sheet in arrange(study, strands, words, PROBLEM, without=("batch",)):
+    for sheet in arrange(study, strands, words, SAME_PANEL, without=("batch_size",)):
         panels = []
         for title, part in sheet.panels.items():
             groups = settings(styled.thing for styled in part)
@@ -240,7 +241,7 @@ def _time_of_images(one: Group) -> Interval:
 
 def nodes(study: Study) -> Chart | None:
     """The same workers on more machines: time of an epoch and of the whole run."""
-    strands = [Strand(common([facets(one) for one in many]), tuple(sorted(many, key=_workers_and_nodes)))
+    strands = [Strand(shared([one.setting for one in many]), tuple(sorted(many, key=_workers_and_nodes)))
                for many in families(study.groups, ("workers", "threads"))
                if len({one.workers for one in many}) < len({_workers_and_nodes(one) for one in many})]  # fmt: skip
     whole = whole_epochs(settings(strands))

@@ -11,8 +11,7 @@ from paceline.analysis.checks import RunWarning
 from paceline.analysis.claims import Claim
 from paceline.analysis.findings import Finding
 from paceline.analysis.headline import Case
-from paceline.analysis.lines import network
-from paceline.analysis.runs import MACHINE
+from paceline.analysis.setting import MACHINE_FACTS
 from paceline.analysis.study import Study
 from paceline.analysis.wording import count, percents
 from paceline.report.cells import NOTHING, Cell, TableData, table, table_of, within
@@ -241,8 +240,8 @@ def machines(study: Study) -> TableData:
     """What the runs were made on, and when."""
     found = _machines(study)
     rows = [[name.replace("_", " "), " and ".join(values)] for name, values in found.items()]
-    if links := {network(one) for one in study.groups} - {""}:
-        sizes = sorted({len(one.setting["lab"]) for one in study.groups if one.setting["lab"]})
+    if links := {one.setting.text("links") for one in study.groups} - {""}:
+        sizes = sorted({len(nodes) for one in study.groups if (nodes := one.setting.get("lab"))})
         many = count(sizes[0], "node") if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} nodes"
         rows.append(["lab", f"{many}, {'; '.join(sorted(links))}"])
     if scaled := scaled_by(study.groups):
@@ -259,7 +258,7 @@ def _machines(study: Study) -> dict[str, list[str]]:
     """What the runs were made on, as each of them says, and what only the experiment knows of it; each value once."""
     here = study.bench.here if study.bench else {}
     found = {name: [str(value)] for name, value in here.items()}
-    for name in dict.fromkeys([*here, *MACHINE]):
+    for name in dict.fromkeys([*here, *MACHINE_FACTS]):
         told = [run.environment[name] for run in study.runs if run.environment.get(name) is not None]
         if told or name not in here:
             found[name] = sorted({str(value) if value != [] else "none" for value in told}) or ["unknown"]

@@ -6,29 +6,30 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from paceline.analysis.scaling import LENGTH, Curve, Group, Point, serial_part
+from paceline.analysis.scaling import Curve, Group, Point, serial_part
+from paceline.analysis.setting import Setting, distinguishing, shared
 from paceline.analysis.study import Study
-from paceline.report.series import MOST_LINES, Facets, common, facets, name, natural, telling
+from paceline.options import LENGTH
+from paceline.report.series import MOST_LINES, natural
 
 Thing = TypeVar("Thing")
 SIZE: dict[str, Callable[[Group], int]] = {
     "workers": lambda one: one.workers,
-    "batch": lambda one: one.first.summary.global_batch,
+    "batch_size": lambda one: one.first.summary.global_batch,
 }
 
 # What tells one of a server's lines from another that has more servers: its nodes and workers follow from these.
-BY_SERVERS = ("servers", "workers", "nodes")
+BY_SERVERS = ("servers", "workers", "nodes", "lab")
 BATCH = ("batch_size", "global_batch")
-LINKS = ("link", "stands", "pace", "cpu")
 
-AXES = {"workers": "workers", "batch": "batch size, samples per update"}
+AXES = {"workers": "workers", "batch_size": "batch size, samples per update"}
 
 
 @dataclass(frozen=True)
 class Strand:
     """Settings in the order of the x axis. `points` are those with a speedup; what is before them is the baseline."""
 
-    facets: Facets
+    setting: Setting  # what is the same in all of them
     groups: tuple[Group, ...]
     points: tuple[Point, ...] = ()
     serial: float | None = None
@@ -38,25 +39,25 @@ class Strand:
         return None if self.points and self.points[0].group is self.groups[0] else self.groups[0]
 
 
-def words(strand: Strand) -> Facets:
-    return strand.facets
+def words(strand: Strand) -> Setting:
+    return strand.setting
 
 
 def of_curves(found: Iterable[Curve]) -> list[Strand]:
     """One of each curve; several, where a number of workers was run in more than one way, such as on 1 and 2 nodes."""
     strands = []
     for curve in found:
-        batch = f"batch {curve.label['batch']:,} {'in all' if curve.kind == 'strong' else 'each'}"
+        batch = f"batch {curve.batch:,} {'in all' if curve.kind == 'strong' else 'each'}"
         parts = apart(curve.points, lambda point: point.group)
         for points in parts:
             if points[-1].workers == 1:
                 continue
-            shared = common([facets(point.group) for point in points]) | {"batch": batch}
+            same = shared([point.group.setting for point in points]).saying("batch_size", batch)
             groups = tuple(point.group for point in points)
             if points[0].workers > 1:
                 groups = (curve.baseline, *groups)
             serial = curve.serial if len(parts) == 1 else serial_part(curve.kind, points)
-            strands.append(Strand(shared, groups, tuple(points), serial))
+            strands.append(Strand(same, groups, tuple(points), serial))
     if all(len(strand.points) == 1 for strand in strands):
         return strands
     # Beside others that say how it goes on between, one point far from the baseline is a point and no line.
@@ -66,14 +67,14 @@ def of_curves(found: Iterable[Curve]) -> list[Strand]:
 
 def apart(things: Sequence[Thing], group: Callable[[Thing], Group], along: str = "workers") -> list[list[Thing]]:
     """So that in each part every number of workers, or what else it is along, is there once."""
-    same: dict[str, list[Facets]] = {}
+    same: dict[str, list[Setting]] = {}
     for thing in things:
-        each = facets(group(thing))
-        same.setdefault(each[along], []).append(each)
-    keys = list(dict.fromkeys(key for many in same.values() for key in telling(many)))
+        each = group(thing).setting
+        same.setdefault(each.text(along), []).append(each)
+    keys = list(dict.fromkeys(key for many in same.values() for key in distinguishing(many)))
     found: dict[str, list[Thing]] = {}
     for thing in things:
-        found.setdefault(name(facets(group(thing)), keys), []).append(thing)
+        found.setdefault(group(thing).setting.words(keys), []).append(thing)
     return list(found.values())
 
 
@@ -86,25 +87,27 @@ def by_workers(study: Study) -> list[Strand]:
                 strands.append(strand)
         seen |= {id(one) for strand in strands for one in strand.groups}
     others = alike([one for one in study.groups if id(one) not in seen], "workers", ("workers", "threads"))
-    return strands + [replace(one, facets={**one.facets, "batch": _batch(one.groups[0], study)}) for one in others]
+    return strands + [
+        replace(one, setting=one.setting.saying("batch_size", _batch(one.groups[0], study))) for one in others
+    ]
 
 
 def _batch(one: Group, study: Study) -> str:
     """As the study's curves say it: the batch of all, or of each worker; else it would seem to be another."""
     if bool(study.strong) == bool(study.weak):
-        return facets(one)["batch"]
+        return one.setting.text("batch_size")
     s = one.first.summary
     return f"batch {s.global_batch:,} in all" if study.strong else f"batch {s.batch_size:,} each"
 
 
 def by_batch(study: Study) -> list[Strand]:
     """Settings that differ in their batch size alone."""
-    return [strand for strand in alike(study.groups, "batch", BATCH) if len(strand.groups) > 1]
+    return [strand for strand in alike(study.groups, "batch_size", BATCH) if len(strand.groups) > 1]
 
 
 def timed_by_batch(study: Study) -> list[Strand]:
     """The same, however long they are: a time does not depend on that."""
-    strands = alike(_longest(study.groups), "batch", (*BATCH, *LENGTH))
+    strands = alike(_longest(study.groups), "batch_size", BATCH, timed=True)
     return [strand for strand in strands if len(strand.groups) > 1]
 
 
@@ -112,7 +115,7 @@ def _longest(groups: Iterable[Group]) -> list[Group]:
     """Of settings that differ in their length alone, the one with the most steps."""
     found: dict[str, Group] = {}
     for one in groups:
-        same = repr((_setting(one, LENGTH), facets(one)["nodes"]))
+        same = one.setting.key(without=one.setting.only(LENGTH).facts)
         if same not in found or _steps(one) > _steps(found[same]):
             found[same] = one
     return list(found.values())
@@ -131,7 +134,7 @@ def side_by_side(study: Study) -> tuple[str, list[Strand]]:
     all_of_them = len(settings(by_size)) == len(_longest(study.groups))
     if any(len(strand.groups) > 1 for strand in strands) and not (all_of_them and len(by_size) < len(strands)):
         return "workers", few_servers(strands)
-    return ("batch", by_size) if by_size else ("workers", strands)
+    return ("batch_size", by_size) if by_size else ("workers", strands)
 
 
 def places(strands: Iterable[Strand], along: str) -> dict[int, str]:
@@ -140,26 +143,22 @@ def places(strands: Iterable[Strand], along: str) -> dict[int, str]:
     return {id(one): f"{SIZE[along](one):,}" for one in ordered}
 
 
-def alike(groups: Iterable[Group], along: str, but: Sequence[str]) -> list[Strand]:
-    """Settings that differ in nothing but these, as lines along one of them."""
+def alike(groups: Iterable[Group], along: str, but: Sequence[str], *, timed: bool = False) -> list[Strand]:
+    """Settings that differ in nothing but these, as lines along one of them; `timed`: however long they are."""
     return [
-        Strand(common([facets(one) for one in part]), tuple(sorted(part, key=SIZE[along])))
-        for many in families(groups, but)
+        Strand(shared([one.setting for one in part]), tuple(sorted(part, key=SIZE[along])))
+        for many in families(groups, but, timed=timed)
         for part in apart(many, lambda one: one, along)
     ]
 
 
-def families(groups: Iterable[Group], but: Sequence[str]) -> list[list[Group]]:
+def families(groups: Iterable[Group], but: Sequence[str], *, timed: bool = False) -> list[list[Group]]:
     """Settings that differ in nothing but these and the number of nodes."""
     found: dict[str, list[Group]] = {}
     for one in groups:
-        found.setdefault(_setting(one, but), []).append(one)
+        length = one.setting.only(LENGTH).facts if timed else ()
+        found.setdefault(one.setting.key(without=(*but, *length, "nodes", "lab")), []).append(one)
     return list(found.values())
-
-
-def _setting(one: Group, but: Sequence[str]) -> str:
-    setting = {key: value for key, value in one.setting.items() if key not in (*but, "lab")}
-    return repr((sorted(setting.items()), [facets(one)[key] for key in LINKS]))
 
 
 def few(strands: Sequence[Strand]) -> list[Strand]:
@@ -171,8 +170,8 @@ def few_servers(strands: Sequence[Strand]) -> list[Strand]:
     """Of those that differ in their servers alone, the ones with the fewest and the most."""
     kept = set()
     for many in by_servers(strands):
-        ends = {many[0].facets.get("servers"), many[-1].facets.get("servers")}
-        kept |= {id(strand) for strand in many if strand.facets.get("servers") in ends}
+        ends = {many[0].setting.text("servers"), many[-1].setting.text("servers")}
+        kept |= {id(strand) for strand in many if strand.setting.text("servers") in ends}
     return [strand for strand in strands if id(strand) in kept]
 
 
@@ -180,10 +179,10 @@ def by_servers(strands: Iterable[Strand]) -> list[list[Strand]]:
     """Those that differ in their servers alone, the fewest first; one without servers is by itself."""
     found: dict[str, list[Strand]] = {}
     for strand in strands:
-        served = bool(strand.facets.get("servers"))
-        said = {key: text for key, text in strand.facets.items() if text and key not in (*BY_SERVERS, *LENGTH)}
-        found.setdefault(repr(sorted(said.items())) if served else f"{id(strand)}", []).append(strand)
-    return [sorted(many, key=lambda strand: natural(strand.facets.get("servers", ""))) for many in found.values()]
+        served = bool(strand.setting.text("servers"))
+        same = strand.setting.key(without=(*BY_SERVERS, *strand.setting.only(LENGTH).facts))
+        found.setdefault(same if served else f"{id(strand)}", []).append(strand)
+    return [sorted(many, key=lambda strand: natural(strand.setting.text("servers"))) for many in found.values()]
 
 
 def settings(strands: Iterable[Strand]) -> list[Group]:

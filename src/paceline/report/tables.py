@@ -7,27 +7,15 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from paceline.analysis import division
 from paceline.analysis.headline import over_one_process
 from paceline.analysis.resources import preemptions
 from paceline.analysis.runs import Run
-from paceline.analysis.scaling import (
-    BY_DIVISION,
-    NETWORK,
-    Curve,
-    Group,
-    certain,
-    disturbed,
-    label,
-    nodes_of,
-    stands_for,
-    words,
-)
+from paceline.analysis.scaling import Curve, Group, certain, disturbed
+from paceline.analysis.setting import in_words_of, shared
 from paceline.analysis.statistics import Interval
 from paceline.analysis.study import Study
-from paceline.analysis.wording import count
 from paceline.report.cells import NOTHING, Cell, TableData, cell, number, percent, table, within
-from paceline.report.series import facets
+from paceline.report.traces import identity
 
 Row = dict[str, Any]
 
@@ -37,20 +25,6 @@ DIFFERS = 0.1
 # What is comparable also with a paper that trained on other data, or for longer.
 PACE = ("update_seconds", "images_per_second", "speedup")
 
-# What a setting is, in the order of the columns; the rest of the spec follows where it differs.
-IDENTITY = ("model", "data", "strategy", "transport", "workers", "servers", "nodes", "batch_size", "compute", "device",
-            "links", "links_as_of")  # fmt: skip
-ALWAYS = ("strategy", "workers", "batch_size")
-BY_COMPUTE = ("steps", "epochs", "test", "validation")
-FOLLOWS = {"links": "nodes", "shrink": "links_as_of"}
-IMPLIED = ("lab", "normalize")
-HEADERS = {
-    "batch_size": "batch",
-    "tensor": "shards",
-    "microbatches": "micro-batches",
-    "lr": "learning rate",
-    "shrink": "gradients, times smaller",
-}
 # A measure of both, ours and a paper's: its name, and how it is written.
 MEASURES: dict[str, tuple[str, Callable[[float | None], str]]] = {
     "read_seconds": ("read, s", number),
@@ -96,18 +70,12 @@ class PaperTable:
     rows: tuple[PaperRow, ...]
 
 
-def value_of(run: Run, name: str) -> Any:
-    """A part of a run's setting by its name: of the summary, the spec or the machine."""
-    if name == "nodes":
-        return nodes_of(run)
-    if name == "device":
-        device = run.spec.get("device", "auto")
-        return ("cuda" if run.environment.get("gpus") else "cpu") if device == "auto" else device
-    if name == "epochs":  # a run that was stopped in an epoch has not trained for so many
-        return run.spec.get("epochs", run.summary.epochs) if is_whole(run) else None
-    if name == "read":
-        return run.spec.get("read", "own")
-    return run.spec[name] if name in run.spec else getattr(run.summary, name, None)
+def value_of(one: Group, name: str) -> Any:
+    """A part of a setting by its name; None of the epochs of runs that were stopped in one."""
+    if name == "epochs":
+        return one.first.spec.get("epochs", one.first.summary.epochs) if is_whole(one.first) else None
+    found = one.setting.get(name)
+    return getattr(one.first.summary, name, None) if found is None else found
 
 
 def is_whole(run: Run) -> bool:
@@ -145,51 +113,22 @@ def _speedup(one: Group, curves: Iterable[Curve]) -> Interval | None:
 
 
 def _order(one: Group) -> tuple[Any, ...]:
-    s, grid = one.first.summary, one.first.summary.grid
-    return (s.model, s.data, s.compute, stands_for(one) or 0, not one.method.single, s.strategy, s.servers,
-            grid.stages, grid.shards, facets(one)["overlap"], s.workers, nodes_of(one.first), s.batch_size)  # fmt: skip
-
-
-def _identity(groups: Sequence[Group]) -> list[str]:
-    """The names that tell settings apart, and those that are always told."""
-    names = list(IDENTITY) + sorted({key for one in groups for key in one.setting} - {*IDENTITY, *IMPLIED})
-    return [name for name in names if name in IDENTITY or len(_values(groups, name)) > 1]
-
-
-def _told(one: Group, name: str) -> Any:
-    if name.startswith("links"):
-        return facets(one)["link" if name == "links" else "stands"].removeprefix("links as of ") or None
-    if name == "overlap" and (one.workers == 1 or not one.first.has(name)):
-        return None  # there is nothing to overlap
-    if name in NETWORK:
-        return words(one)[name] or None
-    return value_of(one.first, name) if name in (*IDENTITY, "global_batch") else one.setting.get(name)
-
-
-def _values(groups: Iterable[Group], name: str) -> set[str]:
-    return {repr(_told(one, name)) for one in groups}
-
-
-def _follows(groups: Sequence[Group], name: str) -> bool:
-    """Whether it only repeats another: the strategy, as the transport of servers does, the compute, or the nodes."""
-    if name in BY_DIVISION and name not in (*ALWAYS, "servers", *division.PARTS):
-        other = "strategy"
-    elif name in BY_COMPUTE:
-        other = "compute"
-    elif name in FOLLOWS:
-        other = FOLLOWS[name]
-    else:
-        return False
-    return all(len(_values([o for o in groups if _told(o, other) == _told(one, other)], name)) == 1 for one in groups)
+    s, setting = one.first.summary, one.setting
+    return (s.model, s.data, s.compute, setting.get("links_as_of", 0), not one.method.single, s.strategy, s.servers,
+            s.grid.stages, s.grid.shards, setting.text("overlap"), s.workers, setting.get("nodes"),
+            s.batch_size)  # fmt: skip
 
 
 def results(study: Study) -> list[Row]:
     """One row a setting, with plain numbers: seconds, images, bytes; ends of intervals in columns of their own."""
     groups = sorted(study.groups, key=_order)
-    names = _identity(groups)
+    facts = [(name, fact.text) for one in groups for name, fact in one.setting.facts.items()]
+    varied = [name for name in dict(facts) if len({text for each, text in facts if each == name}) > 1]
     rows = []
     for one in groups:
-        row: Row = {name: _told(one, name) for name in names} | {"repeats": len(one.runs)}
+        row: Row = {name: value for name, value in identity(one).items() if name != "runs"}
+        row |= {name: one.setting.plain(name) for name in varied if name not in row}
+        row["repeats"] = len(one.runs)
         row["read_seconds"] = measured(one, "read_seconds")
         _put(row, "update_seconds", one.step())
         row["epoch_seconds"] = measured(one, "epoch_seconds")
@@ -236,11 +175,9 @@ def results_table(study: Study) -> Results:
     """
     groups = sorted(study.groups, key=_order)
     rows = results(study)
-    names = [name for name in _identity(study.groups) if not _follows(study.groups, name)]
-    shared = [n for n in names if len({repr(row[n]) for row in rows}) == 1]
-    told = [f"{HEADERS.get(n, n.replace('_', ' '))} {rows[0][n]}" for n in shared if rows[0][n] not in (None, 0)]
+    same = shared([one.setting for one in groups]).given()
     columns = {
-        "setting": [Cell(label(one, groups), number=False) for one in groups],
+        "setting": [Cell(one.label(groups), number=False) for one in groups],
         "images/s": [within(_interval(row, "images_per_second")) for row in rows],
         "times one process": [within(_interval(row, "speedup_one_process")) for row in rows],
         "strong speedup": [within(_interval(row, "speedup_strong")) for row in rows],
@@ -257,14 +194,14 @@ def results_table(study: Study) -> Results:
     }
     columns = {name: cells for name, cells in columns.items() if any(each.text != NOTHING for each in cells)}
     made = table(list(columns), list(zip(*columns.values(), strict=True)), kind="results")
-    return Results(", ".join(told) if len(rows) > 1 else "", made)
+    return Results(same if len(rows) > 1 else "", made)
 
 
 def matches(one: Group, wanted: dict[str, Any]) -> bool:
     """Whether a setting is the one that a paper's row is about; a list means any of its values."""
     for name, value in wanted.items():
         allowed = value if isinstance(value, list) else [value]
-        if value_of(one.first, name) not in allowed:
+        if value_of(one, name) not in allowed:
             return False
     return True
 
@@ -282,8 +219,8 @@ def beside_paper(study: Study) -> list[Row]:
         found: list[Group | None] = [one for one in study.groups if matches(one, wanted)]
         for one in found or [None]:
             other = [name for name in of if one and not matches(one, {name: of[name]})]
-            said = [_named(name, value_of(one.first, name)) for name in other] if one else []
-            row: Row = {"setting": setting, "ours": label(one, study.groups) if one else "", "note": note,
+            said = [_named(name, value_of(one, name)) for name in other] if one else []
+            row: Row = {"setting": setting, "ours": one.label(study.groups) if one else "", "note": note,
                         "ours_is_of": ", ".join(said)}  # fmt: skip
             for name, value in theirs.items():
                 ours = _our(study, one, name)
@@ -306,13 +243,7 @@ def _our(study: Study, one: Group | None, name: str) -> float | None:
 def _named(name: str, value: Any) -> str:
     if isinstance(value, list):
         return " or ".join(_named(name, each) for each in value)
-    if name in ("workers", "threads", "nodes", "servers"):
-        return f"{value} {name if value != 1 else name[:-1]}"
-    if name == "epochs":
-        return "not whole epochs" if value is None else count(value, "epoch")
-    if name in ("strategy", "model", "data", "device"):
-        return str(value)
-    return f"{HEADERS.get(name, name.replace('_', ' '))} {value}"
+    return "not whole epochs" if name == "epochs" and value is None else in_words_of(name, value)
 
 
 def paper_table(study: Study) -> PaperTable:

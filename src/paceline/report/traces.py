@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from paceline.analysis import division
 from paceline.analysis.runs import Run
-from paceline.analysis.scaling import Group, certain, disturbed, nodes_of
+from paceline.analysis.scaling import Group, certain, disturbed
+from paceline.analysis.setting import kinds, nodes_of
 from paceline.analysis.statistics import Interval, Series
 from paceline.analysis.wording import count, listing, number
+from paceline.emulation.table import device
 from paceline.report.figure import COLOURS, IDEAL, PATTERNS
-from paceline.report.series import Look, device, facets, natural
+from paceline.report.series import Look, natural
 
 WIDE_HOVER = 44  # letters: a longer line would not fit beside a point on a phone
 INTERVALS = "Bars: 95 % intervals."
@@ -124,12 +125,12 @@ def over_time(x: Series, y: Series, label: str, look: Look, hover: str) -> Trace
 def identity(one: Group) -> Row:
     """What a row of numbers is of."""
     s, busy = one.first.summary, len(disturbed(one))
-    scaled = {"shrink": s.shrink, "links_as_of": facets(one)["stands"]} if s.shrink > 1 else {}
+    links = one.setting.text("links_as_of").removeprefix("links as of ")
+    scaled = {"shrink": s.shrink, "links_as_of": links} if s.shrink > 1 else {}
     return {"model": s.model, "data": s.data, "strategy": s.strategy, "servers": s.servers, "workers": s.workers,
             "nodes": nodes_of(one.first), "batch_size": s.batch_size, "global_batch": s.global_batch,
             "compute": s.compute, "runs": len(one.runs), **({"disturbed_runs": busy} if busy else {}),
-            **division.division(one.first), **scaled,
-            **({"overlap": "off"} if facets(one)["overlap"] else {})}  # fmt: skip
+            **one.setting.own_options(), **scaled}  # fmt: skip
 
 
 def with_interval(column: str, value: Interval) -> Row:
@@ -168,15 +169,15 @@ def caption(*sentences: str, groups: Iterable[Group], timed: bool = True) -> str
 
 def scaled_by(groups: Iterable[Group]) -> list[str]:
     """What was made smaller or faster, each once, and which links that stands for."""
-    known = [facets(one) for one in groups]
-    paces = {words["pace"] for words in known}
-    shared = paces.pop() if len(paces) == 1 else ""
+    known = [one.setting for one in groups]
+    paces = {each.text("node_speed") for each in known}
+    same = paces.pop() if len(paces) == 1 else ""
     found = []
-    for words in known:
-        said = ", ".join(text for text in (words["shrink"], words["pace"]) if text and text != shared)
-        stands = words["stands"] if said or len({each["stands"] for each in known}) == 1 else ""
+    for each in known:
+        said = ", ".join(text for name in ("shrink", "node_speed") if (text := each.text(name)) and text != same)
+        stands = each.text("links_as_of") if said or kinds(known, ["links_as_of"]) == 1 else ""
         found.append(": ".join(text for text in (said, stands) if text))
-    return [shared] * bool(shared) + sorted(set(found) - {""}, key=natural)
+    return [same] * bool(same) + sorted(set(found) - {""}, key=natural)
 
 
 def of_runs(one: Group) -> str:

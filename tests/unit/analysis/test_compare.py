@@ -63,7 +63,7 @@ def test_five_percent_between_single_runs_is_not_shown(tmp_path: Path) -> None:
 
 def test_runs_that_are_too_short_have_no_verdict(tmp_path: Path) -> None:
     runs = [check_read(write_run(tmp_path / str(mean), steady(mean, 15))) for mean in (0.1, 0.2)]
-    found = compare(*(Group({}, (run,)) for run in runs))
+    found = compare(*(Group((run,)) for run in runs))
     assert found.verdict.startswith("no verdict, because these runs are too short")
 
 

@@ -176,7 +176,7 @@ def test_accuracy_time_to_it_and_the_price_of_a_batch_size(tmp_path: Path) -> No
     assert "1 setting did not reach it in most runs" in soonest
     assert best == (
         "The best test accuracy is 98.30 % (98.10 % to 98.50 %), of sequential, 1 worker, batch 32; 1 of the 2 others "
-        "cannot be told from it; sequential, 1 worker, batch 1024 has the least, 95.20 % (95.10 % to 95.30 %)."
+        "cannot be told from it; sequential, 1 worker, batch 1,024 has the least, 95.20 % (95.10 % to 95.30 %)."
     )
     assert batches.startswith("Of the batch sizes 32 to 1,024 (sequential, 1 worker), 1,024 is the fastest, 2.6")
     assert "256 is the fastest that keeps it, with 7" in batches
@@ -311,12 +311,12 @@ def test_many_problems_are_small_tables(tmp_path: Path) -> None:
     assert max(len(each.text) for each in found) < 700
     tables = {each.rows[0][-1]: each.rows[1:] for each in found if each.rows}
     assert [row[:2] for row in tables["images/s"]][:2] == [
-        ("a, as with links of 2 Gbit/s", "ring, 4 workers"),
-        ("a, as with links of 16 Gbit/s", "ring, 4 workers"),
+        ("a, links as of 2 Gbit/s", "ring, 4 workers"),
+        ("a, links as of 16 Gbit/s", "ring, 4 workers"),
     ]
     assert len(tables["images/s"]) == len(tables["of its speed"]) == 8
     idle = [row[:3] for row in tables["times the speed"]]
-    assert ("a, as with links of 2 Gbit/s", "ps-sync, 1 server", "1 to 4") in idle
+    assert ("a, links as of 2 Gbit/s", "ps-sync, 1 server", "1 to 4") in idle
 
 
 @st.composite

@@ -8,7 +8,7 @@ from typing import Any
 from made_up import steady, write_run
 from test_runs import check_read
 
-from paceline.analysis.lines import all_lines, faster, name, told
+from paceline.analysis.lines import all_lines, faster, told
 from paceline.analysis.scaling import Group, group
 
 
@@ -24,7 +24,7 @@ def test_weak_and_strong_lines(tmp_path: Path) -> None:
     groups += [one(tmp_path / f"s{n}", workers=n, batch=64 // n) for n in (2, 4)]
     found = all_lines(groups)
     assert [(line.kind, list(line.groups)) for line in found] == [("weak", [2, 4]), ("strong", [2, 4])]
-    assert [name(line, found, always=("strategy",)) for line in found] == ["ring, batch 8", "ring, global batch 64"]
+    assert [line.label(found) for line in found] == ["ring, batch 8", "ring, global batch 64"]
 
 
 def test_a_name_says_as_much_as_is_needed(tmp_path: Path) -> None:
@@ -35,8 +35,8 @@ def test_a_name_says_as_much_as_is_needed(tmp_path: Path) -> None:
         one(tmp_path / "other", workers=2, spec={"model": "cnn"}),
     ]
     found = all_lines(groups)
-    assert [name(line, found) for line in found] == ["mlp, ring", "mlp, ps-sync, 1 server", "mlp, ps-sync, 2 servers",
-                                                     "cnn"]  # fmt: skip
+    assert [line.label(found) for line in found] == ["mlp, ring", "mlp, ps-sync, 1 server", "mlp, ps-sync, 2 servers",
+                                                    "cnn, ring"]  # fmt: skip
 
 
 def test_the_same_workers_on_more_nodes_are_another_line(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_the_same_workers_on_more_nodes_are_another_line(tmp_path: Path) -> None
               for nodes in (1, 2) for n in (2, 4)]  # fmt: skip
     found = all_lines(groups)
     assert [list(line.groups) for line in found] == [[2, 4], [2, 4]]
-    assert [name(line, found) for line in found] == ["1 node", "2 nodes"]
+    assert [line.label(found) for line in found] == ["ring, 1 node", "ring, 2 nodes"]
 
 
 def test_the_length_of_a_run_does_not_matter(tmp_path: Path) -> None:

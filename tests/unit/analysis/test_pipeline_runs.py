@@ -15,11 +15,11 @@ from test_runs import check_read
 from paceline.analysis.breakdown import by_rank
 from paceline.analysis.checks import check_losses
 from paceline.analysis.findings import findings
-from paceline.analysis.lines import all_lines, name
+from paceline.analysis.lines import all_lines
 from paceline.analysis.pipeline import beside_plan, idle, pipeline, rows
 from paceline.analysis.resources import rank_series
 from paceline.analysis.runs import LeftOut, Run, read_run
-from paceline.analysis.scaling import curves, group, label
+from paceline.analysis.scaling import curves, group
 from paceline.pipeline.schedule import SCHEDULES, bubble
 
 EVEN = (0.01, 0.01, 0.01, 0.01)
@@ -231,17 +231,17 @@ def test_labels_say_how_a_model_is_divided(tmp_path: Path) -> None:
                                   spec={"tensor": shards, "memory": "2GB"}))
              for shards in (2, 4)]  # fmt: skip
     groups = group(runs)
-    assert [label(one, groups) for one in groups] == [
-        "pipeline, 2 replicas × 2 stages, 1f1b, 8 micro-batches",
-        "pipeline, 4 stages, 1f1b, 8 micro-batches",
-        "pipeline, 2 replicas × 2 stages, gpipe, 8 micro-batches",
-        "pipeline, 2 replicas × 2 stages, 1f1b, 4 micro-batches",
-        "pipeline, 2 replicas × 2 stages, 1f1b, 8 micro-batches, recomputing",
+    assert [one.label(groups) for one in groups] == [
+        "pipeline, 2 replicas × 2 stages, 8 micro-batches, 1f1b",
+        "pipeline, 4 stages, 8 micro-batches, 1f1b",
+        "pipeline, 2 replicas × 2 stages, 8 micro-batches, gpipe",
+        "pipeline, 2 replicas × 2 stages, 4 micro-batches, 1f1b",
+        "pipeline, 2 replicas × 2 stages, 8 micro-batches, 1f1b, recomputation",
         "ring, 4 workers",
         "tensor, 2 replicas × 2 shards",
         "tensor, 4 shards",
     ]
-    assert [label(one, groups[1:2] + groups[5:6]) for one in groups[1:2]] == ["pipeline, 4 stages"]
+    assert [one.label(groups[1:2] + groups[5:6]) for one in groups[1:2]] == ["pipeline, 4 stages"]
 
 
 def test_labels_say_where_it_is_cut_and_how_replicas_average(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_labels_say_where_it_is_cut_and_how_replicas_average(tmp_path: Path) -> 
     runs.append(a_run(tmp_path / "gather", Stages(EVEN[:2], 2), summary={"averaging": "gather"}))
     runs.append(a_run(tmp_path / "small", Stages(EVEN[:2], 2), spec={"memory": "2GB", "speed": "1,0.5"}))
     groups = group(runs)
-    assert [label(one, groups).removeprefix("pipeline, 2 replicas × 2 stages, ") for one in groups] == [
+    assert [one.label(groups).removeprefix("pipeline, 2 replicas × 2 stages, ") for one in groups] == [
         "averaged by ring, cut by measured times",
         "averaged by ring, cut by layers",
         "averaged by ring, cut after features.3",
@@ -262,7 +262,10 @@ def test_labels_say_where_it_is_cut_and_how_replicas_average(tmp_path: Path) -> 
 def test_lines_of_divided_models_have_names(tmp_path: Path) -> None:
     groups = [one for one in group(replicas_and_stages(tmp_path)) if one.workers > 1]
     strong = [line for line in all_lines(groups) if line.kind == "strong"]
-    assert {name(line, strong): list(line.groups) for line in strong} == {"1 replica": [2, 4], "2 stages": [2, 4, 8]}
+    assert {line.label(strong): list(line.groups) for line in strong} == {
+        "pipeline, 1 replica": [2, 4],
+        "pipeline, 2 stages": [2, 4, 8],
+    }
 
 
 def test_the_summary_says_why_stages_are_idle(tmp_path: Path) -> None:

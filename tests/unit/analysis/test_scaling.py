@@ -13,7 +13,7 @@ from test_runs import check_read
 from paceline.analysis.breakdown import by_rank
 from paceline.analysis.compare import compare
 from paceline.analysis.problems import problems
-from paceline.analysis.scaling import curves, group, label, stands_for
+from paceline.analysis.scaling import curves, group
 from paceline.analysis.study import read_study
 from paceline.report.draw import draw
 from paceline.report.page import page
@@ -56,9 +56,9 @@ def test_a_global_batch_that_is_divided_unevenly_is_another_setting_of_the_same_
                       spec={"global_batch": total}, global_batch=total)  # fmt: skip
     groups = group(check_read(folder) for folder in sorted(tmp_path.iterdir()))
     assert len(groups) == 6
-    found = {curve.label["batch"]: [point.workers for point in curve.points] for curve in curves(groups, "strong")}
+    found = {curve.batch: [point.workers for point in curve.points] for curve in curves(groups, "strong")}
     assert found == {10: [2, 4], 12: [2, 4]}
-    names = {label(one, groups) for one in groups if one.workers == 4}
+    names = {one.label(groups) for one in groups if one.workers == 4}
     assert names == {"ring, 4 workers, batch 3", "ring, 4 workers, batch 3, global batch 10"}
 
 
@@ -71,9 +71,9 @@ def test_a_strategy_that_is_not_installed_here_is_compared_like_others(tmp_path:
     assert not study.left_out
     assert len(study.groups) == 3
     assert [[round(point.speedup.value, 1) for point in curve.points] for curve in study.strong] == [[1.7], [2.0]]
-    assert {label(one, study.groups) for one in study.groups if one.workers == 2} == {
-        "elastic, 2 workers, batch 16, far 1",
-        "elastic, 2 workers, batch 16, far 2",
+    assert {one.label(study.groups) for one in study.groups if one.workers == 2} == {
+        "elastic, 2 workers, far 1, batch 16",
+        "elastic, 2 workers, far 2, batch 16",
     }
     assert "elastic" in page(study, draw(study), "")
 
@@ -166,7 +166,7 @@ def test_one_worker_with_as_many_threads_is_the_baseline_and_else_the_fastest_on
     two = check_read(write_run(tmp_path / "2", steady(0.06), spec={"threads": 2}))
     ring = check_read(write_run(tmp_path / "3", steady(0.1), workers=2, spec={"threads": 1}))
     free = check_read(write_run(tmp_path / "4", steady(0.1), workers=2, strategy="gather"))
-    found = {curve.label["strategy"]: curve for curve in curves(group([one, two, ring, free]), "weak")}
+    found = {curve.points[0].group.strategy: curve for curve in curves(group([one, two, ring, free]), "weak")}
     assert found["ring"].points[0].speedup.value == pytest.approx(2.0, rel=0.02)
     assert found["gather"].points[0].speedup.value == pytest.approx(1.2, rel=0.02)
 
@@ -179,7 +179,8 @@ def test_nodes_that_were_varied_make_lines_of_their_own(tmp_path: Path) -> None:
                  for i, where in enumerate(wheres)]  # fmt: skip
     groups = group(runs)
     assert len(groups) == 5
-    found = {curve.label["nodes"]: [p.workers for p in curve.points] for curve in curves(groups, "weak")}
+    found = {curve.points[-1].group.setting.get("nodes"): [p.workers for p in curve.points]
+             for curve in curves(groups, "weak")}  # fmt: skip
     assert found == {1: [2, 4], 2: [2, 4]}
     apart = [check_read(write_run(tmp_path / f"apart-{n}", steady(0.1), workers=n, hosts=list("abcd"[:n])))
              for n in (1, 2, 4)]  # fmt: skip
@@ -196,10 +197,10 @@ def test_a_label_says_only_what_tells_settings_apart(tmp_path: Path) -> None:
         check_read(write_run(tmp_path / "5", steady(0.1), workers=2, servers=2, hosts=["a", "b", "c", "d"])),
     ]
     groups = group(runs)
-    assert [label(one, groups) for one in groups] == [
+    assert [one.label(groups) for one in groups] == [
         "sequential, 1 worker", "ring, 2 workers, 2 nodes", "ring, 2 workers, 1 node",
         "ps-sync, 2 workers, 1 server", "ps-sync, 2 workers, 2 servers"]  # fmt: skip
-    assert label(groups[1], groups[:2]) == "ring, 2 workers"
+    assert groups[1].label(groups[:2]) == "ring, 2 workers"
 
 
 def lab_of(nodes: int, up: int = 10**9, speed: float = 1.0, **more: Any) -> dict[str, Any]:
@@ -215,7 +216,7 @@ def named(folder: Path, settings: list[dict[str, Any]]) -> list[str]:
         runs.append(check_read(write_run(folder / str(i), steady(0.1), hosts=hosts, **options)))
     groups = group(runs)
     assert len(groups) == len(settings)
-    return [label(one, groups).removeprefix("ring, 2 workers, ") for one in groups]
+    return [one.label(groups).removeprefix("ring, 2 workers, ") for one in groups]
 
 
 def test_a_label_says_what_one_strategy_was_varied_in(tmp_path: Path) -> None:
@@ -225,8 +226,8 @@ def test_a_label_says_what_one_strategy_was_varied_in(tmp_path: Path) -> None:
     assert named(tmp_path / "stale", [*served, {}]) == [
         "ps-bounded, 2 workers, staleness 1", "ps-bounded, 2 workers, staleness 4", "ring, 2 workers"]  # fmt: skip
     secret = [{"servers": 1, "spec": {"encrypt": each}} for each in (True, False)]
-    assert named(tmp_path / "secret", secret) == ["ps-sync, 2 workers, encrypted", "ps-sync, 2 workers, not encrypted"]
-    assert named(tmp_path / "long", [{"spec": {"steps": n}} for n in (10, 20)]) == ["steps 10", "steps 20"]
+    assert named(tmp_path / "secret", secret) == ["ps-sync, 2 workers", "ps-sync, 2 workers, no encryption"]
+    assert named(tmp_path / "long", [{"spec": {"steps": n}} for n in (10, 20)]) == ["10 steps", "20 steps"]
 
 
 def test_a_label_tells_machines_and_labs_apart(tmp_path: Path) -> None:
@@ -236,9 +237,9 @@ def test_a_label_tells_machines_and_labs_apart(tmp_path: Path) -> None:
     labs = [lab_of(2), lab_of(2, mtu=9000), lab_of(2, racks=[{"up": 10**8, "down": 10**8}] * 2),
             lab_of(2, faults=[{"at": 5.0, "do": "slow", "node": "n1"}]), lab_of(2, 10**8)]  # fmt: skip
     assert named(tmp_path / "labs", [{"lab": each} for each in labs]) == [
-        "1000/1000 Mbit/s", "1000/1000 Mbit/s, MTU 9000",
-        "1000/1000 Mbit/s, 100/100 Mbit/s between racks", "1000/1000 Mbit/s, n1 slow at 5 s",
-        "100/100 Mbit/s"]  # fmt: skip
+        "links of 1 Gbit/s", "links of 1 Gbit/s, MTU 9000",
+        "links of 1 Gbit/s, 100 Mbit/s between racks", "links of 1 Gbit/s, n1 slow at 5 s",
+        "links of 100 Mbit/s"]  # fmt: skip
 
 
 def test_links_of_runs_with_smaller_gradients_are_named_by_what_they_stand_for(tmp_path: Path) -> None:
@@ -249,12 +250,12 @@ def test_links_of_runs_with_smaller_gradients_are_named_by_what_they_stand_for(t
     for run in runs:
         run.summary.compute, run.summary.shrink = compute, run.spec["shrink"]
     groups = group(runs)
-    assert [stands_for(one) for one in groups] == [2e9, 2e9, 16e9, 16e9]
-    assert [label(one, groups) for one in groups] == [
-        "sequential, 1 worker, as 2 Gbit/s", "ring, 2 workers, as 2 Gbit/s",
-        "sequential, 1 worker, as 16 Gbit/s", "ring, 2 workers, as 16 Gbit/s"]  # fmt: skip
+    assert [one.setting.get("links_as_of") for one in groups] == [2e9, 2e9, 16e9, 16e9]
+    assert [one.label(groups) for one in groups] == [
+        "sequential, 1 worker, links as of 2 Gbit/s", "ring, 2 workers, links as of 2 Gbit/s",
+        "sequential, 1 worker, links as of 16 Gbit/s", "ring, 2 workers, links as of 16 Gbit/s"]  # fmt: skip
     [plain] = group([check_read(write_run(tmp_path / "plain", steady(0.1), workers=2, lab=lab_of(2)))])
-    assert stands_for(plain) is None
+    assert plain.setting.get("links_as_of") is None
 
 
 def test_what_was_varied_makes_curves_of_its_own(tmp_path: Path) -> None:

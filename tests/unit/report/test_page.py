@@ -231,7 +231,7 @@ def test_speedups_of_runs_that_cannot_be_ranked_are_left_out(tmp_path: Path) -> 
 
 def test_what_all_settings_share_is_said_once(scaled: Study) -> None:
     found = tables.results_table(scaled)
-    assert found.shared.startswith("model mlp, data mnist-mini")
+    assert found.shared.startswith("mlp, mnist-mini")
     assert f"<p>The same in all settings: {found.shared}.</p>" in page(scaled, [], PLOTLY)
     headers = found.table.headers
     assert headers[:4] == ("setting", "images/s", "times one process", "weak speedup"), (
@@ -248,7 +248,10 @@ def settings(study: Study) -> list[str]:
 def test_settings_that_differ_in_anything_can_be_told_apart(tmp_path: Path) -> None:
     for i, lr in enumerate((0.1, 0.2)):
         write_run(tmp_path / str(i), steady(0.1, seed=i), spec={"lr": lr})
-    assert settings(read_study([tmp_path])) == ["sequential, 1 worker, lr 0.1", "sequential, 1 worker, lr 0.2"]
+    assert settings(read_study([tmp_path])) == [
+        "sequential, 1 worker, learning rate 0.1",
+        "sequential, 1 worker, learning rate 0.2",
+    ]
 
 
 def test_what_only_repeats_the_strategy_is_not_told(tmp_path: Path) -> None:
@@ -258,7 +261,7 @@ def test_what_only_repeats_the_strategy_is_not_told(tmp_path: Path) -> None:
         write_run(tmp_path / str(i), steady(0.1), workers=workers, servers=1, spec=spec)
     study = read_study([tmp_path])
     assert "timeout" not in repr(tables.results_table(study))
-    assert "ps-sync, 2 workers, not encrypted" in settings(study)
+    assert "ps-sync, 2 workers, no encryption" in settings(study)
 
 
 def test_a_papers_row_stands_beside_each_of_ours_that_it_is_about(study: Study) -> None:

@@ -49,7 +49,7 @@ def title(chart: Chart, name: str) -> str:
 def test_every_event_of_the_typical_step_is_a_bar(study: Study) -> None:
     """It is none of the first three, which are slower."""
     chart = drawn(study, "pipeline-step")
-    traces = {trace["name"]: trace for trace in page(chart, "pipeline, 3 stages, gpipe, 8 micro-batches")}
+    traces = {trace["name"]: trace for trace in page(chart, "pipeline, 3 stages, 8 micro-batches, gpipe")}
     assert set(traces) == {"forward", "backward", "sending", "waiting", "optimizer"}
     names = {"send": "sending", "wait": "waiting"}
     for stage, events in enumerate(SLOW.events()):
@@ -70,7 +70,7 @@ def test_the_first_stage_is_at_the_top_and_replicas_have_rows_of_their_own(study
     chart = drawn(study, "pipeline-step")
     [menu] = chart.figure["layout"]["updatemenus"]
     rows = {button["label"]: button["args"][1]["yaxis.categoryarray"] for button in menu["buttons"]}
-    assert rows["pipeline, 3 stages, gpipe, 8 micro-batches"] == ["stage 2", "stage 1", "stage 0"]
+    assert rows["pipeline, 3 stages, 8 micro-batches, gpipe"] == ["stage 2", "stage 1", "stage 0"]
     [wide] = [found for label, found in rows.items() if "replicas" in label]
     assert wide == ["replica 1, stage 1", "replica 1, stage 0", "replica 0, stage 1", "replica 0, stage 0"]
     assert "forward again" in {trace["name"] for trace in chart.figure["data"]}
@@ -79,8 +79,8 @@ def test_the_first_stage_is_at_the_top_and_replicas_have_rows_of_their_own(study
 
 def test_what_was_idle_stands_beside_theory(study: Study) -> None:
     chart = drawn(study, "pipeline-step")
-    said = title(chart, "pipeline, 3 stages, gpipe, 8 micro-batches")
-    assert said.startswith("<b>3 stages, gpipe, 8 micro-batches: ")
+    said = title(chart, "pipeline, 3 stages, 8 micro-batches, gpipe")
+    assert said.startswith("<b>3 stages, 8 micro-batches, gpipe: ")
     assert "20 % in theory" in said
     [idle] = {row["idle"] for row in chart.rows if row["stages"] == 3}
     assert f"{100 * idle:.0f} % idle" in said
@@ -89,7 +89,7 @@ def test_what_was_idle_stands_beside_theory(study: Study) -> None:
 
 def test_stages_stand_beside_their_plan(study: Study) -> None:
     chart = drawn(study, "pipeline-cut")
-    traces = page(chart, "pipeline, 3 stages, gpipe, 8 micro-batches")
+    traces = page(chart, "pipeline, 3 stages, 8 micro-batches, gpipe")
     time = {trace["name"]: trace for trace in traces if trace["xaxis"] == "x"}
     assert time["measured"]["y"] == pytest.approx([30.125, 60.125, 30.125], rel=1e-3)
     assert time["planned"]["y"] == pytest.approx([value / 2 for value in time["measured"]["y"]], rel=1e-3)

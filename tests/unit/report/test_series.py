@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 from made_up_experiments import MadeUp, write
 
+from paceline.analysis.setting import Fact, Setting, distinguishing
 from paceline.analysis.study import Study, read_study
+from paceline.emulation.table import device
 from paceline.report.charts_learning import in_lines
 from paceline.report.charts_over_time import MOST_POINTS, thinned
 from paceline.report.figure import COLOURS, DASHES, MARKERS, doublings, whole_numbers
-from paceline.report.series import PROBLEM, arrange, device, facets, looks, name, natural, telling
+from paceline.report.series import SAME_PANEL, arrange, looks, name, natural
 from paceline.report.strands import by_batch, by_workers, few_servers, side_by_side, words
+from paceline.spec import FIELDS
 
 
 def study_of(folder: Path, *runs: MadeUp) -> Study:
@@ -23,19 +26,23 @@ def study_of(folder: Path, *runs: MadeUp) -> Study:
     return read_study([folder])
 
 
+def of(**texts: str) -> Setting:
+    return Setting({name: Fact(text, text, FIELDS[name].metadata["affects"]) for name, text in texts.items()})
+
+
 def test_a_name_has_only_what_tells_apart() -> None:
-    ring = {"model": "vgg16", "strategy": "ring", "servers": "", "transport": "gloo"}
-    server = {"model": "vgg16", "strategy": "ps-sync", "servers": "1 server", "transport": "zmq"}
-    assert telling([ring, server]) == ["strategy"], "the rest follows from it"
-    servers = server | {"servers": "2 servers"}
-    keys = telling([ring, server, servers])
+    ring = of(model="vgg16", strategy="ring", servers="", transport="gloo")
+    server = of(model="vgg16", strategy="ps-sync", servers="1 server", transport="zmq")
+    assert distinguishing([ring, server]) == ["strategy"], "the rest follows from it"
+    servers = server.saying("servers", "2 servers")
+    keys = distinguishing([ring, server, servers])
     assert [name(each, keys) for each in (ring, server, servers)] == [
         "ring",
         "ps-sync, 1 server",
         "ps-sync, 2 servers",
     ]
-    assert telling([ring, ring]) == []
-    assert telling([ring, server], without=["strategy"]) == ["servers"]
+    assert distinguishing([ring, ring]) == []
+    assert distinguishing([ring, server], without=["strategy"]) == ["servers"]
 
 
 def test_numbers_in_names_sort_as_numbers() -> None:
@@ -54,7 +61,7 @@ def test_what_is_emulated_is_said_shortly(compute: str, said: str) -> None:
 
 
 def test_looks_differ_also_without_colours() -> None:
-    many = [{"strategy": f"s{i}", "servers": f"{j}"} for i in range(7) for j in range(5)]
+    many = [of(strategy=f"s{i}", servers=f"{j}") for i in range(7) for j in range(5)]
     found = looks(many, ["strategy", "servers"], [])
     assert len({look.colour for look in found}) == len(COLOURS)
     assert len({(look.dash, look.marker) for look in found}) == 35 == len(DASHES) * len(MARKERS)
@@ -62,7 +69,7 @@ def test_looks_differ_also_without_colours() -> None:
 
 
 def test_a_name_cannot_be_a_tag() -> None:
-    assert name({"model": "<b>&"}, ["model"]) == "&lt;b&gt;&amp;"
+    assert name(of(model="<b>&"), ["model"]) == "&lt;b&gt;&amp;"
 
 
 def test_settings_of_all_kinds_are_in_one_strand(tmp_path: Path) -> None:
@@ -77,13 +84,17 @@ def test_settings_of_all_kinds_are_in_one_strand(tmp_path: Path) -> None:
     strands = by_workers(study)
     assert sorted(len(strand.groups) for strand in strands) == [1, 3, 3]
     assert {id(one) for strand in strands for one in strand.groups} == {id(one) for one in study.groups}
-    assert sorted(strand.facets["batch"] for strand in strands) == ["batch 128", "batch 128 each", "batch 128 in all"]
+    assert sorted(strand.setting.text("batch_size") for strand in strands) == [
+        "batch 128",
+        "batch 128 each",
+        "batch 128 in all",
+    ]
 
 
 def test_where_workers_do_not_differ_batches_are_side_by_side(tmp_path: Path) -> None:
     study = study_of(tmp_path, *(MadeUp(batch=batch, steps=12) for batch in (256, 32, 64)))
     along, [strand] = side_by_side(study)
-    assert along == "batch"
+    assert along == "batch_size"
     assert [one.first.summary.batch_size for one in strand.groups] == [32, 64, 256]
     assert by_batch(study) == [strand]
 
@@ -92,7 +103,7 @@ def test_batches_are_side_by_side_where_that_takes_fewer_rows(tmp_path: Path) ->
     runs = [MadeUp(batch=batch, steps=steps) for batch, steps in ((32, 12), (64, 10), (256, 9))]
     study = study_of(tmp_path, *runs, *(MadeUp(strategy="ring", workers=2, batch=n, steps=12) for n in (16, 64)))
     along, strands = side_by_side(study)
-    assert along == "batch"
+    assert along == "batch_size"
     assert sorted(len(strand.groups) for strand in strands) == [2, 3]
     assert [len(strand.groups) for strand in by_batch(study)] == [2], "lengths differ"
 
@@ -102,7 +113,7 @@ def test_of_many_servers_the_fewest_and_the_most(tmp_path: Path) -> None:
     nodes = [MadeUp(strategy="ring", workers=4, nodes=nodes, steps=12) for nodes in (1, 2, 4)]
     study = study_of(tmp_path, *runs, *nodes)
     kept = few_servers(by_workers(study))
-    assert sorted(strand.facets["servers"] for strand in kept) == ["", "", "", "1 server", "4 servers"]
+    assert sorted(strand.setting.text("servers") for strand in kept) == ["", "", "", "1 server", "4 servers"]
 
 
 def test_links_and_overlap_are_no_number_of_servers(tmp_path: Path) -> None:
@@ -111,11 +122,12 @@ def test_links_and_overlap_are_no_number_of_servers(tmp_path: Path) -> None:
     runs = [MadeUp(servers=s, nodes=s + 2, **given) for s in (1, 2, 4)]
     runs += [MadeUp(servers=1, nodes=3, bits=1e8, **given), MadeUp(servers=1, nodes=3, shrink=8, **given)]
     kept = few_servers(by_workers(study_of(tmp_path, *runs)))
-    assert sorted((each.facets["servers"], each.facets["link"], each.facets["stands"]) for each in kept) == [
-        ("1 server", "1 Gbit/s", ""),
-        ("1 server", "1 Gbit/s", "links as of 8 Gbit/s"),
-        ("1 server", "100 Mbit/s", ""),
-        ("4 servers", "1 Gbit/s", ""),
+    said = [tuple(each.setting.text(name) for name in ("servers", "links", "links_as_of")) for each in kept]
+    assert sorted(said) == [
+        ("1 server", "links of 1 Gbit/s", ""),
+        ("1 server", "links of 1 Gbit/s", "links as of 8 Gbit/s"),
+        ("1 server", "links of 100 Mbit/s", ""),
+        ("4 servers", "links of 1 Gbit/s", ""),
     ]
 
 
@@ -126,7 +138,7 @@ def test_many_panels_are_on_several_pages(tmp_path: Path) -> None:
     sheets = arrange(study, by_workers(study), words, None, without=("workers",))
     assert [sheet.name for sheet in sheets] == ["m0", "m1", "m2"]
     assert [list(sheet.panels) for sheet in sheets] == [["allreduce", "gather", "ring"]] * 3
-    [together] = arrange(study, study.groups, facets, ("model",))
+    [together] = arrange(study, study.groups, lambda one: one.setting, ("model",))
     assert list(together.panels) == ["m0", "m1", "m2"]
     assert [styled.label for styled in together.panels["m0"]] == ["allreduce", "gather", "ring"]
     assert together.panels["m1"][2].full == "m1, ring"
@@ -136,7 +148,7 @@ def test_pages_are_by_links_and_the_slowest_come_first(tmp_path: Path) -> None:
     runs = [MadeUp(model=f"m{i}", strategy="ring", workers=2, nodes=2, steps=12, compute="emulated:k80", shrink=shrink)
             for i in range(4) for shrink in (16, 2)]  # fmt: skip
     study = study_of(tmp_path, *runs)
-    sheets = arrange(study, by_workers(study), words, PROBLEM, without=("workers",))
+    sheets = arrange(study, by_workers(study), words, SAME_PANEL, without=("workers",))
     assert [sheet.name for sheet in sheets] == ["links as of 2 Gbit/s", "links as of 16 Gbit/s"]
     assert [list(sheet.panels) for sheet in sheets] == [["m0", "m1", "m2", "m3"]] * 2
 
@@ -149,7 +161,7 @@ def test_too_many_lines_are_divided_so_that_panels_are_few(tmp_path: Path) -> No
         for batch in (8, 16, 32, 64, 128, 256, 512, 1024)
     ]
     study = study_of(tmp_path, *runs)
-    [sheet] = arrange(study, study.groups, facets, PROBLEM)
+    [sheet] = arrange(study, study.groups, lambda one: one.setting, SAME_PANEL)
     assert {title: len(part) for title, part in sheet.panels.items()} == {"ring": 8, "sequential": 8}
 
 
