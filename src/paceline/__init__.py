@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from paceline.run.records import Summary
     from paceline.spec import RunSpec
     from paceline.strategies.data_parallel import DataParallel
+    from paceline.strategies.setup import initial_weights
 
 __version__ = "0.1.0"
-__all__ = ["DataParallel", "PacelineError", "RunSpec", "Sampler", "Summary", "connect", "train"]
+__all__ = ["DataParallel", "PacelineError", "RunSpec", "Sampler", "Summary", "connect", "initial_weights", "train"]
 
 # Looked up when they are used, so that `import paceline` does not import torch.
 _HOMES = {
@@ -29,6 +30,7 @@ _HOMES = {
     "Sampler": "paceline.data.sampler",
     "Summary": "paceline.run.records",
     "connect": "paceline.launch.connect",
+    "initial_weights": "paceline.strategies.setup",
     "train": "paceline.launch.run",
 }
 

@@ -99,14 +99,34 @@ class Shared(nn.Module):
         return out
 
 
-class Unseeded(nn.Module):
-    """Every process that builds it draws other weights."""
+class Custom(nn.Module):
+    """Its constructor sets weights that no layer would set again."""
 
     def __init__(self, image_size: int, classes: int) -> None:
         super().__init__()
-        self.a, self.b = nn.Linear(image_size**2, 8), nn.Linear(8, classes)
+        self.a, self.b = nn.Linear(image_size**2, 130), nn.Linear(130, classes)
+        nn.init.trunc_normal_(self.a.weight, std=0.1)
         with torch.no_grad():
-            self.a.weight.copy_(torch.from_numpy(np.random.default_rng().normal(size=(8, image_size**2))))
+            self.b.bias.copy_(torch.rand(classes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.b(self.a(x.flatten(1)).tanh())
+        return out
+
+
+class UnseededLinear(nn.Linear):
+    """Every process that initialises it draws other weights."""
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        self.weight.copy_(torch.from_numpy(np.random.default_rng().normal(size=tuple(self.weight.shape))))
+
+
+class Unseeded(nn.Module):
+    def __init__(self, image_size: int, classes: int) -> None:
+        super().__init__()
+        self.a, self.b = UnseededLinear(image_size**2, 8), nn.Linear(8, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.b(self.a(x.flatten(1)).tanh())

@@ -16,15 +16,17 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from worlds import World
 
+import paceline
 from paceline.comm.base import Comm
 from paceline.comm.metered import MeteredComm
 from paceline.data.load import load
+from paceline.errors import UsageError
 from paceline.launch.folder import begin_summary
 from paceline.models.build import build
 from paceline.run.folder import read_summary
 from paceline.run.recorder import Recorder
 from paceline.run.records import Summary
-from paceline.spec import Resolved, resolve
+from paceline.spec import Resolved, RunSpec, resolve
 from paceline.strategies.setup import choose_place
 from paceline.training.console import Console
 from paceline.training.driver import Job, train
@@ -116,10 +118,12 @@ def data_of(values: dict[str, Any]) -> Data:
 
 
 def model_of(values: dict[str, Any]) -> nn.Module:
-    """The model that a seed gives."""
-    torch.manual_seed(values.get("seed", 0))
+    """The model with the weights that a seed gives it."""
     info = load(values["data"]).info
-    return build(values["model"], info.shape, info.classes, values.get("dropout"))
+    model = build(values["model"], info.shape, info.classes, values.get("dropout"))
+    known = {name: values[name] for name in ("model", "data", "dropout", "seed") if name in values}
+    model.load_state_dict(paceline.initial_weights(RunSpec(**known)))
+    return model
 
 
 def check_trains(
@@ -138,6 +142,15 @@ def check_trained(summary: Summary, weights: dict[str, Tensor], wanted: Trained,
     assert summary.train_loss == pytest.approx(wanted.train_loss, rel=tolerance)
     assert summary.test_loss == pytest.approx(wanted.test_loss, rel=tolerance)
     assert summary.test_accuracy == wanted.test_accuracy
+
+
+def refused_here(comm: Comm, folder: str, values: dict[str, Any]) -> str:
+    """Why it is not trained."""
+    try:
+        train_here(comm, folder, values)
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 def train_here(comm: Comm, folder: str, values: dict[str, Any]) -> int:

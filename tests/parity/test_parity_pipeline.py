@@ -7,8 +7,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import divided_models
 import parity_cases as cases
 import pytest
+import torch
 from parity_cases import check_trains, distance
 from raw_lines import raw_lines
 from safetensors.torch import load_file
@@ -114,9 +116,32 @@ def test_what_layers_share_stays_one(expected: Any, tmp_path: Path, schedule: st
     assert found["first.weight"].equal(found["body.0.weight"])
 
 
-def test_replicas_start_from_the_same_weights_whatever_a_constructor_draws(worlds: Worlds, tmp_path: Path) -> None:
+def test_replicas_start_from_the_same_weights_whatever_a_layer_draws(worlds: Worlds, tmp_path: Path) -> None:
     values = values_for("divided_models:Unseeded", 6, strategy="pipeline", workers=4, stages=2, check_replicas=1)
     assert worlds.get("gloo", 4).run(cases.train_here, folder=str(tmp_path), values=values | {"steps": 2}) == [2] * 4
+
+
+CUSTOM = values_for("divided_models:Custom", 12, batch_size=6, microbatches=1) | {"optimizer": "sgd", "cut": "measured"}
+
+
+def test_weights_that_a_constructor_sets_itself_are_trained_by_whole_models_and_refused_in_parts(
+    worlds: Worlds, expected: Any, tmp_path: Path
+) -> None:
+    """In parts they are trained from a file; what the whole models start from is what torch gives."""
+    torch.manual_seed(0)
+    plain = divided_models.Custom(12, 10).state_dict()
+    start = load_file(expected.start(CUSTOM))
+    assert all(torch.equal(start[name], value) for name, value in plain.items())
+    check_trains(ThreadWorld(1), tmp_path / "1", CUSTOM | {"strategy": "sequential"}, expected(CUSTOM), TOLERANCE)
+    ring = CUSTOM | {"strategy": "ring", "workers": 2, "batch_size": 3}
+    check_trains(worlds.get("gloo", 2), tmp_path / "2", ring, expected(ring), TOLERANCE)
+    for strategy in ("pipeline", "tensor"):
+        values = CUSTOM | {"strategy": strategy, "workers": 2}
+        for message in worlds.get("gloo", 2).run(cases.refused_here, folder=str(tmp_path / strategy), values=values):
+            assert "the constructor sets weight of a (Linear) elsewhere" in message
+            assert message.endswith("or use a strategy that does not split the model")
+        values |= {"weights": str(expected.start(CUSTOM))}
+        check_trains(ThreadWorld(2), tmp_path / strategy, values, expected(CUSTOM), TOLERANCE)
 
 
 def test_dropout_is_the_same_when_it_is_computed_again(worlds: Worlds, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A model that is built without storage gets exactly the first values that it would have had."""
+"""Initial weights are the same whichever part of a model is made; what a constructor sets itself is kept."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from paceline.errors import UsageError
-from paceline.models import draws
-from paceline.models.build import build
-from paceline.models.deferred import Deferred, defer
+from paceline.models.build import build, check, construct
+from paceline.models.deferred import Deferred, build_whole, defer, module_seed
 from paceline.models.table import TABLE
 
 SEED = 5
@@ -29,11 +27,6 @@ def state(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
 
 
-def really(make: Callable[[], nn.Module]) -> dict[str, Tensor]:
-    torch.manual_seed(SEED)
-    return state(make())
-
-
 def different(got: dict[str, Tensor], real: dict[str, Tensor]) -> list[str]:
     def same(name: str) -> bool:
         return got[name].dtype == real[name].dtype and torch.equal(got[name], real[name])
@@ -41,12 +34,12 @@ def different(got: dict[str, Tensor], real: dict[str, Tensor]) -> list[str]:
     return [name for name in real if name not in got or not same(name)]
 
 
-def check(make: Callable[[], nn.Module]) -> Deferred:
+def check_parts(make: Callable[[], nn.Module], check: Callable[[nn.Module], None] = lambda model: None) -> Deferred:
     """All of it, then some of it; the model has no storage, and torch's random state is left alone."""
-    real = really(make)
+    real = state(build_whole(make, SEED, check))
     torch.manual_seed(99)
     before = torch.get_rng_state()
-    deferred = defer(make, SEED)
+    deferred = defer(make, SEED, check)
     assert all(tensor.is_meta for tensor in state(deferred.model).values())
     assert [(n, t.shape, t.dtype) for n, t in state(deferred.model).items()] == [
         (n, t.shape, t.dtype) for n, t in real.items()
@@ -62,138 +55,267 @@ def check(make: Callable[[], nn.Module]) -> Deferred:
 
 
 @pytest.mark.parametrize("name", [name for name in TABLE if name not in DEEP])
-def test_every_model_of_the_table_gets_its_own_first_values(name: str) -> None:
+def test_parts_of_every_model_of_the_table_start_as_the_whole_does(name: str) -> None:
     size = max(16, TABLE[name].min_size)
-    check(lambda: build(name, (3, size, size), 10))
-
-
-class One(nn.Module):
-    """A tensor that `fill` fills, between two layers that are drawn before and after it."""
-
-    def __init__(self, fill: Callable[[Tensor], Any], *size: int) -> None:
-        super().__init__()
-        self.before = nn.Linear(3, 5)
-        self.tensor = nn.Parameter(torch.empty(*size or (24, 10)))
-        fill(self.tensor)
-        self.after = nn.Linear(5, 2)
-
-
-INITS: dict[str, Callable[[Tensor], Any]] = {
-    "kaiming_normal": nn.init.kaiming_normal_,
-    "kaiming_uniform": nn.init.kaiming_uniform_,
-    "xavier_normal": nn.init.xavier_normal_,
-    "xavier_uniform": nn.init.xavier_uniform_,
-    "orthogonal": nn.init.orthogonal_,
-    "orthogonal of a wide one": lambda tensor: nn.init.orthogonal_(tensor.t(), gain=2),
-    "trunc_normal": lambda tensor: nn.init.trunc_normal_(tensor, std=0.5, a=-0.4, b=0.6),
-    "trunc_normal far out": lambda tensor: nn.init.trunc_normal_(tensor, a=1.5, b=1.8),
-    "sparse": lambda tensor: nn.init.sparse_(tensor, 0.3),
-    "eye": nn.init.eye_,
-    "dirac": lambda tensor: nn.init.dirac_(tensor.view(6, 4, 10)),
-    "normal": lambda tensor: nn.init.normal_(tensor, 1, 2),
-    "normal turned": lambda tensor: nn.init.normal_(tensor.t()),
-    "few normals": lambda tensor: nn.init.normal_(tensor[0, :7]),
-}
-
-
-@pytest.mark.parametrize("init", INITS.values(), ids=INITS)
-def test_torchs_ways_to_initialise_are_followed(init: Callable[[Tensor], Any]) -> None:
-    check(lambda: One(lambda tensor: init(tensor.detach().zero_())))
+    check_parts(lambda: build(name, (3, size, size), 10))
 
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "one": lambda: nn.Linear(3, 4),
     "lstm": lambda: nn.LSTM(3, 4, 2, bidirectional=True),
     "embedding": lambda: nn.Embedding(30, 5, padding_idx=2),
-    "attention": lambda: nn.TransformerEncoderLayer(8, 2, 16),
-    "copies": lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16), 3),
-    "weight_norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)),
-    "spectral_norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4)),
-    "orthogonal": lambda: nn.utils.parametrizations.orthogonal(nn.Linear(4, 4)),
+    "norms": lambda: nn.Sequential(nn.LayerNorm(3), nn.GroupNorm(2, 4), nn.InstanceNorm1d(3, True, True), nn.PReLU()),
     "double": lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).double(),
     "channels_last": lambda: nn.Conv2d(3, 4, 3).half().to(memory_format=torch.channels_last),  # type: ignore[call-overload]
+    "frozen": lambda: nn.Sequential(nn.Linear(3, 4).requires_grad_(False), nn.Linear(4, 3)),
     "no parameters": nn.ReLU,
 }
 
 
 @pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
-def test_torchs_layers_are_followed(make: Callable[[], nn.Module]) -> None:
-    check(make)
+def test_torchs_layers_are_initialised_one_by_one(make: Callable[[], nn.Module]) -> None:
+    check_parts(make).check()
 
 
-class Odd(nn.Module):
-    """What constructors of users do."""
+def test_a_layers_values_are_those_of_its_own_method_with_the_documented_seed() -> None:
+    """Written from docs/models-and-data.md, by means of torch alone."""
+    import hashlib
+
+    whole = build_whole(lambda: nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Conv2d(3, 4, 3))), SEED)
+    layer = nn.Conv2d(3, 4, 3)
+    seed = int.from_bytes(hashlib.blake2b(b"5/1.0", digest_size=8).digest(), "little")
+    assert seed == module_seed(SEED, "1.0") == 6370699494998273090
+    torch.manual_seed(seed)
+    layer.reset_parameters()
+    assert not different(state(layer), {name[4:]: value for name, value in state(whole).items() if name > "1"})
+
+
+def test_seeds_and_names_of_layers_give_other_values() -> None:
+    def weights(seed: int) -> list[float]:
+        model = build_whole(lambda: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), seed)
+        return [model.get_parameter(name)[0, 0].item() for name in ("0.weight", "1.weight")]
+
+    assert len({*weights(0), *weights(1)}) == 4
+    assert weights(0) == weights(0)
+
+
+class Own(nn.Module):
+    """A layer of a user's, with a buffer that its method computes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.legacy = nn.Parameter(torch.Tensor(3, 4).uniform_())
-        self.array = nn.Parameter(torch.from_numpy(np.arange(6.0)).reshape(2, 3))
-        self.file = nn.Parameter(torch.frombuffer(bytearray(np.arange(6.0)), dtype=torch.float64))
-        self.tied = self.file
+        self.weight = nn.Parameter(torch.empty(6, 4))
+        self.register_buffer("scale", torch.zeros(6), persistent=False)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        for row in self.weight.data:
+            row.normal_()
+        self.register_buffer("scale", self.weight.norm(dim=1), persistent=False)
+
+
+class Biased(nn.Module):
+    """Sets biases in the hook for the modules of a model."""
+
+    def __init__(self, apply: bool = True) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), Own())
+        if apply:
+            self.apply(self.init_module)
+
+    def init_module(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.bias, 7)
+
+
+class Scattered(nn.Module):
+    """As torchvision's: the constructor sets values of all modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 4))
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight)
+            elif isinstance(module, nn.BatchNorm2d):
+                nn.init.constant_(module.weight, 1)
+
+
+class Gathered(Scattered):
+    """The same as docs/models-and-data.md says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.apply(self.init_module)
+
+    def init_module(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight)
+        elif isinstance(module, nn.BatchNorm2d | nn.Linear):
+            module.reset_parameters()
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Embedding(7, 4), nn.BatchNorm1d(4), nn.BatchNorm1d(4))
+        self.again = self.body[1]
+        self.head = nn.Linear(4, 7)
+        self.head.weight = self.body.get_parameter("0.weight")
+        self.body[2].running_mean = self.body[1].running_mean
+
+
+@pytest.mark.parametrize("make", [Own, Biased, Gathered, Tied])
+def test_layers_hooks_and_shared_weights_of_a_user_are_followed(make: Callable[[], nn.Module]) -> None:
+    check_parts(make).check()
+
+
+def test_the_models_hook_sets_what_it_sets_and_shared_weights_come_from_the_first_layer() -> None:
+    biased, tied = build_whole(Biased, SEED), build_whole(Tied, SEED)
+    assert (biased.get_parameter("layers.0.bias") > 1).all()
+    assert tied.get_parameter("head.weight") is tied.get_parameter("body.0.weight")
+    assert tied.get_parameter("head.weight").std() > 0.7  # an Embedding's; a Linear's are below 0.5
+    values = dict(defer(Tied, SEED).values(["head.weight", "body.0.weight"]))
+    assert torch.equal(values["head.weight"], values["body.0.weight"])
+
+
+def changed(change: Callable[[Any], object]) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), Own())
         with torch.no_grad():
-            self.legacy[0] = 7
-            self.legacy[:, 1].normal_()
-            self.array.copy_(torch.from_numpy(np.ones((2, 3))))
-            self.array[1] += 2
-        drop = torch.linspace(0, 0.5, 5)
-        generator = torch.Generator().manual_seed(3)
-        for name, tensor in {
-            "number": torch.tensor(3),
-            "list": torch.tensor([[1.0, 2.0], [3.0, 4.0]]).t(),
-            "looked at": torch.tensor([p.item() * 2 for p in drop] + drop.tolist() + [float(drop.numpy().sum())]),
-            "whole": torch.randn(40),
-            "moved": torch.randn(4, 4, device="cpu").to("cpu").cpu(),
-            "mask": torch.randn(30)[torch.randn(30) > 0],
-            "rows": torch.eye(3)[torch.tensor([2, 0])],
-            "own generator": torch.randn(30, generator=generator) * torch.rand(30, generator=generator),
-            "chosen": torch.multinomial(torch.rand(9), 3),
-            "counts": torch.poisson(torch.rand(9) * 4),
-            "order": torch.randperm(9),
-            "coins": torch.rand(20).bernoulli(),
-            "dice": torch.randint(1, 7, (20,)),
-            "two": torch.normal(torch.zeros(20), torch.rand(20)),
-            "complex": torch.randn(20, dtype=torch.complex64),
-            "new": drop.new_tensor([1.0, 2.0]) + drop.new(2).fill_(3),
-            "triangle": torch.ones(4, 4).tril(),
-            "none": torch.randn(0, 3),
-            "out": torch.ones(5, out=torch.empty(5)),
-        }.items():
-            self.register_buffer(name, tensor)
-        whole: Any = self.whole
-        whole.cpu().add_(1)
-        whole.to("cpu").add_(1)
-        self.register_buffer("part", whole[::2])
-        whole.mul_(2)
-        if whole.sum() > 0:
-            self.more = nn.Linear(2, 2)
-        else:
-            self.less = nn.Linear(3, 3)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(9)
-            self.forked = nn.Linear(2, 2)
-        self.norm = nn.BatchNorm1d(4)
-        self.norm(torch.randn(6, 4))
-        self.last = nn.Linear(2, 2)
+            change(model)
+        return model
+
+    return make
 
 
-def test_what_constructors_do_otherwise_is_followed() -> None:
-    deferred = check(Odd)
-    tied = dict(deferred.values(["tied", "file"]))
-    assert torch.equal(tied["tied"], torch.arange(6.0, dtype=torch.float64))
-    assert torch.equal(tied["file"], tied["tied"])
-    assert deferred.model.tied is deferred.model.file
+class Half(nn.Linear):
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight[0])
+        nn.init.zeros_(self.bias)
+
+
+class Distant(nn.Module):
+    """The method of a module around others sets their values; that of the model takes no module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.init_module()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.inner.get_parameter("0.weight"))
+
+    def init_module(self) -> None:
+        for layer in self.inner:
+            nn.init.normal_(layer.get_parameter("weight"))
+
+
+class Within(nn.Module):
+    """A part of it has a hook of its own, which is not the model's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Biased()
+
+
+def init_module(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.ones_(module.bias)
+
+
+class WithArgument(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.reset_parameters(2.0)
+
+    def reset_parameters(self, value: float = 1.0) -> None:
+        nn.init.constant_(self.weight, value)
+        nn.init.zeros_(self.bias)
+
+
+class NeedsArgument(nn.Linear):
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.weight, self.bias = nn.Parameter(torch.empty(4, 4)), nn.Parameter(torch.empty(4))
+        self.reset_parameters(2.0)
+
+    def reset_parameters(self, value: float) -> None:  # type: ignore[override]
+        nn.init.constant_(self.weight, value)
+        nn.init.zeros_(self.bias)
+
+
+# Values that a constructor gives otherwise than in hooks of the module that holds them, and which are refused by what.
+WHOLE_ONLY: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "function": (changed(lambda m: nn.init.orthogonal_(m[0].weight)), r"sets weight of 0 \(Linear\) elsewhere"),
+    "method": (changed(lambda m: m[0].bias.fill_(3)), r"sets bias of 0 \(Linear\) elsewhere"),
+    "data": (changed(lambda m: m[0].bias.data.fill_(3)), r"sets bias of 0 \(Linear\) elsewhere"),
+    "row": (changed(lambda m: m[0].weight[1].fill_(3)), r"sets weight of 0 \(Linear\) elsewhere"),
+    "item": (changed(lambda m: m[0].weight.__setitem__(1, 3.0)), r"sets weight of 0 \(Linear\) elsewhere"),
+    "operator": (changed(lambda m: m[0].weight.mul_(2)), r"sets weight of 0 \(Linear\) elsewhere"),
+    "out": (changed(lambda m: torch.ones(4, out=m[0].bias)), r"sets bias of 0 \(Linear\) elsewhere"),
+    "buffer": (changed(lambda m: m[1].running_mean.fill_(3)), r"sets running_mean of 1 \(BatchNorm1d\) elsewhere"),
+    "replaced": (changed(lambda m: setattr(m[0], "bias", nn.Parameter(torch.ones(4)))), r"sets bias of 0 \(Linear\)"),
+    "loaded": (
+        changed(lambda m: m.load_state_dict({name: t * 0 + 2 for name, t in m.state_dict().items()}, strict=False)),
+        r"sets weight of 0 \(Linear\) elsewhere; .*; and .* more",
+    ),
+    "assigned": (
+        changed(lambda m: m[0].load_state_dict({"weight": torch.ones(4, 4), "bias": torch.ones(4)}, assign=True)),
+        r"sets weight of 0 \(Linear\) elsewhere",
+    ),
+    "copies": (lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 16), 3), "MultiheadAttention"),
+    "parametrized": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)), "has no reset_parameters"),
+    "list": (lambda: nn.ParameterList([torch.randn(3)]), r"the model \(ParameterList\) holds 0 and has no reset_param"),
+    "half": (lambda: Half(4, 4), r"reset_parameters\(\) of the model \(Half\) does not set all of weight"),
+    "scattered": (Scattered, r"sets weight of layers.0 \(Conv2d\) elsewhere"),
+    "distant": (Distant, r"sets weight of inner.0 \(Linear\) elsewhere"),
+    "within": (Within, r"sets bias of part.layers.0 \(Linear\) elsewhere"),
+    "function for modules": (lambda: nn.Sequential(nn.Linear(2, 2)).apply(init_module), r"sets bias of 0 \(Linear\)"),
+    "takes an argument": (WithArgument, r"the model \(WithArgument\) holds weight and has no reset_parameters\(\)"),
+    "needs an argument": (NeedsArgument, r"the model \(NeedsArgument\) holds weight and has no reset_parameters\(\)"),
+}
+
+
+@pytest.mark.parametrize(("make", "says"), WHOLE_ONLY.values(), ids=WHOLE_ONLY)
+def test_other_values_of_a_constructor_are_kept_in_the_whole_model_and_refused_in_parts(
+    make: Callable[[], nn.Module], says: str
+) -> None:
+    torch.manual_seed(SEED)
+    real = state(make())
+    assert not different(state(build_whole(make, SEED)), real) or "Half" in says  # some of whose values nobody sets
+    deferred, start = defer(make, SEED), "the model cannot be initialised in parts: "
+    with pytest.raises(UsageError, match=f"^{start}.*{says}.*--weights FILE; or use a strategy"):
+        refuse(deferred)
+
+
+def refuse(deferred: Deferred) -> None:
+    deferred.check()
+    list(deferred.values(deferred.names))
+
+
+def test_what_comes_from_a_file_need_not_be_initialised() -> None:
+    deferred = defer(WHOLE_ONLY["method"][0], SEED)
+    deferred.check(given=["0.bias"])
+    assert len(dict(deferred.values(deferred.names - {"0.bias"}))) == len(deferred.names) - 1
+    with pytest.raises(UsageError, match="bias of 0"):
+        list(deferred.values(["0.bias"]))
 
 
 class Plain(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.scale = torch.randn(3)
+        self.layer = nn.Linear(3, 3)
 
 
-def test_a_tensor_that_is_a_plain_attribute_has_values_too() -> None:
+def test_a_tensor_that_is_a_plain_attribute_is_refused_in_parts() -> None:
     torch.manual_seed(SEED)
-    real = nn.Sequential(Plain())
-    values = dict(defer(lambda: nn.Sequential(Plain()), SEED).values(["0.scale"]))
-    assert torch.equal(values["0.scale"], real[0].scale)  # type: ignore[arg-type]
+    assert torch.equal(Plain().scale, build_whole(Plain, SEED).scale)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"scale of the model \(Plain\) is a tensor, but no parameter and no buffer"):
+        defer(Plain, SEED).check()
 
 
 OWN = """
@@ -205,7 +327,6 @@ class Net(nn.Module):
         super().__init__()
         self.convs = nn.Sequential(nn.LazyConv2d(4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten())
         self.dense = nn.LazyLinear(classes)
-        nn.init.trunc_normal_(self.convs[1].weight)
     def forward(self, x):
         return self.dense(self.convs(x))
 
@@ -230,25 +351,26 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("own")
 def test_a_users_own_model_is_tried_without_storage_and_left_as_it_was() -> None:
-    def make() -> nn.Module:
-        model = build("deferred_models:net", (1, 8, 8), 3)
-        return nn.Sequential(model, nn.Linear(3, 3))  # drawn after the trial, which drops out at random
-
-    check(make)
+    name, shape = "deferred_models:net", (1, 8, 8)
+    deferred = check_parts(lambda: construct(name, shape, 3), lambda model: check(name, shape, 3, model))
+    deferred.check()
+    assert deferred.model.training
 
 
 @pytest.mark.usefixtures("own")
 def test_a_model_that_cannot_be_built_without_storage_is_refused_by_its_line() -> None:
     with pytest.raises(UsageError) as error:
         defer(lambda: build("deferred_models:shares", (1, 3, 3), 3), SEED)
-    assert "model deferred_models:shares, called with classes=3, failed: ValueError" in str(error.value)
-    assert "deferred_models.py, line 19" in str(error.value)
-    assert "strategies pipeline and tensor first build a model without storage" in str(error.value)
+    assert "model deferred_models:shares, called with classes=3, failed: " in str(error.value)
+    assert "deferred_models.py, line 18" in str(error.value)
+    assert "strategies that split a model first build it without storage" in str(error.value)
+    layer = build_whole(lambda: build("deferred_models:shares", (1, 3, 3), 3), SEED).get_submodule("1")
+    assert (layer.get_parameter("weight") == 1).all()
 
     def moves() -> nn.Module:
         return nn.Linear(3, 3).cuda()
 
-    with pytest.raises(UsageError, match=r"cannot be built: .*test_deferred.py.*build a model without storage"):
+    with pytest.raises(UsageError, match=r"cannot be built: .*test_deferred.py.*first build it without storage"):
         defer(moves, SEED)
 
 
@@ -260,48 +382,16 @@ def test_a_model_that_is_wrong_in_any_case_is_refused_as_always() -> None:
     assert "storage" not in str(error.value)
 
 
-def test_values_whose_origin_was_not_seen_are_refused_not_made_up() -> None:
-    seen = torch.empty(3, device="meta")
-
-    def make() -> nn.Module:
-        layer = nn.Linear(2, 2)
-        layer.register_buffer("strange", seen)
-        return layer
-
-    deferred = defer(make, SEED)
-    assert len(dict(deferred.values(["weight"]))) == 1
-    with pytest.raises(UsageError, match="first values of strange cannot be followed"):
-        list(deferred.values(["weight", "strange"]))
-
-
-SIZES = [0, 1, 7, 15, 16, 17, 31, 32, 100, draws.CHUNK - 1, draws.CHUNK, draws.CHUNK + 7, 2 * draws.CHUNK + 16]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["uniform_", "normal_"])
-def test_the_generator_goes_past_a_tensor_as_if_it_had_been_drawn(kind: str, dtype: torch.dtype) -> None:
-    func = getattr(torch.ops.aten, kind).default
-    for size in SIZES:
-        torch.manual_seed(SEED)
-        torch.randn(3)  # an odd number: the generator keeps the other half of a pair
-        start = torch.get_rng_state()
-        func(torch.empty(size, dtype=dtype))
-        expected = torch.get_rng_state()
-        torch.set_rng_state(start)
-        blank = torch.empty(size, dtype=dtype, device="meta")
-        draws.go_past(func, (blank,), {}, blank)
-        assert torch.equal(torch.get_rng_state(), expected), size
-
-
 def test_ranks_that_are_threads_build_at_the_same_time() -> None:
     def make() -> nn.Module:
         return nn.Sequential(*(nn.Linear(20, 20) for _ in range(20)))
 
-    real = really(make)
+    real = state(build_whole(make, SEED))
     wrong: dict[int, list[str]] = {}
 
     def rank(number: int) -> None:
         wrong[number] = different(dict(defer(make, SEED).values(real)), real)
+        wrong[number] += different(state(build_whole(make, SEED)), real)
 
     threads = [threading.Thread(target=rank, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -311,32 +401,39 @@ def test_ranks_that_are_threads_build_at_the_same_time() -> None:
     assert wrong == {number: [] for number in range(4)}
 
 
-# A process that may have only so much more memory makes none of three tensors of 49 MB, then sees them one by one.
+# A process that may have only so much more memory makes none of three layers of 49 MB, then sees them one by one.
 MEMORY = """
 import resource
 import torch
 from torch import nn
-from paceline.models.deferred import defer
+from paceline.models.deferred import build_whole, defer
 
 class Big(nn.Module):
     def __init__(self):
         super().__init__()
-        self.parts = nn.ParameterList(torch.empty(3500, 3500) for _ in range(3))
-        for part in self.parts:
-            nn.init.xavier_normal_(part)
+        self.parts = nn.ModuleList(nn.Linear(3500, 3500) for _ in range(3))
         self.small = nn.Linear(2, 2)
+        self.apply(self.init_module)
+    def init_module(self, module):
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_normal_(module.weight)
 
 def allow(more):
     resource.setrlimit(resource.RLIMIT_AS, (used + more, resource.RLIM_INFINITY))
 
 torch.set_num_threads(1)
-dict(defer(lambda: nn.Linear(20, 20), 0).values(["weight", "bias"]))
+def small():
+    layer = nn.Linear(20, 20)
+    nn.init.xavier_normal_(layer.weight)  # torch then imports its compiler
+    return layer
+
+dict(defer(small, 0).values(["bias"]))
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 allow(25_000_000)
 deferred = defer(Big, 0)
 [(_, small)] = deferred.values(["small.weight"])
 allow(130_000_000)
-sums = [value.sum().item() for _, value in deferred.values([f"parts.{n}" for n in range(3)])]
+sums = [value.sum().item() for _, value in deferred.values([f"parts.{n}.weight" for n in range(3)])]
 fits = True
 try:
     Big()
@@ -344,12 +441,11 @@ except RuntimeError:
     fits = False
 assert not fits, "nothing was measured: a real one fits"
 allow(1_000_000_000)
-torch.manual_seed(0)
-real = Big()
-assert sums == [part.sum().item() for part in real.parts]
+real = build_whole(Big, 0)
+assert sums == [part.weight.sum().item() for part in real.parts]
 assert torch.equal(small, real.small.weight)
 """
 
 
-def test_only_wanted_tensors_take_memory_and_only_one_at_a_time() -> None:
+def test_only_wanted_layers_take_memory_and_only_one_at_a_time() -> None:
     assert subprocess.run([sys.executable, "-c", MEMORY], check=False).returncode == 0

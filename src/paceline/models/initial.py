@@ -5,11 +5,9 @@ from torch import nn
 SMALL = 64  # under this many pixels the first convolution is 3x3 with stride 1, as is usual for CIFAR
 
 
-def as_keras(model: nn.Module) -> nn.Module:
+def as_keras(module: nn.Module) -> None:
     """Convolutions and dense layers as Keras has them: Glorot uniform weights, zero biases."""
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-    return model
+    if isinstance(module, nn.Conv2d | nn.Linear):
+        nn.init.xavier_uniform_(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

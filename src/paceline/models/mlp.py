@@ -14,6 +14,11 @@ class Mlp(nn.Module):
         self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, hidden, strict=False))
         self.dropout = nn.Dropout(dropout)
         self.out = nn.Linear(sizes[-1], classes)
+        self.apply(self.init_module)
+
+    def init_module(self, module: nn.Module) -> None:
+        """By Glorot and Bengio, whose paper is about sigmoid layers."""
+        as_keras(module)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
@@ -24,5 +29,4 @@ class Mlp(nn.Module):
 
 
 def build(shape: tuple[int, int, int], classes: int, dropout: float, hidden: tuple[int, ...]) -> nn.Module:
-    """Initialised by Glorot and Bengio, whose paper is about sigmoid layers."""
-    return as_keras(Mlp(math.prod(shape), hidden, classes, dropout))
+    return Mlp(math.prod(shape), hidden, classes, dropout)

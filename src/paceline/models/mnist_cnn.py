@@ -21,6 +21,11 @@ class MnistCnn(nn.Module):
         self.dense1 = nn.Linear(256 * height * width, 1000)
         self.dense2 = nn.Linear(1000, 100)
         self.dense3 = nn.Linear(100, classes)
+        self.apply(self.init_module)
+
+    def init_module(self, module: nn.Module) -> None:
+        """As Keras does, which the study used."""
+        as_keras(module)
 
     def forward(self, x: Tensor) -> Tensor:
         for conv in (self.conv1, self.conv2, self.conv3):
@@ -33,5 +38,4 @@ class MnistCnn(nn.Module):
 
 
 def build(shape: tuple[int, int, int], classes: int, dropout: float) -> nn.Module:
-    """Initialised as Keras does, which the study used."""
-    return as_keras(MnistCnn(shape, classes, dropout))
+    return MnistCnn(shape, classes, dropout)

@@ -86,6 +86,12 @@ class ResNet(nn.Module):
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(512 * block.growth, classes)
+        self.apply(self.init_module)
+
+    def init_module(self, module: nn.Module) -> None:
+        """As torchvision does: convolutions by He et al., by fan-out; batch-norm and the dense layer as PyTorch."""
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.bn1(self.conv1(x))).relu_()  # pooling and ReLU commute
@@ -99,21 +105,13 @@ def _stage(block: type[_Block], depth: int, inputs: int, width: int, stride: int
     return nn.Sequential(block(inputs, width, stride), *rest)
 
 
-def _initialised(model: nn.Module) -> nn.Module:
-    """As torchvision does: convolutions by He et al., by fan-out; batch-norm 1 and 0; the dense layer as PyTorch."""
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-    return model
-
-
 def build18(shape: tuple[int, int, int], classes: int, dropout: float) -> nn.Module:
-    return _initialised(ResNet(BasicBlock, (2, 2, 2, 2), shape, classes, dropout))
+    return ResNet(BasicBlock, (2, 2, 2, 2), shape, classes, dropout)
 
 
 def build50(shape: tuple[int, int, int], classes: int, dropout: float) -> nn.Module:
-    return _initialised(ResNet(Bottleneck, (3, 4, 6, 3), shape, classes, dropout))
+    return ResNet(Bottleneck, (3, 4, 6, 3), shape, classes, dropout)
 
 
 def build152(shape: tuple[int, int, int], classes: int, dropout: float) -> nn.Module:
-    return _initialised(ResNet(Bottleneck, (3, 8, 36, 3), shape, classes, dropout))
+    return ResNet(Bottleneck, (3, 8, 36, 3), shape, classes, dropout)

@@ -67,6 +67,11 @@ class ResNetV2(nn.Module):
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(2048, classes)
+        self.apply(self.init_module)
+
+    def init_module(self, module: nn.Module) -> None:
+        """As Keras does."""
+        as_keras(module)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.pool(self.conv1(x))
@@ -82,12 +87,12 @@ def _stage(depth: int, inputs: int, width: int, stride: int) -> nn.Sequential:
 
 
 def build50(shape: tuple[int, int, int], classes: int, dropout: float) -> nn.Module:
-    return as_keras(ResNetV2((3, 4, 6, 3), shape, classes, dropout))
+    return ResNetV2((3, 4, 6, 3), shape, classes, dropout)
 
 
 def build101(shape: tuple[int, int, int], classes: int, dropout: float) -> nn.Module:
-    return as_keras(ResNetV2((3, 4, 23, 3), shape, classes, dropout))
+    return ResNetV2((3, 4, 23, 3), shape, classes, dropout)
 
 
 def build152(shape: tuple[int, int, int], classes: int, dropout: float) -> nn.Module:
-    return as_keras(ResNetV2((3, 8, 36, 3), shape, classes, dropout))
+    return ResNetV2((3, 8, 36, 3), shape, classes, dropout)

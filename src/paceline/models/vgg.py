@@ -31,29 +31,27 @@ class Vgg(nn.Module):
             *(nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(dropout)),
             nn.Linear(4096, classes),
         )
+        self.apply(self.init_module)
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.classifier(self.avgpool(self.features(x)).flatten(1))
-        return out
-
-
-def _initialised(model: nn.Module) -> nn.Module:
-    """As torchvision does: convolutions by He et al., by fan-out; dense weights of N(0, 0.01); zero biases."""
-    for module in model.modules():
+    def init_module(self, module: nn.Module) -> None:
+        """As torchvision does: convolutions by He et al., by fan-out; dense weights of N(0, 0.01); zero biases."""
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         elif isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, 0, 0.01)
         if isinstance(module, nn.Conv2d | nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
-    return model
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.classifier(self.avgpool(self.features(x)).flatten(1))
+        return out
 
 
 def build16(shape: tuple[int, int, int], classes: int, dropout: float) -> nn.Module:
     """13 convolutions and 3 dense layers: configuration D of the paper."""
-    return _initialised(Vgg((2, 2, 3, 3, 3), shape, classes, dropout))
+    return Vgg((2, 2, 3, 3, 3), shape, classes, dropout)
 
 
 def build19(shape: tuple[int, int, int], classes: int, dropout: float) -> nn.Module:
     """16 convolutions and 3 dense layers: configuration E of the paper."""
-    return _initialised(Vgg((2, 2, 4, 4, 4), shape, classes, dropout))
+    return Vgg((2, 2, 4, 4, 4), shape, classes, dropout)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from paceline.comm.words import all_or_none
 from paceline.data.table import DataInfo
-from paceline.models.build import build
+from paceline.errors import UsageError
 from paceline.models.deferred import Deferred, defer
+from paceline.pipeline.tracing import without_compiler
 from paceline.spec import RunSpec
 from paceline.strategies.engine import Lockstep
-from paceline.strategies.setup import memory_layout
+from paceline.strategies.setup import how_to_build, memory_layout
 from paceline.strategies.weights import Piece, head_of, save_parts, start_values
 
 if TYPE_CHECKING:
@@ -43,24 +44,40 @@ class Parts:
             for name, tensor in model.state_dict().items()
         }
         self.head, self.fresh = head_of(model), list[str]()
+        all_or_none(lambda: self._check_initial_values(spec.weights), job.comm)
+
+    def _check_initial_values(self, path: str | None) -> None:
+        """They come from a file, or the model must be one that can be initialised in parts."""
+        if path:
+            _, self.fresh = start_values(path, self.whole, self.head, ())
+        self.deferred.check(self.whole.keys() - set(self.fresh) if path else ())
 
     def fill(self, model: nn.Module, names: Collection[str], cut: Cut = lambda name, tensor: tensor) -> None:
         """Give these parameters and buffers of a model without storage the values that the whole would start with.
 
         The tensors of the whole come one by one, and each is let go before the next.
         """
-        path, missing = self.job.spec.weights, set(names)
-        put = Putting(model, memory_layout(self.job.spec))
-        if path:
-            saved, self.fresh = all_or_none(
-                lambda: start_values(path, self.whole, self.head, missing & self.whole.keys()), self.job.comm
-            )
-            for name, value in saved:
+        put, problems = Putting(model, memory_layout(self.job.spec)), list[UsageError]()
+        try:  # in this thread, which can use again what memory is freed
+            for name, value in self._values(set(names)):
                 put(name, cut(name, value))
+        except UsageError as error:
+            problems.append(error)
+
+        def refuse() -> None:
+            for problem in problems:
+                raise problem
+
+        all_or_none(refuse, self.job.comm)
+
+    def _values(self, missing: set[str]) -> Iterator[tuple[str, Tensor]]:
+        path = self.job.spec.weights
+        if path:
+            saved, _ = start_values(path, self.whole, self.head, missing & self.whole.keys())
+            for name, value in saved:
+                yield name, value
                 missing.remove(name)
-        for name, value in self.deferred.values(missing):
-            put(name, cut(name, value))
-        self.job.comm.barrier()  # ranks that are threads share the random state that first values are drawn from
+        yield from self.deferred.values(missing)
 
     def ready(self, engine: PartEngine, model: nn.Module, pieces: Mapping[str, list[Piece]]) -> PartEngine:
         """The engine, set up. It keeps what it needs to save the model: who has which pieces of it."""
@@ -119,7 +136,9 @@ class Putting:
 
 
 def build_without_storage(spec: RunSpec, data: DataInfo) -> Deferred:
-    return defer(lambda: build(spec.model, spec.image_shape(data), data.classes, spec.dropout, spec.hidden), spec.seed)
+    make, check = how_to_build(spec, data)
+    with without_compiler():
+        return defer(make, spec.seed, check)
 
 
 def rows(tensor: Tensor) -> int:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline import own_code
+from paceline.data import table as datasets
+from paceline.data.load import load
 from paceline.data.table import DataInfo
 from paceline.emulation import table as emulation
 from paceline.emulation.device import EmulatedDevice
@@ -19,8 +22,8 @@ from paceline.emulation.standin import StandIn
 from paceline.emulation.timing import measure
 from paceline.errors import UsageError
 from paceline.models import table as models
-from paceline.models.build import build
-from paceline.models.draws import RANDOM
+from paceline.models.build import check, construct
+from paceline.models.deferred import RANDOM, Check, Make, build_whole
 from paceline.spec import RunSpec
 from paceline.strategies.weights import start_from
 
@@ -54,16 +57,28 @@ def make_model(spec: RunSpec, data: DataInfo, place: Place) -> tuple[nn.Module, 
 
     One of ours whose compute is emulated has sizes alone, no weights.
     """
+    make, check = how_to_build(spec, data)
     if spec.emulated and models.describe(spec.model):
         with torch.device("meta"):
-            return build(spec.model, spec.image_shape(data), data.classes, spec.dropout, spec.hidden).to(
-                place.dtype
-            ), []
-    with RANDOM:
-        torch.manual_seed(spec.seed)
-        model = build(spec.model, spec.image_shape(data), data.classes, spec.dropout, spec.hidden)
+            return make().to(place.dtype), []
+    model = build_whole(make, spec.seed, check)
     model = model.to(place.device, place.dtype, memory_format=memory_layout(spec))  # type: ignore[call-overload]
     return model, start_from(model, spec.weights) if spec.weights else []
+
+
+def how_to_build(spec: RunSpec, data: DataInfo) -> tuple[Make, Check]:
+    """What constructs the model, and what refuses it where it does not fit the data."""
+    shape, classes = spec.image_shape(data), data.classes
+    return partial(construct, spec.model, shape, classes, spec.dropout, spec.hidden), partial(
+        check, spec.model, shape, classes
+    )
+
+
+def initial_weights(spec: RunSpec) -> dict[str, Tensor]:
+    """The state dict, on the CPU, that every strategy starts from with this spec's model, data set and seed."""
+    folder = Path(spec.data_dir) if spec.data_dir else None
+    make, check = how_to_build(spec, datasets.describe(spec.data) or load(spec.data, folder).info)
+    return build_whole(make, spec.seed, check).state_dict()
 
 
 def memory_layout(spec: RunSpec) -> torch.memory_format:
