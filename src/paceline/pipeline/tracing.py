@@ -10,12 +10,13 @@ import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 # While torch.fx traces a model, calls of modules in other threads go astray.
 TRACING = threading.RLock()
@@ -73,24 +74,34 @@ class _Tracer(fx.Tracer):
         return root_fn, [self.root, *(self.create_proxy("placeholder", p.name, (), {}) for p in (first, *needed))]
 
 
-class _Draws(TorchDispatchMode):
-    """Sees this thread draw random numbers: the generator's state is of all threads."""
+class _Draws(TorchFunctionMode):
+    """Detects random numbers that this thread draws while it traces: the generator's state belongs to all threads.
+
+    An operation that torch tags as random draws; one on a proxy is in the graph. What a function of torch that is
+    written in Python calls is not seen here: the state of the generator tells.
+    """
 
     seen = False
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Torch asks; on yes it imports its compiler."""
-        return False
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = torch.get_rng_state() if inspect.isfunction(func) else None
+        result = func(*args, **(kwargs or {}))
+        if not isinstance(result, fx.Proxy):
+            changed = before is not None and not torch.equal(before, torch.get_rng_state())
+            self.seen |= changed or _is_random(getattr(func, "__name__", ""))
+        return result
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen |= torch.Tag.nondeterministic_seeded in func.tags
-        return func(*args, **(kwargs or {}))
+
+@cache
+def _is_random(name: str) -> bool:
+    operation = None if name.startswith("__") else getattr(torch.ops.aten, name, None)
+    overloads = operation.overloads() if operation else []
+    return any(torch.Tag.nondeterministic_seeded in getattr(operation, each).tags for each in overloads)
 
 
 def traced(model: nn.Module) -> TracedModel:
     """Whatever forward raises is raised."""
-    constants, draws = dict[str, Tensor](), _Draws()  # type: ignore[no-untyped-call]
+    constants, draws = dict[str, Tensor](), _Draws()
     with TRACING:
         before, state = [(module, _contents(module)) for module in model.modules()], _random_state()
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 from itertools import combinations
 from typing import Any
 
@@ -255,12 +256,15 @@ class Odd(nn.Module):
 @pytest.mark.parametrize(
     ("model", "words"),
     [(Odd(lambda m, x: x + torch.rand(8)), "draws random numbers in Python code"),
+     (Odd(lambda m, x: x + torch.empty(8).normal_()), "draws random numbers in Python code"),
+     (Odd(lambda m, x: x + torch.rand(8, generator=torch.Generator())), "draws random numbers in Python code"),
+     (Odd(lambda m, x: x + F.gumbel_softmax(torch.ones(8))), "draws random numbers in Python code"),
      (Odd(lambda m, x: x if random.random() < 0.5 else -x), "draws random numbers in Python code"),
      (Odd(lambda m, x: torch.zeros(8).add_(x.mean(0)) + x), "add_ changes in place a tensor that forward makes"),
      (Odd(lambda m, x: x + m.a * 2, a=torch.ones(8, device="meta")), "no parameter and no buffer"),
      (Odd(lambda m, x: x.nonsense()), "no attribute 'nonsense'$"),
      (Odd(lambda m, x: x * len(range(x.size(0)))), "an if or a loop")],
-    ids=["torch", "python", "in place", "attribute", "mistake", "loop"],
+    ids=["torch", "method", "generator", "composite", "python", "in place", "attribute", "mistake", "loop"],
 )  # fmt: skip
 def test_what_a_trace_cannot_hold_is_refused_in_words(model: nn.Module, words: str) -> None:
     state, states = torch.get_rng_state(), random.getstate()
@@ -268,6 +272,22 @@ def test_what_a_trace_cannot_hold_is_refused_in_words(model: nn.Module, words: s
         graph_of(model)
     assert torch.equal(torch.get_rng_state(), state)
     assert random.getstate() == states
+
+
+def test_random_numbers_for_each_batch_and_those_of_other_threads_do_not_matter() -> None:
+    model, done = Odd(lambda m, x: F.dropout(x) + torch.rand_like(x) + x.new_empty(8).normal_()), threading.Event()
+
+    def draw() -> None:
+        while not done.is_set():
+            torch.rand(100)
+
+    other = threading.Thread(target=draw)
+    other.start()
+    try:
+        assert {"dropout", "rand_like", "normal_"} <= set(graph_of(model).names)
+    finally:
+        done.set()
+        other.join()
 
 
 def test_a_micro_batch_that_is_too_small_for_the_model_is_refused_in_words() -> None:
