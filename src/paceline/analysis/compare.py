@@ -1,4 +1,4 @@
-"""Two settings side by side: what differs between them, and whether one is really faster."""
+"""Two settings compared: what differs between them, and whether one is significantly faster."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from paceline.analysis.scaling import Group
 from paceline.analysis.setting import MACHINE, NETWORK
 from paceline.analysis.statistics import ENOUGH_SAMPLES, Interval, ratio
 
-# Runs of one setting differ by this much on machines that are shared; of single runs, less proves nothing.
+# On shared machines runs of one setting vary by this much: a smaller difference of single runs is not significant.
 BETWEEN_RUNS = 0.1
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A value that is not the same in both; `where` it is: spec or environment."""
+    """A value that differs; `where` is spec or environment."""
 
     where: str
     name: str
@@ -51,25 +51,25 @@ def compare(first: Group, second: Group) -> Comparison:
 
 
 def verdict(faster: Interval, runs: int, *, disturbed: bool = False, too_short: bool = False) -> str:
-    """Whether the difference is real, in a sentence."""
+    """Whether the difference in speed is significant, in a sentence."""
     how = f"{faster.value:.3g} times as fast ({faster.low:.3g} to {faster.high:.3g})"
     if disturbed:
         return (
-            f"no verdict, because other programs disturbed these runs: the second was measured {how}; repeat both on a "
-            f"machine that does nothing else"
+            f"no verdict, because other programs disturbed these runs: the second was measured {how}; repeat both on "
+            f"an idle machine"
         )
     if too_short:
         return (
-            f"no verdict, because these runs are too short: the second was measured {how}; make {ENOUGH_SAMPLES} steps "
-            f"or more after warm-up, and several times as many where neighbouring steps are alike"
+            f"no verdict, because these runs are too short: the second was measured {how}; run at least "
+            f"{ENOUGH_SAMPLES} steps after warm-up, and several times as many if step times are autocorrelated"
         )
     if not faster.excludes(1.0):
-        return f"no difference in speed that can be told from chance: the second is {how}"
+        return f"no significant difference in speed: the second is {how}"
     if runs == 1 and abs(faster.value - 1) < BETWEEN_RUNS:
         return (
-            f"the second is {how}, within these two runs; but runs of one setting differ by as much: it is not shown "
-            f"to be real; repeat both"
+            f"no significant difference in speed: the second is {how} within these two runs, but runs of one setting "
+            f"vary by as much; repeat both"
         )
     which = "faster" if faster.value > 1 else "slower"
-    sure = "" if runs > 2 else "; it rests on few runs: 3 of each would say more"
-    return f"the second is really {which}: {how}{sure}"
+    sure = "" if runs > 2 else "; this is based on few runs: make 3 of each"
+    return f"the second is significantly {which}: {how}{sure}"

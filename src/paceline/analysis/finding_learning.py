@@ -1,4 +1,4 @@
-"""What a problem's runs say about learning: accuracy, the time until it is reached, and what a batch size costs."""
+"""Findings about learning: accuracy, time to accuracy, and what a larger batch costs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from paceline.analysis.statistics import Interval
 from paceline.analysis.wording import accuracy, count, percent, seconds, some, spread, within
 from paceline.options import LEARNING
 
-POINT = 0.01  # of accuracy: of few runs, less is not told from chance
-ALIKE = 0.02  # of the images seen: a last batch more or less makes no difference
+POINT = 0.01  # of accuracy: with few runs, a smaller difference is not significant
+ALIKE = 0.02  # of the images seen: one batch more or less does not matter
 
 Scored = tuple[Group, list[float]]  # a setting, and the accuracy of each of its runs
 
 
 def scores(one: Group, of: str) -> list[float]:
-    """An accuracy for each run, or none if a run has none: of the test, or the best epoch's."""
+    """The accuracy of each run, in the test or of the best epoch; empty if a run has none."""
     if of == "test":
         found = [run.summary.test_accuracy for run in one.runs]
     else:
@@ -32,7 +32,7 @@ def scores(one: Group, of: str) -> list[float]:
 
 
 def scored(groups: Sequence[Group]) -> tuple[str, list[Scored]]:
-    """By the test where all that learned have one, else by validation, else by training."""
+    """By test accuracy if all trained settings have it, else by validation, else by training accuracy."""
     learned = [one for one in groups if any(moments(run) for run in one.runs) or scores(one, "test")]
     for of in ("test", "validation", "training"):
         found = [(one, values) for one in learned if (values := scores(one, of))]
@@ -42,13 +42,13 @@ def scored(groups: Sequence[Group]) -> tuple[str, list[Scored]]:
 
 
 def apart(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether the first is really better: its worst run than the other's best; with few runs also by a whole point."""
+    """Whether the worst run of the first is better than the best of the other; with few runs, by a point at least."""
     enough = min(len(one), len(other)) >= ENOUGH_RUNS or median(one) - median(other) > POINT
     return enough and min(one) > max(other)
 
 
 def as_long(found: Sequence[Scored]) -> list[Scored]:
-    """Of settings those that saw as many images: the most of them, and of equals those that saw the most images."""
+    """The largest set of settings that saw the same number of images; of equal sets the one with the most images."""
     rows: list[list[Scored]] = []
     for each in sorted(found, key=lambda each: seen(each[0].first)):
         if rows and seen(each[0].first) <= (1 + ALIKE) * seen(rows[-1][0][0].first):
@@ -59,7 +59,7 @@ def as_long(found: Sequence[Scored]) -> list[Scored]:
 
 
 def best_accuracy(problem: Problem) -> Iterator[str]:
-    """Which setting learned best, which cannot be told from it, and which learned least."""
+    """The setting with the best accuracy, those that cannot be distinguished from it, and the one with the lowest."""
     of, every = scored(problem.groups)
     if not every:
         return
@@ -72,11 +72,11 @@ def best_accuracy(problem: Problem) -> Iterator[str]:
     left = ""
     if len(found) < len(every):
         images = [seen(one.first) for one, _ in every]
-        left = f" Others saw fewer or more images ({min(images):,} to {max(images):,} in all) and are not compared."
+        left = f" Settings that saw more or fewer images ({min(images):,} to {max(images):,}) are not compared."
     if len(found) == 1:
         text = f"{top.label([one for one, _ in every])} has {_score(values)} {of} accuracy"
     else:
-        text = f"the best {of} accuracy is {_score(values)}, of {top.label(groups)}"
+        text = f"the best {of} accuracy is {_score(values)}, with {top.label(groups)}"
     worse = [(one, each) for one, each in found[1:] if apart(values, each)]
     alike = len(found) - 1 - len(worse)
     if alike and not worse:
@@ -84,14 +84,14 @@ def best_accuracy(problem: Problem) -> Iterator[str]:
         between = low if low == high else f"{low} to {high}"
         text = f"the {of} accuracies of the {len(found)} settings cannot be distinguished: {between}"
     elif alike:
-        text += f"; {_of(alike, len(found) - 1)} cannot be told from it"
+        text += f"; {_of(alike, len(found) - 1)} cannot be distinguished from it"
     if worse:
         last, least = worse[-1]
         if all(apart(each, least) for one, each in found if one is not last):
-            text += f"; {last.label(groups)} has the least, {_score(least)}"
+            text += f"; {last.label(groups)} has the lowest, {_score(least)}"
         else:
             have = "has" if len(worse) == 1 else "have"
-            text += f"; {_of(len(worse), len(found) - 1)} {have} less, down to {accuracy(median(least))}"
+            text += f"; {_of(len(worse), len(found) - 1)} {have} a lower accuracy, down to {accuracy(median(least))}"
     yield problem.say(f"{text}.{left}{problem.few(*groups)}")
 
 
@@ -109,7 +109,7 @@ def _score(values: Sequence[float]) -> str:
 
 
 def soonest(problem: Problem) -> Iterator[str]:
-    """Which setting reaches an accuracy first."""
+    """The setting that reaches the target accuracy first."""
     wanted = target(problem.groups)
     if wanted is None:
         return
@@ -142,7 +142,7 @@ def _sooner(one: Reached, when: Interval, other: Reached, later: Interval) -> bo
 
 
 def batch_sizes(problem: Problem) -> Iterator[str]:
-    """The batch size with the best speed, what accuracy it costs, and the fastest that costs none."""
+    """The fastest batch size, what it costs in accuracy, and the fastest that costs none."""
     sweep = _sweep(problem.groups)
     if len(sweep) < 2:
         return
@@ -154,7 +154,7 @@ def batch_sizes(problem: Problem) -> Iterator[str]:
     if told(ratio, top, smallest):
         text += f"{_batch(top):,} is the fastest, {within(ratio)} times as fast as {_batch(smallest):,}"
     else:
-        text += f"none is shown to be faster than {_batch(smallest):,}"
+        text += f"none is significantly faster than {_batch(smallest):,}"
         top = smallest
     of, found = scored(sweep)
     if found and len(as_long(found)) == len(sweep):
@@ -171,13 +171,13 @@ def _price(top: Group, of: str, found: Sequence[Scored]) -> str:
         return f"; it also has the best {of} accuracy, {_score(own)}"
     lost = f"; its {of} accuracy is {_score(own)}, the best {_score(values)} (batch {_batch(best):,})"
     if not apart(values, own):
-        return f"{lost}, which is no difference that these runs can tell"
+        return f"{lost}, which is not a significant difference"
     alike = [one for one, each in found if not apart(values, each)]
     choice = max(alike, key=speed)
     part = speed(choice) / speed(top)
     if choice is best:
-        return f"{lost}; no other keeps it, and that one has {percent(part)} of the speed"
-    return f"{lost}; {_batch(choice):,} is the fastest that keeps it, with {percent(part)} of the speed"
+        return f"{lost}; no other batch size reaches it, and that one has {percent(part)} of the speed"
+    return f"{lost}; {_batch(choice):,} is the fastest that reaches it, with {percent(part)} of the speed"
 
 
 def _batch(one: Group) -> int:
@@ -185,7 +185,7 @@ def _batch(one: Group) -> int:
 
 
 def _sweep(groups: Sequence[Group]) -> list[Group]:
-    """The settings that differ in their batch size alone: of several such rows the longest, with the fewest workers."""
+    """Settings that differ only in batch size: the longest such sweep, with the fewest workers."""
     rows: dict[str, dict[int, Group]] = {}
     for one in groups:
         chosen_anew = (*BY_BATCH, *one.setting.only(LEARNING).facts)

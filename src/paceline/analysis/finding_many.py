@@ -1,4 +1,4 @@
-"""What the runs of several problems say about speed: a small table of each thing, with a row for each case."""
+"""Findings about the speed of several problems: small tables with a row for each case."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Rows = tuple[tuple[str, ...], ...]  # the first has the names of the columns
 
 
 def best_of(found: Sequence[Problem]) -> tuple[str, Rows]:
-    """The fastest of each problem."""
+    """The fastest setting of each problem."""
     rows, notes = [], []
     for problem in found:
         if leaders := fastest(problem.groups):
@@ -26,7 +26,7 @@ def best_of(found: Sequence[Problem]) -> tuple[str, Rows]:
 
 
 def cost_of(found: Sequence[Problem], curves: Sequence[Curve]) -> list[str]:
-    """Where a step's time goes, of the most efficient setting of all problems and of the least."""
+    """Where the time of a step goes in the most and in the least efficient setting of all problems."""
     points = [(point.efficiency.value, problem, point.group)
               for problem in found for _, point in widest(problem, curves)]  # fmt: skip
     points.sort(key=lambda each: -each[0])
@@ -35,7 +35,7 @@ def cost_of(found: Sequence[Problem], curves: Sequence[Curve]) -> list[str]:
 
 
 def idle_of(found: Sequence[Problem], curves: Sequence[Curve]) -> tuple[str, Rows]:
-    """Workers that add nothing or little."""
+    """Workers that add little or nothing."""
     also = _also(found)
     known = [(problem, each) for problem in found for each in idle(problem, curves, also)]
     rows = [(problem.label, each.who, f"{each.fewer} to {each.most}", within(each.ratio)) for problem, each in known]
@@ -44,12 +44,12 @@ def idle_of(found: Sequence[Problem], curves: Sequence[Curve]) -> tuple[str, Row
 
 
 def slower_of(found: Sequence[Problem]) -> tuple[str, Rows]:
-    """Strategies that are slower than others, beyond doubt."""
+    """Strategies that are significantly slower than others."""
     also = _also(found)
     rows = [(problem.label, some(each.leaders), count(each.most, "worker"), who, percents(ratio))
             for problem in found for each in slower(problem, also)[:1] for who, ratio in each.beaten]  # fmt: skip
     text = "These settings are slower than the fastest with as many workers."
-    return text, (("problem", "fastest", "with", "slower", "of its speed"), *rows) if rows else ()
+    return text, (("problem", "fastest", "with", "slower", "relative speed"), *rows) if rows else ()
 
 
 def _also(found: Sequence[Problem]) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""What pipelines' stages did not compute for, in words: the schedule's own part, uneven stages, and the rest."""
+"""Why the stages of a pipeline were idle, in words: the schedule, unbalanced stages, and the rest."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from paceline.analysis.problems import Problem
 from paceline.analysis.scaling import Group, disturbed
 from paceline.analysis.wording import count, percent
 
-MUCH = 0.1  # of the time: a larger part is worth an advice
+MUCH = 0.1  # of the time: for a larger part there is advice
 ADVICE = {
     "theory": "more micro-batches would help most",
-    "uneven": "a cut into stages that take as long as each other would help most",
-    "rest": "faster links, fewer stages or cores of their own would help most",
+    "uneven": "better balanced stages would help most",
+    "rest": "faster links, fewer stages or a core for each rank would help most",
 }
 
 
 def bubbles(problem: Problem) -> Iterator[str]:
-    """Of the fastest pipeline that a problem has."""
+    """A finding about the fastest pipeline of a problem."""
     known = [(one, found) for one in sorted(problem.groups, key=speed, reverse=True)
              if not disturbed(one) and (found := of_group(one))]  # fmt: skip
     for one, found in known[:1]:
@@ -28,7 +28,7 @@ def bubbles(problem: Problem) -> Iterator[str]:
 
 
 def of_group(one: Group) -> list[Pipeline]:
-    """Of each of its runs that is a pipeline."""
+    """Its runs that are pipelines."""
     return [found for run in one.runs if (found := pipeline(run))]
 
 
@@ -38,9 +38,9 @@ def _said(one: Group, found: list[Pipeline], problem: Problem) -> str:
     )
     schedule, micros = one.first.schedule, count(found[0].stages[0].micros, "micro-batch")
     text = (
-        f"the stages of {one.label(problem.groups)} do not compute for {percent(measured)} of the time from the first "
-        f"forward pass of a step to the last backward pass. By its schedule, {schedule} with {micros}, equal stages "
-        f"would not for {percent(theory)}, and stages as uneven as these for {percent(uneven)}"
+        f"the stages of {one.label(problem.groups)} are idle for {percent(measured)} of the time between the first "
+        f"forward pass of a step and the last backward pass. With its schedule, {schedule} with {micros}, equal stages "
+        f"would be idle for {percent(theory)}, and stages as unbalanced as these for {percent(uneven)}"
     )
     lost = {"theory": theory, "uneven": uneven - theory, "rest": measured - uneven}
     most = max(lost, key=lambda key: lost[key])

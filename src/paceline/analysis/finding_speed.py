@@ -1,4 +1,4 @@
-"""What a problem's runs say about speed: the best, how it scales, where the time goes, what is not worth it."""
+"""Findings about the speed of one problem: the fastest settings, scaling, where time goes, what is not worth it."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from paceline.analysis.problems import Problem
 from paceline.analysis.scaling import Curve, Group, Point, certain, disturbed
 from paceline.analysis.setting import nodes_of
 from paceline.analysis.statistics import LAWS, Interval
-from paceline.analysis.trust import allow, asynchronous, inexact
+from paceline.analysis.trust import MAY_NEED_MORE, allow, asynchronous, inexact
 from paceline.analysis.wording import count, number, percent, percents, seconds, some, within
 
-NEAR = 0.7  # of the best speed: what is slower is no rival, and need not be asked
-LITTLE = 0.25  # of the ideal: workers that add less than this are not worth it
-KINDS = {"strong": "the batch of all is fixed", "weak": "each worker's batch is fixed"}
+NEAR = 0.7  # of the best speed: slower settings are not tested against it
+LITTLE = 0.25  # of the ideal gain: workers that add less are not worth it
+KINDS = {"strong": "fixed global batch", "weak": "fixed batch per worker"}
 GOOD_FIT = 0.15
-VAGUE = 3.0  # times its lower end: an interval that goes so far says nothing
+VAGUE = 3.0  # upper end over lower end: a wider interval says nothing
 MOST_LINES = 3  # in one sentence
-SHOWN = 0.05  # of a step: smaller parts are not named
-MUCH = 0.2  # of a step: a larger part is worth an advice
+SHOWN = 0.05  # of a step: smaller parts are not mentioned
+MUCH = 0.2  # of a step: for a larger part there is advice
 WHAT = {"compute": "computing", "input": "waiting for input", "slowest": "waiting for the slowest worker",
         "bubble": "waiting for other stages", "communication": "communication",
         "optimizer": "updating the weights", "other": "other work", "core": "waiting for a core"}  # fmt: skip
 ADVICE = {
-    "input": "faster reading would help most",
-    "slowest": "the workers are uneven: making the slowest as fast as the rest would help most",
-    "bubble": "more micro-batches, or stages that take as long as each other, would help most",
+    "input": "a faster input pipeline would help most",
+    "slowest": "workers differ in speed: speeding up the slowest would help most",
+    "bubble": "more micro-batches or better balanced stages would help most",
     "communication": "faster links or a larger batch would help most",
-    "core": "a core for each thread would help most: fewer workers or threads, and no other programs",
+    "core": "one core per thread would help most: fewer workers or threads, and no other programs",
 }
 ADVICE_SERVED = "faster links, more servers or a larger batch would help most"
 ADVICE_AT_HOME = "fewer workers or a larger batch would help most"  # on one machine
@@ -56,27 +56,27 @@ def best(problem: Problem, curves: Sequence[Curve]) -> Iterator[str]:
 
 
 def fastest(groups: Sequence[Group]) -> list[Group]:
-    """The fastest of those that can be ranked, and after it what cannot be distinguished from it."""
+    """The fastest setting that can be ranked, followed by those that cannot be distinguished from it."""
     ranked = [one for one in groups if certain(one)]
     top = max(ranked, key=speed, default=None)
     return [top, *rivals_of(top, ranked)] if top else []
 
 
 def stale(top: Group, groups: Sequence[Group]) -> str:
-    """Images/s of strategies that train another model than one process are not those of others."""
+    """A qualification if the fastest setting does not train the same model as others do."""
     if top.method.exact or not any(one.method.exact for one in groups):
         return ""
-    return f" {inexact(top)}: images are seen sooner, and may teach less."
+    return f" {inexact(top)}: {MAY_NEED_MORE}."
 
 
 def rivals_of(top: Group, groups: Sequence[Group]) -> list[Group]:
-    """What cannot be told from the fastest."""
+    """Settings that cannot be distinguished from the fastest."""
     near = [one for one in groups if one is not top and speed(one) > NEAR * speed(top)]
     return [one for one in near if told(faster(top, one), top, one) is None]
 
 
 def widest(problem: Problem, curves: Sequence[Curve]) -> list[tuple[Curve, Point]]:
-    """The point of most workers of each curve, the most efficient first; without what cannot be ranked."""
+    """The point with the most workers of each curve that can be ranked, the most efficient first."""
     found: dict[int, tuple[Curve, Point]] = {}
     for curve, point in problem.points(curves):
         known = found.get(id(curve))
@@ -96,14 +96,14 @@ def efficiency(curve: Curve, point: Point) -> Interval:
 
 
 def parts_of(found: Interval) -> str:
-    """As percents; runs that differ so much that these mean little are said to."""
+    """In percent; says so if runs vary too much."""
     if found.high <= VAGUE * max(found.low, 0.0):
         return percents(found)
-    return f"about {percent(found.value)}, by runs that differ too much to say"
+    return f"about {percent(found.value)}, but runs vary too much for a reliable figure"
 
 
 def scaling(problem: Problem, curves: Sequence[Curve]) -> Iterator[str]:
-    """Efficiency at the widest, and the law's serial part where a law fits."""
+    """Efficiency with the most workers, and the serial fraction if a law fits."""
     for kind, fixed in KINDS.items():
         found = widest(problem, of_kind(curves, kind))
         if not found:
@@ -115,20 +115,18 @@ def scaling(problem: Problem, curves: Sequence[Curve]) -> Iterator[str]:
         text, law = f"{'; '.join(items)}{others(known)}", _law(found[0][0], len(found))
         if len(found) > MOST_LINES and not apart(known[0], known[-1]):
             between, law = f"{percent(known[-1].value)} to {percent(known[0].value)}", ""
-            text = f"{between}, by {count(len(found), 'setting')} that cannot be distinguished"
+            text = f"{between} for {count(len(found), 'setting')} that cannot be distinguished"
         low = problem.few(*(each for curve, point in shown for each in (curve.baseline, point.group)))
-        yield problem.say(f"{kind} scaling ({fixed}), of the ideal speed: {text}.{law}{low}")
+        yield problem.say(f"{kind} scaling ({fixed}), efficiency: {text}.{law}{low}")
 
 
 def apart(more: Interval, less: Interval) -> bool:
-    """Whether one is more than the other, by their intervals."""
+    """Whether the first interval lies above the second."""
     return more.low > less.high
 
 
 def others(ordered: Sequence[Interval]) -> str:
-    """What to say of those that are not shown, where only the highest and the lowest are: that they lie between these
-    only if that can be told.
-    """
+    """If only the highest and the lowest are shown: how many others there are, and whether they lie between these."""
     if len(ordered) <= MOST_LINES:
         return ""
     high, *rest, low = ordered
@@ -137,25 +135,25 @@ def others(ordered: Sequence[Interval]) -> str:
 
 
 def _law(curve: Curve, among: int) -> str:
-    """The serial part, if the points that it was fitted to follow the law."""
+    """The serial fraction, if the law fits the points."""
     s = curve.serial
     if s is None or not fits(curve.kind, s, curve.points):
         return ""
-    what = f" {'Its serial part' if among == 1 else 'The serial part of the first'} is {100 * s:.1f} %"
+    what = f" {'Its serial fraction' if among == 1 else 'The serial fraction of the first'} is {100 * s:.1f} %"
     if curve.kind == "weak":
-        return f"{what} by Gustafson's law: each further worker adds {percent(1 - s)} of one's speed."
-    limit = f": no number of workers would be more than {number(1 / s)} times as fast" if s > 0.005 else ""
+        return f"{what} by Gustafson's law: each additional worker adds {percent(1 - s)} of the speed of one."
+    limit = f": the speedup cannot exceed {number(1 / s)}" if s > 0.005 else ""
     return f"{what} by Amdahl's law{limit}."
 
 
 def fits(kind: str, serial: float, points: Sequence[Point]) -> bool:
-    """Whether a law is near to what was measured; its serial part alone does not say so."""
+    """Whether a law with this serial fraction is close to the measured points."""
     known = [point for point in points if point.certain]
     return all(abs(point.speedup.value / LAWS[kind](serial, point.workers) - 1) <= GOOD_FIT for point in known)
 
 
 def cost(problem: Problem, curves: Sequence[Curve]) -> Iterator[str]:
-    """Where a step's time goes, with the most workers: in the most efficient setting, and in the least."""
+    """Where the time of a step goes with the most workers, in the most and in the least efficient setting."""
     found = [point.group for _, point in widest(problem, curves)]
     if not found:
         several = [one for one in problem.groups if one.workers > 1 and not disturbed(one)]
@@ -165,7 +163,7 @@ def cost(problem: Problem, curves: Sequence[Curve]) -> Iterator[str]:
 
 
 def mean_parts(one: Group) -> Parts | None:
-    """Of all its workers in all its runs."""
+    """The mean over all its workers and runs."""
     rows = [parts for run in one.runs for parts in by_rank(run).values()]
     if not rows:
         return None
@@ -173,7 +171,7 @@ def mean_parts(one: Group) -> Parts | None:
 
 
 def spent(one: Group, among: Sequence[Group]) -> str:
-    """What a step is made of, and what would help; a step of a worker that does not wait is a gradient of its own."""
+    """The parts of a step, and what would make it faster."""
     parts = mean_parts(one)
     if parts is None:
         return ""
@@ -194,7 +192,7 @@ def spent(one: Group, among: Sequence[Group]) -> str:
 
 @dataclass(frozen=True)
 class Idle:
-    """From how many workers to how many speed hardly grows, in which line, and by how much it does."""
+    """Between which numbers of workers the speed of a line hardly grows, and by how much it does."""
 
     fewer: int
     most: int
@@ -205,8 +203,8 @@ class Idle:
 
 @dataclass(frozen=True)
 class Slower:
-    """The fastest lines with so many workers, which cannot be distinguished, and which part of their speed the others
-    have, beyond doubt.
+    """The fastest lines with `most` workers, which cannot be distinguished, and the relative speed of those that are
+    significantly slower.
     """
 
     most: int
@@ -216,7 +214,7 @@ class Slower:
 
 
 def not_worth(problem: Problem, curves: Sequence[Curve]) -> Iterator[str]:
-    """Workers that add nothing or little, and strategies that are slower than another, beyond doubt."""
+    """Workers that add little or nothing, and strategies that are significantly slower than another."""
     if found := idle(problem, curves):
         yield problem.say(idle_text(problem, found))
     yield from (problem.say(slower_text(problem, each)) for each in slower(problem)[:MOST_LINES])
@@ -230,24 +228,24 @@ def idle_text(problem: Problem, found: Sequence[Idle]) -> str:
 
 
 def crowds(found: Sequence[Idle]) -> str:
-    """Of how many that is no wonder."""
+    """How many of them have more workers than cores."""
     number_of = sum(each.pair[1].crowded for each in found)
     if not number_of:
         return ""
     which = ("They have" if number_of > 1 else "It has") if number_of == len(found) else f"{number_of} of them have"
-    return f" {which} more workers than this machine has cores: other machines may say otherwise."
+    return f" {which} more workers than this machine has cores: results may differ on other machines."
 
 
 def slower_text(problem: Problem, each: Slower) -> str:
     said = [f"{who} reaches {percents(ratio)}" for who, ratio in each.beaten]
     shown = said if len(said) <= MOST_LINES else [said[0], said[-1]]
     rest = others([ratio for _, ratio in each.beaten])
-    start = f"with {count(each.most, 'worker')}, of the speed of {some(each.leaders)}"
+    start = f"with {count(each.most, 'worker')}, relative to the speed of {some(each.leaders)}"
     return f"{start}: {'; '.join(shown)}{rest}.{problem.few(*each.groups)}"
 
 
 def varied(groups: Sequence[Group]) -> frozenset[str]:
-    """Strategies that ran with overlap and without."""
+    """Strategies that ran both with and without overlap."""
     ways: dict[str, set[str]] = {}
     for one in groups:
         if one.workers > 1:
@@ -264,14 +262,14 @@ def called(line: Line, among: Sequence[Line], also: frozenset[str] = frozenset()
 
 
 def idle(problem: Problem, curves: Sequence[Curve], also: frozenset[str] = frozenset()) -> list[Idle]:
-    """Lines with workers that are not worth it, the worst first."""
+    """Lines in which more workers are not worth it, the worst first."""
     lines = all_lines(problem.groups)
     found = [each for line in lines if (each := _idle(line, problem, curves, called(line, lines, also)))]
     return sorted(found, key=lambda each: each.ratio.value)
 
 
 def _idle(line: Line, problem: Problem, curves: Sequence[Curve], who: str) -> Idle | None:
-    """From how many workers on more of them add next to nothing, as far as that is told."""
+    """The number of workers from which more of them add little, if that is significant."""
     rows = [(n, one) for n, one in line.groups.items() if n > 1]
     baseline = next((c.baseline for c, p in problem.points(curves) if p.group is line.widest), line.groups.get(1))
     rows = [(1, baseline), *rows] if baseline else rows
@@ -279,7 +277,7 @@ def _idle(line: Line, problem: Problem, curves: Sequence[Curve], who: str) -> Id
     start = last
     while start > 0 and _adds_little(rows[start - 1], rows[start], rows[start][0]):
         start -= 1
-    # All further workers together add less than a part of what the next alone could.
+    # All additional workers together add less than a quarter of what the next number of workers could add.
     start = min([start, *(i for i in range(last) if _adds_little(rows[i], rows[-1], rows[i + 1][0]))])
     if start == last:
         return None
@@ -288,7 +286,7 @@ def _idle(line: Line, problem: Problem, curves: Sequence[Curve], who: str) -> Id
 
 
 def _adds_little(fewer: tuple[int, Group], more: tuple[int, Group], ideal: int) -> bool:
-    """Surely less than a quarter of what so many workers could add; of runs too short nothing is said."""
+    """Whether they add significantly less than a quarter of the ideal gain; False if one of both is not ranked."""
     if not certain(more[1]) or not certain(fewer[1]):
         return False
     ratio = allow(faster(more[1], fewer[1]), more[1], fewer[1])
@@ -296,7 +294,7 @@ def _adds_little(fewer: tuple[int, Group], more: tuple[int, Group], ideal: int) 
 
 
 def slower(problem: Problem, also: frozenset[str] = frozenset()) -> list[Slower]:
-    """Of lines that can be compared: those that the fastest beats with most workers; the most workers first."""
+    """Comparable lines that are slower than the fastest with the most common workers; the most workers first."""
     lines = all_lines(problem.groups)
     families: dict[str, list[Line]] = {}
     for line in lines:

@@ -1,4 +1,4 @@
-"""The summary in words: what was run, what is best, what it costs and what is not worth it, as far as runs can say."""
+"""The summary in words: what was run, what is best, where time goes and what is not worth it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ from paceline.analysis.wording import count, link, listing, numbers, ranged, som
 
 @dataclass(frozen=True)
 class Finding:
-    """A sentence or a few that a reader can act on. Of many cases `rows` are a small table; its first row names the
-    columns.
-    """
+    """One or a few sentences. If there are several cases, `rows` are a small table whose first row has the headers."""
 
     kind: str  # ran, best, scaling, cost, learned, not-worth, missing
     text: str
@@ -33,7 +31,7 @@ class Finding:
 def findings(
     groups: Sequence[Group], strong: Sequence[Curve], weak: Sequence[Curve], left_out: Sequence[LeftOut] = ()
 ) -> list[Finding]:
-    """All that these runs carry, in the order that a reader wants it."""
+    """All findings, in the order of the report."""
     found, curves = problems(groups), [*strong, *weak]
     said = [Finding("ran", ran(groups))] if groups else []
     said += _speed(found, curves, "best")
@@ -47,7 +45,7 @@ def findings(
 
 
 def _speed(found: Sequence[Problem], curves: Sequence[Curve], kind: str) -> list[Finding]:
-    """Of one problem in sentences; of several in tables, and how each scales is for the charts to show."""
+    """Sentences about one problem; tables about several, whose scaling only the charts show."""
     if len(found) == 1:
         one = {"best": best, "scaling": scaling, "cost": cost, "not-worth": not_worth}[kind]
         return [Finding(kind, text) for text in one(found[0], curves)]
@@ -58,7 +56,7 @@ def _speed(found: Sequence[Problem], curves: Sequence[Curve], kind: str) -> list
 
 
 def ran(groups: Sequence[Group]) -> str:
-    """What, how, with how many, and on what."""
+    """What was run, by which strategies, with how many workers, on which machines."""
     summaries = [one.first.summary for one in groups]
     emulated = sorted({s.compute.partition(":")[2] for s in summaries if s.compute != "real"})
     real = any(s.compute == "real" for s in summaries)
@@ -73,12 +71,14 @@ def ran(groups: Sequence[Group]) -> str:
         f"by {_names(s.strategy for s in summaries)}",
         f"with {numbers({s.workers for s in summaries}, 'worker')}"
         + (f" and {numbers(servers, 'server')}" if servers else ""),
-        f"batch {ranged({s.batch_size for s in summaries})} a worker{of}: {size}, {_where(groups)}.",
+        f"batch {ranged({s.batch_size for s in summaries})} per worker{of}: {size}, {_where(groups)}.",
     ]
     text = ", ".join(words)
     if emulated:
         which = "Some compute was" if real else "Compute was"
-        text += f" {which} emulated ({listing(emulated)}): times are of communication and waiting, nothing was learned."
+        text += (
+            f" {which} emulated ({listing(emulated)}): times show communication and waiting, and nothing was trained."
+        )
     shrunk = sorted({s.shrink for s in summaries if s.shrink > 1})
     if shrunk:
         real_links = sorted({float(f"{speed:.3g}") for one in groups if (speed := one.setting.get("links_as_of"))})
@@ -112,13 +112,13 @@ def _machine(environment: dict[str, object]) -> str:
     words = [f"{cores} core{'' if cores == 1 else 's'}" if cores else "", f"of {processor}" if processor else ""]
     named = Counter(str(gpu) for gpu in gpus) if isinstance(gpus, list) else Counter[str]()
     devices = "".join(f" and {number} x {gpu}" for gpu, number in named.items())
-    return (" ".join(word for word in words if word) or "a machine that is not named") + devices
+    return (" ".join(word for word in words if word) or "an unknown machine") + devices
 
 
 def missing(groups: Sequence[Group], curves: Sequence[Curve], left_out: Sequence[LeftOut]) -> Iterator[str]:
-    """What would have to be run, or repaired, to say more."""
+    """What would have to be run or repaired to find out more."""
     if not groups:
-        yield "There is no completed run: nothing can be said."
+        yield "There is no completed run."
     beside = [point.group for curve in curves for point in curve.points]
     alone = [one for one in groups if one.workers > 1 and not any(one is each for each in beside)]
     if alone:
@@ -138,12 +138,12 @@ def missing(groups: Sequence[Group], curves: Sequence[Curve], left_out: Sequence
     if few:
         which = "Every setting has" if len(few) == len(groups) else f"{len(few)} of {len(groups)} settings have"
         yield (
-            f"{which} fewer than {ENOUGH_RUNS} runs, so it is not known how much runs differ: a difference in speed of "
-            f"less than 10 % does not count. Repeat them."
+            f"{which} fewer than {ENOUGH_RUNS} runs, so it is not known how much runs vary: differences in speed of "
+            f"less than 10 % are not significant. Repeat them."
         )
     trained = [one for one in groups if not one.first.emulated]
     if trained and scored(trained)[0] == "training":
-        yield "Not all runs were tested or validated, and accuracy in training says little about new data."
+        yield "Not all runs were tested or validated, and training accuracy says little about new data."
     if left_out:
         reasons = some([f"{each.folder.name} ({each.why})" for each in left_out], 2)
         yield f"{count(len(left_out), 'folder')} could not be used: {reasons}."

@@ -1,7 +1,7 @@
 """The verdict of a study: is distributing worth it, how certain is that, and what was it compared with?
 
-A distributed setting is compared with the best that one process does with the same work on the same hardware: whatever
-its number of threads. How it compares with one of its own workers is the second figure.
+A distributed setting is compared with the fastest single process that does the same work on the same hardware, with any
+number of threads. Its speedup over one of its own workers is a second figure.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from paceline.analysis.lines import ENOUGH_RUNS, MATTERS, faster, speed, told
 from paceline.analysis.problems import Problem, problems
 from paceline.analysis.scaling import Curve, Group, certain, disturbed, family, size
 from paceline.analysis.statistics import Interval
-from paceline.analysis.trust import allow, asynchronous, inexact
+from paceline.analysis.trust import MAY_NEED_MORE, allow, asynchronous, inexact
 from paceline.analysis.wording import count, listing, number, percent, sentence, some, spread, within
 
-# Verdicts on a case or a setting.
+# Verdicts on a problem or a setting.
 WORTH, PROBABLY = "worth it", "probably worth it"
 NOT, PROBABLY_NOT = "not worth it", "probably not worth it"
 OPEN, NO_BASELINE, WITHHELD = "no significant speedup", "not known", "not ranked"
@@ -32,7 +32,7 @@ SAID = {
     "shows no significant speedup": (OPEN,),
     "cannot be judged": (UNFAIR, SPOILED, NO_BASELINE, WITHHELD),
 }
-# Doubts about speeds that cannot all be right, and what follows for a verdict that rests on one of them.
+# Kinds of warnings about implausible speeds, and how a verdict that is based on such a speed is qualified.
 IMPOSSIBLE = {
     "superlinear": "that is more than its workers can explain",
     "efficiency": "that contradicts the speed with other numbers of workers",
@@ -41,7 +41,7 @@ IMPOSSIBLE = {
 
 @dataclass(frozen=True)
 class Contender:
-    """A distributed setting beside the best single process; `speedup` is missing where it is not ranked."""
+    """A distributed setting compared with the best single process; `speedup` is None if it is not ranked."""
 
     name: str
     verdict: str
@@ -50,7 +50,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Case:
-    """One problem: its verdict is that on its best contender, which comes first."""
+    """One problem, with the verdict on its best contender, which is the first one."""
 
     name: str  # empty where the study has one problem
     verdict: str
@@ -58,7 +58,7 @@ class Case:
     leaders: int
     over: str  # what it is compared with
     speedup: Interval | None
-    efficiency: Interval | None  # beside one of its own workers, of the ideal
+    efficiency: Interval | None  # relative to one of its own workers
     contenders: tuple[Contender, ...] = ()
     notes: tuple[str, ...] = ()
     runs: int = 0  # of each setting, at least
@@ -67,7 +67,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Headline:
-    """What a reader has to know first: `sentence` answers, `notes` qualify it, `chart` is the picture that shows it."""
+    """What a reader has to know first: `sentence` is the answer, `notes` qualify it, `chart` names the chart of it."""
 
     sentence: str
     notes: tuple[str, ...]
@@ -88,9 +88,9 @@ def _cells(case: Case) -> tuple[str, str, str, str]:
 
 
 def headline(groups: Sequence[Group], curves: Sequence[Curve], warnings: Sequence[RunWarning] = ()) -> Headline:
-    """The verdict that these settings carry, and no more."""
+    """The verdict that these settings support."""
     if not groups:
-        return Headline("There is no completed run: nothing can be said.", (), (), "")
+        return Headline("There is no completed run.", (), (), "")
     cases = [case for problem in problems(groups) if (case := _case(problem, groups, curves, warnings))]
     out = _unusable(groups)
     if out.nothing:
@@ -104,7 +104,7 @@ def headline(groups: Sequence[Group], curves: Sequence[Curve], warnings: Sequenc
 
 
 def one_process(one: Group, groups: Sequence[Group]) -> list[Group]:
-    """The settings of one process that do the same work as this one: with its global batch or that of a worker."""
+    """Settings with one process that do the same work as this one: with its global batch or its batch per worker."""
     return [
         each
         for each in groups
@@ -120,12 +120,12 @@ def is_distributed(one: Group) -> bool:
 
 
 def best_process(one: Group, groups: Sequence[Group]) -> Group | None:
-    """The fastest of them that can be ranked."""
+    """The fastest single process with the same work, of those that can be ranked."""
     return max((each for each in one_process(one, groups) if certain(each)), key=speed, default=None)
 
 
 def over_one_process(one: Group, groups: Sequence[Group]) -> Interval | None:
-    """How many times as fast as the best single process it is; None without one, or where nothing is ranked."""
+    """The speedup over the best single process; None if there is none, or one of both is not ranked."""
     base = best_process(one, groups)
     if base is None or not certain(one):
         return None
@@ -135,11 +135,11 @@ def over_one_process(one: Group, groups: Sequence[Group]) -> Interval | None:
 def _case(
     problem: Problem, groups: Sequence[Group], curves: Sequence[Curve], warnings: Sequence[RunWarning]
 ) -> Case | None:
-    """None of a problem for which nothing was distributed."""
+    """The verdict on one problem; None if nothing was distributed."""
     every = [one for one in problem.groups if is_distributed(one)]
     if not every:
         return None
-    # Workers that share cores, and those that do not wait for each other, count only where there are no others.
+    # Oversubscribed and asynchronous settings count only if there are no others.
     chosen = every
     for unlike in (lambda one: one.crowded, asynchronous):
         chosen = [one for one in chosen if not unlike(one)] or chosen
@@ -176,7 +176,7 @@ def _case(
 
 
 def _impossible(warnings: Sequence[RunWarning], *groups: Group) -> list[RunWarning]:
-    """Why the speeds of these settings cannot all be right."""
+    """The warnings that the speeds of these settings are implausible."""
     return [
         each for each in warnings if each.kind in IMPOSSIBLE and any(one is g for one in groups for g in each.groups)
     ]
@@ -195,9 +195,7 @@ def _verdict(one: Group, base: Group, ratio: Interval, groups: Sequence[Group], 
 
 
 def idle_cores(one: Group, groups: Sequence[Group]) -> tuple[int, int] | None:
-    """How many threads one process had at most that can be ranked, and how many it could have had: None where it had
-    as many.
-    """
+    """The most threads of a single process that can be ranked, and how many it could have used; None if it used all."""
     run = one.first
     cores, threads = run.environment.get("cores"), run.summary.threads
     on_gpu = bool(run.environment.get("gpus")) and run.spec.get("device", "auto") != "cpu"
@@ -217,7 +215,7 @@ def _not_ranked(one: Group, groups: Sequence[Group]) -> list[Group]:
 
 
 def _process(base: Group, groups: Sequence[Group]) -> str:
-    """What is compared with, in words."""
+    """The baseline in words."""
     alike = [one for one in groups if not is_distributed(one) and family(one) == family(base)]
     threads = count(base.first.summary.threads or 0, "thread")
     if base.first.emulated or not base.first.summary.threads:
@@ -234,7 +232,7 @@ def _leading(leaders: Sequence[Group], problem: Problem) -> str:
 
 
 def _per_worker(best: Group, curves: Sequence[Curve]) -> tuple[Interval, Interval, Group] | None:
-    """Efficiency and speedup beside one of its own workers, and that worker."""
+    """Efficiency and speedup relative to one of its own workers, and that worker."""
     for curve in curves:
         for point in curve.points:
             if point.group is best and point.workers > 1 and point.certain:
@@ -249,14 +247,14 @@ def _notes(best: Group, base: Group, leaders: Sequence[Group], problem: Problem,
     if spoiled := _not_ranked(best, groups):
         yield (
             f"One process with {count(spoiled[0].first.summary.threads or 0, 'thread')} was run, but its runs were "
-            f"disturbed or too short, and part of the speedup may be cores that it could have used: repeat them."
+            f"disturbed or too short, and part of the speedup may come from cores that it could have used: repeat them."
         )
     elif found:
         had, wanted = found
         yield (
             f"No run of one process used more than {count(had, 'thread')}, and {_called(best, problem.groups)} used "
-            f"{count(wanted, 'core')}: part of the speedup may be cores that one process could have used. To find out, "
-            f"run the same with --strategy sequential --threads {wanted}."
+            f"{count(wanted, 'core')}: part of the speedup may come from cores that one process could have used. To "
+            f"find out, run the same with --strategy sequential --threads {wanted}."
         )
     if len(leaders) > 1:
         yield f"These settings cannot be distinguished: {_leading(leaders, problem)}."
@@ -264,18 +262,18 @@ def _notes(best: Group, base: Group, leaders: Sequence[Group], problem: Problem,
         efficiency, speedup, worker = per_worker
         part = f"{percent(efficiency.value)} of the ideal for {count(best.workers, 'worker')}"
         threads = count(worker.first.summary.threads or 1, "thread")
-        beside = f"Beside one worker with {threads}, it is {within(speedup)} times as fast: {part}."
+        beside = f"Compared with one worker with {threads}, it is {within(speedup)} times as fast: {part}."
         yield f"That is {part}." if worker is base else beside
     ours, theirs = best.first.summary.global_batch, base.first.summary.global_batch
     if ours != theirs and not asynchronous(best) and not best.first.emulated:
         yield (
-            f"An update is made from {ours:,} samples instead of {theirs:,}, so an epoch has fewer updates: compare "
-            f"the accuracies, too."
+            f"Each update uses {ours:,} samples instead of {theirs:,}, so an epoch has fewer updates: compare the "
+            f"accuracies, too."
         )
     if not best.method.exact:
-        yield f"{inexact(best)}: images are seen sooner, but may teach less."
+        yield f"{inexact(best)}: {MAY_NEED_MORE}."
     if best.crowded:
-        yield f"{count(best.workers, 'worker')} shared fewer cores: this holds for this machine only."
+        yield f"{count(best.workers, 'worker')} shared fewer cores: the result holds only for this machine."
 
 
 def _advice(problem: Problem, lost: bool) -> tuple[str, ...]:
@@ -287,9 +285,9 @@ def _advice(problem: Problem, lost: bool) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Unusable:
-    """What to say of runs that rank nothing, and whether nothing at all is left to rank.
+    """What to say about runs that are not ranked: `before` the answer if they were disturbed, `after` it if too short.
 
-    That some runs were disturbed comes before the answer, that some were too short after it.
+    `nothing` means that no setting is left to compare.
     """
 
     before: str = ""
@@ -319,12 +317,12 @@ def _unusable(groups: Sequence[Group]) -> Unusable:
 
 
 def _why(reasons: Sequence[str]) -> str:
-    """Runs are seldom disturbed by exactly as much: one of several stands for all."""
+    """The reason; if there are several, the first as an example."""
     return reasons[0] if len(set(reasons)) == 1 else f"for example, {reasons[0]}"
 
 
 def _answer(case: Case) -> str:
-    """Of the only case."""
+    """The sentence for a study of one problem."""
     if case.speedup is None:
         return "Whether distributing is worth it is not known: no run of one process does the same work."
     who, verb = ("the fastest settings", "are") if case.leaders > 1 else (case.best, "is")
@@ -344,7 +342,7 @@ def _answer(case: Case) -> str:
 
 
 def _answers(cases: Sequence[Case]) -> str:
-    """Of several cases: how many of each verdict."""
+    """The sentence for several problems: how many have each verdict."""
     said = []
     for words, verdicts in SAID.items():
         found = [case for case in cases if case.verdict in verdicts]
@@ -359,13 +357,13 @@ def _answers(cases: Sequence[Case]) -> str:
 
 
 def _shared_notes(cases: Sequence[Case]) -> Iterator[str]:
-    """What matters for the whole table; the rest is in it."""
+    """Notes that apply to several cases; the rest is in the table."""
     unfair = [case.name for case in cases if case.verdict == UNFAIR]
     if unfair:
         yield (
-            f"In {count(len(unfair), 'case')} no run of one process used all the cores, so part of the speedup may be "
-            f"cores that one process could have used. Run the same with --strategy sequential and --threads set to the "
-            f"number of cores: {some(unfair)}."
+            f"In {count(len(unfair), 'case')} no run of one process used all the cores, so part of the speedup may "
+            f"come from cores that one process could have used. Run the same with --strategy sequential and --threads "
+            f"set to the number of cores: {some(unfair)}."
         )
     spoiled = [case.name for case in cases if case.verdict == SPOILED]
     if spoiled:
@@ -388,7 +386,7 @@ def _shared_notes(cases: Sequence[Case]) -> Iterator[str]:
 
 
 def _alone(groups: Sequence[Group]) -> str:
-    """Of a study in which nothing was distributed."""
+    """The sentence for a study in which nothing was distributed."""
     usable = [one for one in groups if certain(one)]
     if len(groups) == 1:
         rate = f"{within(groups[0].images_per_second())} images/s"
@@ -401,4 +399,4 @@ def _alone(groups: Sequence[Group]) -> str:
         who = some([_called(one, groups) for one in leaders])
         return f"Nothing was distributed, and the fastest settings cannot be distinguished: {who}."
     rate = f"{within(best.images_per_second())} images/s"
-    return f"Nothing was distributed; of one process, the fastest setting is {_called(best, groups)}: {rate}."
+    return f"Nothing was distributed; the fastest setting with one process is {_called(best, groups)}: {rate}."

@@ -289,7 +289,7 @@ def test_workers_that_take_turns_decide_nothing(tmp_path: Path) -> None:
     found = check(runs)
     for name in ("server-levels-off", "ring-proportional", "ring-beats-server"):
         assert found[name].verdict == UNTOLD
-        assert "took turns on fewer cores" in found[name].why
+        assert "shared fewer cores" in found[name].why
     emulated: dict[str, Any] = {**here, "spec": {"compute": "emulated:k80"}}
     for run in (runs := [run for n in (3, 6) for servers in (0, 1)
                          for run in cluster(tmp_path / "e", "big", n, servers, **emulated)]):  # fmt: skip

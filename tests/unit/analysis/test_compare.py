@@ -25,7 +25,7 @@ def test_twice_as_fast_is_real_and_what_differs_is_named(tmp_path: Path) -> None
         repeats(tmp_path / "a", (0.2, 0.21, 0.2)), repeats(tmp_path / "b", (0.1, 0.1, 0.11), spec={"lr": 0.5})
     )
     assert found.faster.value == pytest.approx(2.0, rel=0.1)
-    assert found.verdict.startswith("the second is really faster")
+    assert found.verdict.startswith("the second is significantly faster")
     assert [(each.name, each.first, each.second) for each in found.differences] == [("lr", 0.01, 0.5)]
 
 
@@ -48,17 +48,17 @@ def test_disturbed_runs_have_no_verdict(tmp_path: Path) -> None:
     for one, two in ((quiet, busy), (busy, quiet)):
         found = compare(one, two)
         assert found.verdict.startswith("no verdict, because other programs disturbed these runs")
-        assert "really" not in found.verdict
+        assert "significantly" not in found.verdict
 
 
 def test_repeats_that_differ_more_than_the_two_do_show_nothing(tmp_path: Path) -> None:
     found = compare(repeats(tmp_path / "a", (0.08, 0.1, 0.12)), repeats(tmp_path / "b", (0.085, 0.105, 0.125)))
-    assert found.verdict.startswith("no difference in speed")
+    assert found.verdict.startswith("no significant difference in speed")
 
 
 def test_five_percent_between_single_runs_is_not_shown(tmp_path: Path) -> None:
     found = compare(repeats(tmp_path / "a", (0.1,)), repeats(tmp_path / "b", (0.095,)))
-    assert "not shown to be real" in found.verdict
+    assert "runs of one setting vary by as much" in found.verdict
 
 
 def test_runs_that_are_too_short_have_no_verdict(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_the_verb_prints_it_and_refuses_what_is_no_run(tmp_path: Path, capsys: p
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     said = capsys.readouterr().out
     assert "workers         1 -> 2" in said
-    assert "really faster" in said
+    assert "significantly faster" in said
     assert "share 1 core:" in said
     (tmp_path / "none").mkdir()
     for wrong in ("none", "nowhere", "."):

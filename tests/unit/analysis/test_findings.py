@@ -53,7 +53,7 @@ def strong(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 def test_what_ran(strong: list[Run]) -> None:
     [text] = texts(strong, "ran")
     assert text.startswith(
-        "Trained mlp on mnist-mini, by sequential, ring and gather, with 1, 2 and 4 workers, batch 16, 32 and 64 a "
+        "Trained mlp on mnist-mini, by sequential, ring and gather, with 1, 2 and 4 workers, batch 16, 32 and 64 per "
         "worker: 5 settings, 3 runs each, on 8 cores"
     )
 
@@ -65,9 +65,9 @@ def test_the_fastest(strong: list[Run]) -> None:
 
 def test_efficiency_and_the_serial_part(strong: list[Run]) -> None:
     [text] = texts(strong, "scaling")
-    assert "Strong scaling (the batch of all is fixed)" in text
-    assert "of the ideal speed: ring, 4 workers 77 %" in text
-    serial = re.search(r"The serial part of the first is ([\d.]+) % by Amdahl's law", text)
+    assert "Strong scaling (fixed global batch)" in text
+    assert "efficiency: ring, 4 workers 77 %" in text
+    serial = re.search(r"The serial fraction of the first is ([\d.]+) % by Amdahl's law", text)
     assert serial
     assert float(serial[1]) == pytest.approx(10, abs=1)
 
@@ -80,7 +80,7 @@ FOUR = ("ring", "gather", "reduce-bcast", "allreduce")
     [
         ((0.06, 0.07, 0.08, 0.09), "; 2 more between them."),
         ((0.06, 0.09, 0.0901, 0.0902), "; 2 more."),
-        ((0.06, 0.0601, 0.0602, 0.0603), "by 4 settings that cannot be distinguished."),
+        ((0.06, 0.0601, 0.0602, 0.0603), "for 4 settings that cannot be distinguished."),
     ],
 )
 def test_an_order_is_told_only_where_it_is_known(tmp_path: Path, times: tuple[float, ...], said: str) -> None:
@@ -110,7 +110,7 @@ def test_uneven_workers_are_told(tmp_path: Path) -> None:
     runs = repeats(tmp_path, 0.1, workers=3, compute=[0.3, 0.3, 0.8])
     [text] = texts(runs, "cost")
     assert "33 % waiting for the slowest worker" in text
-    assert "the workers are uneven" in text
+    assert "workers differ in speed" in text
 
 
 def test_what_is_not_worth_it(strong: list[Run]) -> None:
@@ -118,7 +118,7 @@ def test_what_is_not_worth_it(strong: list[Run]) -> None:
     assert re.match(
         r"More workers are not worth it from 2 to 4 with gather: (1.00|0.99\d) .* times the speed\.", found[0]
     )
-    assert found[1].startswith("With 4 workers, of the speed of ring: gather reaches 5")
+    assert found[1].startswith("With 4 workers, relative to the speed of ring: gather reaches 5")
     assert len(found) == 2
 
 
@@ -175,11 +175,12 @@ def test_accuracy_time_to_it_and_the_price_of_a_batch_size(tmp_path: Path) -> No
     assert "next is sequential, 1 worker, batch 32" in soonest
     assert "1 setting did not reach it in most runs" in soonest
     assert best == (
-        "The best test accuracy is 98.30 % (98.10 % to 98.50 %), of sequential, 1 worker, batch 32; 1 of the 2 others "
-        "cannot be told from it; sequential, 1 worker, batch 1,024 has the least, 95.20 % (95.10 % to 95.30 %)."
+        "The best test accuracy is 98.30 % (98.10 % to 98.50 %), with sequential, 1 worker, batch 32; 1 of the 2 "
+        "others cannot be distinguished from it; sequential, 1 worker, batch 1,024 has the lowest, 95.20 % (95.10 % to "
+        "95.30 %)."
     )
     assert batches.startswith("Of the batch sizes 32 to 1,024 (sequential, 1 worker), 1,024 is the fastest, 2.6")
-    assert "256 is the fastest that keeps it, with 7" in batches
+    assert "256 is the fastest that reaches it, with 7" in batches
     assert batches.endswith("% of the speed.")
 
 
@@ -192,8 +193,8 @@ def test_who_is_next_and_who_is_last_is_told_only_where_it_is_known(tmp_path: Pa
     assert soonest.startswith("98 % validation accuracy is reached first by sequential, 1 worker, batch 32, after ")
     assert "next is" not in soonest
     assert best == (
-        "The best test accuracy is 98.60 % (98.50 % to 98.70 %), of sequential, 1 worker, batch 32; the 2 others have "
-        "less, down to 98.20 %."
+        "The best test accuracy is 98.60 % (98.50 % to 98.70 %), with sequential, 1 worker, batch 32; the 2 others "
+        "have a lower accuracy, down to 98.20 %."
     )
 
 
@@ -203,7 +204,7 @@ def test_accuracies_of_single_runs_that_differ_little_are_alike(tmp_path: Path) 
         texts(runs, "learned")[1]
         == "The test accuracies of the 2 settings cannot be distinguished: 97.60 % to 98.10 %."
     )
-    assert "no difference that these runs can tell" in texts(runs, "learned")[2]
+    assert "not a significant difference" in texts(runs, "learned")[2]
 
 
 def test_models_are_not_compared_with_each_other(tmp_path: Path) -> None:
@@ -215,7 +216,7 @@ def test_models_are_not_compared_with_each_other(tmp_path: Path) -> None:
 
 def test_one_run_and_no_baseline(tmp_path: Path) -> None:
     runs = repeats(tmp_path, 0.1, count=1, workers=2)
-    assert texts(runs, "ran")[0].endswith("with 2 workers, batch 32 a worker: 1 run, on 8 cores.")
+    assert texts(runs, "ran")[0].endswith("with 2 workers, batch 32 per worker: 1 run, on 8 cores.")
     assert texts(runs, "best")[0].startswith("The speed of ring, 2 workers is 64")
     assert texts(runs, "missing")[0].startswith(
         "There is no run of one worker to compare 1 setting with (ring, 2 workers)."
@@ -229,7 +230,7 @@ def test_emulated_servers_alone(tmp_path: Path) -> None:
     [text] = texts(runs, "ran")
     assert text.startswith("Timed big on mnist-mini, by ps-sync, with 2 and 4 workers and 1 server")
     assert "in a lab of 3 and 5 nodes with links of 1 Gbit/s" in text
-    assert "emulated (k80): times are of communication and waiting, nothing was learned" in text
+    assert "emulated (k80): times show communication and waiting, and nothing was trained" in text
     assert "Gradients were 10 times smaller than the models', so that links stand for 10 Gbit/s." in text
     assert texts(runs, "learned") == []
     assert "more servers" in texts(runs, "cost")[0]
@@ -238,7 +239,7 @@ def test_emulated_servers_alone(tmp_path: Path) -> None:
 def test_nothing_and_what_was_left_out(tmp_path: Path) -> None:
     out = (LeftOut(tmp_path / "a", "failed: rank 1 was killed"),)
     assert [found.text for found in found_in([], out)] == [
-        "There is no completed run: nothing can be said.",
+        "There is no completed run.",
         "1 folder could not be used: a (failed: rank 1 was killed).",
     ]
 
@@ -271,7 +272,7 @@ def test_accuracies_after_fewer_images_are_not_compared(tmp_path: Path) -> None:
     longer = repeats(tmp_path / "long", 0.05, steps=400, batch=128, test_accuracy=0.99)
     [best] = [text for text in texts(runs + longer, "learned") if "best test accuracy" in text]
     assert best.startswith("The best test accuracy is 90.00 %")
-    assert "Others saw fewer or more images (10,240 to 51,200 in all) and are not compared." in best
+    assert "Settings that saw more or fewer images (10,240 to 51,200) are not compared." in best
 
 
 def test_asynchronous_workers_are_said_to_be_and_divide_no_batch(tmp_path: Path) -> None:
@@ -314,7 +315,7 @@ def test_many_problems_are_small_tables(tmp_path: Path) -> None:
         ("a, links as of 2 Gbit/s", "ring, 4 workers"),
         ("a, links as of 16 Gbit/s", "ring, 4 workers"),
     ]
-    assert len(tables["images/s"]) == len(tables["of its speed"]) == 8
+    assert len(tables["images/s"]) == len(tables["relative speed"]) == 8
     idle = [row[:3] for row in tables["times the speed"]]
     assert ("a, links as of 2 Gbit/s", "ps-sync, 1 server", "1 to 4") in idle
 

@@ -69,7 +69,7 @@ def test_two_workers_are_compared_with_one_process_that_has_all_cores(tmp_path: 
     )
     assert found.sentence.startswith(f"{start} (95 % interval 1.1")
     assert found.sentence.endswith(", 3 runs each).")
-    assert found.notes[0].startswith("Beside one worker with 1 thread, it is 1.6")
+    assert found.notes[0].startswith("Compared with one worker with 1 thread, it is 1.6")
     assert found.notes[0].endswith("82 % of the ideal for 2 workers.")
     assert found.chart == "worth"
 
@@ -213,10 +213,12 @@ def test_many_cases_are_a_table(tmp_path: Path) -> None:
 def test_of_one_process_alone_the_fastest_is_named(tmp_path: Path) -> None:
     one, two = repeats(tmp_path / "1", 0.1), repeats(tmp_path / "2", 0.0735, threads=2)
     assert verdict_on(one).sentence.startswith("One setting was run, sequential with 1 worker: 3")
-    assert "the fastest setting is sequential with 1 worker, 2 threads" in verdict_on(one + two).sentence
+    assert (
+        "the fastest setting with one process is sequential with 1 worker, 2 threads" in verdict_on(one + two).sentence
+    )
     alike = repeats(tmp_path / "3", 0.1001, threads=2)
     assert "the fastest settings cannot be distinguished" in verdict_on(one + alike).sentence
-    assert verdict_on([]).sentence == "There is no completed run: nothing can be said."
+    assert verdict_on([]).sentence == "There is no completed run."
 
 
 def test_gpus_and_emulated_devices_are_no_cores_that_one_process_could_have_used(tmp_path: Path) -> None:

@@ -274,13 +274,13 @@ def test_the_summary_says_why_stages_are_idle(tmp_path: Path) -> None:
         return "\n".join(each.text for each in findings(groups, [], []) if each.kind == "cost")
 
     text = said("few", Stages(EVEN, micros=3))
-    assert "do not compute for 50 % of the time" in text
-    assert "1f1b with 3 micro-batches, equal stages would not for 50 %" in text
+    assert "are idle for 50 % of the time" in text
+    assert "1f1b with 3 micro-batches, equal stages would be idle for 50 %" in text
     assert text.endswith("more micro-batches would help most.")
     uneven = said("uneven", Stages((0.01, 0.04), micros=12))
-    assert "stages as uneven as these for 39 %" in uneven
-    assert uneven.endswith("a cut into stages that take as long as each other would help most.")
-    assert said("slow", Stages(EVEN[:2], micros=12, send=0.02)).endswith("cores of their own would help most.")
+    assert "stages as unbalanced as these for 39 %" in uneven
+    assert uneven.endswith("better balanced stages would help most.")
+    assert said("slow", Stages(EVEN[:2], micros=12, send=0.02)).endswith("a core for each rank would help most.")
     assert "% waiting for other stages" in text
 
 
