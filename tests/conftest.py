@@ -21,6 +21,8 @@ from plain_loop import Trained
 from safetensors.torch import save_file
 from worlds import TRANSPORTS, World, Worlds
 
+from paceline import messages
+
 # Nothing here asserts a wall-clock time, an example's included: machines are shared and noisy.
 settings.register_profile("paceline", deadline=None)
 settings.load_profile("paceline")
@@ -75,6 +77,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             f"{len(skipped)} tests that need a browser, for reports and pictures, did not run: {NO_BROWSER} "
             f"(apt-get install chromium chromium-driver fonts-dejavu-core)"
         )
+
+
+@pytest.fixture(autouse=True)
+def _say_as_commands_do() -> None:
+    """Each test begins with messages as `paceline` shows them, whatever a test before has called with --quiet."""
+    messages.configure()
 
 
 @pytest.fixture(scope="session")

@@ -155,22 +155,16 @@ def test_a_failure_is_an_error_in_python(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [broken], "a failed start leaves no run folder"
 
 
-def test_progress_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
-    """Under a pseudo-terminal that has no size, as new ones are; elsewhere there is no bar, as other tests show."""
+BARS = [
+    *("--model", "mlp", "--data", "synthetic:train=300,test=40", "--batch-size", "10", "--workers", "2"),
+    *("--epochs", "1"),
+]
+
+
+def on_a_terminal(command: list[str]) -> tuple[int, bytes]:
+    """The exit code, and all that was shown on a pseudo-terminal that has no size, as new ones are."""
     leader, follower = pty.openpty()
-    command = [
-        *PACELINE,
-        "--model",
-        "mlp",
-        "--data",
-        "synthetic:train=300,test=40",
-        "--batch-size",
-        "10",
-        "--workers",
-        "2",
-    ]
-    process = subprocess.Popen([*command, "--epochs", "1", "--output-dir", str(tmp_path)],
-                               stdout=follower, stderr=follower, stdin=follower)  # fmt: skip
+    process = subprocess.Popen(command, stdout=follower, stderr=follower, stdin=follower)
     os.close(follower)
     text = b""
     deadline = time.monotonic() + 60
@@ -183,8 +177,41 @@ def test_progress_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
             break
         text += part
     os.close(leader)
-    assert process.wait(20) == 0
+    return process.wait(20), text
+
+
+def test_progress_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
+    """Elsewhere there is no bar, as other tests show."""
+    code, text = on_a_terminal([*PACELINE, *BARS, "--output-dir", str(tmp_path)])
+    assert code == 0
     assert b"epoch 0:   0%|" in text
     said = rb"At step 10, update time for each batch: [\d.]+ s, loss: [\d.]+, acc: [\d.]+%, "
     assert re.search(said + rb"[\d,]+ images/s, \d+:\d\d:\d\d left", text)
     assert b"Total run time" in text
+
+
+def test_quiet_shows_nothing_on_a_terminal_and_the_log_has_it_all(tmp_path: Path) -> None:
+    code, text = on_a_terminal([*PACELINE, *BARS, "--quiet", "--output-dir", str(tmp_path), "--name", "run"])
+    assert (code, re.sub(rb"The machine was busy.*", b"", text).strip()) == (0, b"")
+    assert "Total run time" in (tmp_path / "run" / "logs" / "rank_0.log").read_text()
+
+
+@pytest.mark.parametrize("launcher", ["gloo", "mpi", "torchrun"])
+def test_quiet_shows_warnings_and_verbose_where_ranks_run(launcher: str, tmp_path: Path) -> None:
+    for flag in ("--quiet", "--verbose"):
+        output = tmp_path / flag
+        output.mkdir()
+        flags = [*SHORT[:-1], str((os.cpu_count() or 1) + 1), flag]  # more threads than cores: a warning
+        with LiveRun([*LAUNCHERS[launcher], *(word for word in flags if word != "--json")], output) as run:
+            assert run.end() == 0, run.stderr()
+            assert "paceline: warning: 3 workers" in run.stderr()
+            pids = [f"rank {rank}: process {run.pid(rank)} on " for rank in range(3)]
+            log = run.folder / "logs" / "mpiexec.log"  # what its ranks say
+            said = run.stderr() + (log.read_text() if log.exists() else "")
+            if flag == "--quiet":
+                assert re.sub("The machine was busy.*\n", "", run.stdout) == ""
+                assert not any(pid in said for pid in pids)
+            else:
+                assert " ".join(run.stdout.split()).count("momentum 0.9") == 1, "every option is shown"
+                assert all(f"paceline: {pid}" in said for pid in pids)
+                assert re.search("paceline: rank 0 of 3 is process .* ranks meet at /", said) or launcher == "torchrun"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import statistics
@@ -26,6 +27,7 @@ from paceline.disturbance import ENOUGH, disturbance
 from paceline.errors import EXIT_INTERRUPTED
 from paceline.launch import janitor
 from paceline.launch.counters import Counters
+from paceline.messages import LOGGER
 from paceline.run.atomic import write_whole
 from paceline.run.folder import read_summary
 from paceline.run.records import Node, NodeSample, Summary
@@ -145,8 +147,9 @@ def _make(task: Task, store: Store) -> tuple[Summary | None, str | None]:
     folder = store.clear(task)
     with _private(store.folder) as private, (private / "log").open("w+") as log:
         with _janitor(store.lock, private) as tell:
-            process = subprocess.Popen(_command(task, store.folder, private), stdin=subprocess.DEVNULL, stdout=log,
-                                       stderr=log, start_new_session=True)  # fmt: skip
+            words = _command(task, store.folder, private)
+            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+            LOGGER.debug("process %d: %s", process.pid, shlex.join(words))
             tell(f"process {process.pid}")
             code = _wait(process)
         if code == EXIT_INTERRUPTED:

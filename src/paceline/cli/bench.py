@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
@@ -11,7 +10,9 @@ from paceline.analysis.study import read_study
 from paceline.bench.experiment import read_experiment
 from paceline.bench.run import bench
 from paceline.bench.store import Store
+from paceline.cli.main import add_verbosity
 from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, visible
+from paceline.messages import LOGGER, quiet
 
 SHOWN = 3  # disturbed runs that are named
 
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fresh", action="store_true", help="remove the runs that are there, and begin again")
     parser.add_argument("--list", action="store_true", help="show the runs, and make none")
+    add_verbosity(parser, "also show the command of each run")
 
 
 def _repeats(text: str) -> int:
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             _say(line)
     if args.list:
         for task in tasks:
-            _say(f"  {task}")
+            print(visible(f"  {task}"))
         return EXIT_OK
     each = "once each" if experiment.repeats == 1 else f"{experiment.repeats} times each"
     _say(f"{len(tasks)} runs: {len(experiment.points)} settings, {each}; in {folder}")
@@ -55,10 +57,12 @@ def run(args: argparse.Namespace) -> int:
     if not outcome.stopped and (study := read_study([folder])).runs:
         _say(f"\n{study.headline.text}\n")
     _say(f"{made} in {minutes} min {seconds} s" + _lost(outcome.failed))
+    for name, why in outcome.failed.items() if quiet() else ():
+        LOGGER.error("%s failed: %s", name, why)
     if outcome.disturbed:
-        _say(_disturbed(outcome.disturbed, len(tasks), folder))
+        print(visible(_disturbed(outcome.disturbed, len(tasks), folder)), flush=True)
     if outcome.stopped:
-        print("Stopped; the same command goes on where it was", file=sys.stderr)
+        LOGGER.error("stopped; the same command goes on where it was")
         return EXIT_INTERRUPTED
     _say(f"Now: paceline report {folder} -o {folder / 'report.html'}")
     return EXIT_FAILED if outcome.failed else EXIT_OK
@@ -77,4 +81,5 @@ def _disturbed(names: list[str], runs: int, folder: Path) -> str:
 
 
 def _say(text: str, end: str = "\n") -> None:
-    print(visible(text), end=end, flush=True)
+    if not quiet():
+        print(visible(text), end=end, flush=True)

@@ -7,6 +7,8 @@ import sys
 from typing import TextIO
 
 from paceline.cli import train
+from paceline.cli.main import add_verbosity
+from paceline.messages import quiet
 from paceline.pipeline import showing
 from paceline.pipeline.sizes import parse_bandwidth
 from paceline.spec import RunSpec, resolve
@@ -15,7 +17,7 @@ from paceline.strict_json import dump
 
 FIELDS = ("model", "hidden", "dropout", "data", "data_dir", "image_size", "batch_size", "microbatches", "schedule",
           "recompute", "cut", "memory", "speed", "optimizer", "momentum", "dtype", "threads")  # fmt: skip
-NOT_SPEC = ("verb", "json", "bandwidth")
+NOT_SPEC = ("verb", "json", "bandwidth", "quiet", "verbose")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bandwidth", metavar="SPEED",
                         help="of the links between stages, such as 1Gbit; this machine's own unless given")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the plan as one line of JSON")
+    add_verbosity(parser)
 
 
 def spec_of(args: argparse.Namespace) -> RunSpec:
@@ -52,7 +55,7 @@ class Progress:
         self.out, self.shown = out, False
 
     def __call__(self, done: int, of: int) -> None:
-        if self.out.isatty():
+        if self.out.isatty() and not quiet():
             print(f"\rmeasuring layer {done + 1} of {of}", end="", file=self.out, flush=True)
             self.shown = True
 

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from paceline import own_code
+from paceline.cli.main import add_verbosity
 from paceline.data import cache, fetch, mini, packed
 from paceline.data.origins import ORIGINS
 from paceline.data.prepare import place_of, prepare
@@ -19,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     get.add_argument("name", metavar="NAME", help=names)
     get.add_argument("--source", metavar="S", help=f"try only this source: {', '.join(fetch.SOURCES)} (default: each)")
     get.add_argument("--data-dir", type=Path, metavar="DIR", help="look for the files here first (or: PACELINE_DATA)")
+    add_verbosity(get)
     path = verbs.add_parser("path", help="print the folder of a data set, or the file that your own was packed into")
     path.add_argument("name", metavar="NAME", help=names)
 

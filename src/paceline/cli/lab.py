@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from paceline.cli.main import add_verbosity
 from paceline.errors import PacelineError, UsageError
 from paceline.lab import client
 from paceline.lab.measure import show
 from paceline.lab.plan import ABOUT, FAULTS, LAB, Fault, LabPlan, Table, check_name, in_words, read_plan
 
+LOGGER = logging.getLogger("paceline.lab")
 MOST_SECONDS = 3600.0
 
 
@@ -32,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run_it.add_argument("--each", action="store_true",
                         help="run the command on every node; {name}, {index}, {nodes} and {head} in its words are "
                         "replaced")  # fmt: skip
+    add_verbosity(run_it)
     up = add("up", "make a lab that stays until `down`")
     up.add_argument("lab", metavar="LAB", help="a lab file, or PRESET[:NODES]")
     up.add_argument("--name", help="the lab's name, where several are up")
@@ -138,7 +141,7 @@ def _run(args: argparse.Namespace) -> int:
         ended = keeper.poll() is not None
         client.stop(keeper)
     if ended:
-        print(f"paceline lab: the lab {plan.name} was ended before its command was", file=sys.stderr)
+        LOGGER.error("the lab %s was ended before its command was", plan.name)
     codes = [client.finish_like(command.exit_code or 0) for command in commands]
     return next((code for code in codes if code), 0)
 
@@ -150,11 +153,11 @@ def _fill(word: str, values: dict[str, object]) -> str:
 
 
 def _break(lab: str, fault: Fault) -> None:
-    print(f"paceline lab: {fault.at:g} s: {fault.do} {fault.node}", file=sys.stderr, flush=True)
+    LOGGER.info("%g s: %s %s", fault.at, fault.do, fault.node)
     try:
         client.ask(lab, fault.do, node=fault.node, up=fault.up, down=fault.down)
     except PacelineError as error:  # as of a node that has been killed: no reason to end the command
-        print(f"paceline lab: {error}", file=sys.stderr, flush=True)
+        LOGGER.error(error)
 
 
 def _up(args: argparse.Namespace) -> int:

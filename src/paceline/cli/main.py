@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline import __version__
-from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, PacelineError, meant, nearest, visible
+from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, PacelineError, meant, nearest
 from paceline.launch.signals import quiet_interrupt
 
 VERBS = {
@@ -48,6 +48,13 @@ class Parser(argparse.ArgumentParser):
         sys.exit(EXIT_USAGE)
 
 
+def add_verbosity(parser: argparse.ArgumentParser, verbose: str = "also say what was decided, and why") -> None:
+    """For verbs that show progress."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--quiet", action="store_true", help="show warnings and errors only, and no progress")
+    group.add_argument("--verbose", action="store_true", help=verbose)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `paceline` command."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -66,9 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Only what is needed: training is not to wait for what draws charts.
     try:
         with quiet_interrupt():
+            from paceline import messages
+
+            messages.configure()
             module = importlib.import_module(f"paceline.cli.{chosen}")
     except PacelineError as error:  # a plug-in that cannot be loaded
-        print(visible(f"paceline: {error}"), file=sys.stderr)
+        messages.LOGGER.error(error)
         return error.exit_code
     module.add_arguments(parsers[chosen])
     given = None
@@ -82,10 +92,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         parsers[args.verb].error(f"unrecognized arguments: {' '.join(extra)} (another command is written behind --)")
     if extra:
         parsers[args.verb].error(f"unrecognized arguments: {' '.join(extra)}")
+    messages.configure("WARNING" if vars(args).get("quiet") else "DEBUG" if vars(args).get("verbose") else "INFO")
     try:
         return int(module.run(args))
     except PacelineError as error:
-        print(visible(f"paceline: {error}"), file=sys.stderr)
+        messages.LOGGER.error(error)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

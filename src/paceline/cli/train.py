@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from paceline.cli import nodes
+from paceline.cli.main import add_verbosity
 from paceline.comm import table as transports
 from paceline.comm.seat import Seat
 from paceline.errors import UsageError, visible
@@ -19,12 +20,13 @@ from paceline.launch.cluster import Cluster, read_cluster, split_address
 from paceline.launch.env import find_seat, in_lab
 from paceline.launch.run import launch
 from paceline.launch.signals import quiet_interrupt
+from paceline.messages import LOGGER, quiet
 from paceline.spec import FIELDS, KINDS, OWN, RunSpec, World, read_config, resolve
 from paceline.strategies import table as strategies
 from paceline.strict_json import dump
 
 LISTS = ("memory", "speed")  # given once with commas, or several times
-NOT_SPEC = ("verb", "config", "json", "verbose", "cluster", "role", "index")
+NOT_SPEC = ("verb", "config", "json", "quiet", "verbose", "cluster", "role", "index")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--role", metavar="ps|worker", help="with --cluster: what this one is")
     parser.add_argument("--index", type=reader(int), metavar="N", help="with --cluster: which of its role, from 0")
     parser.add_argument("--json", action="store_true", help="print the summary as the last line of standard output")
-    parser.add_argument("--verbose", action="store_true", help="print every option at the start, defaults included")
+    add_verbosity(parser, "print every option at the start, defaults included, and where ranks run and meet")
     add_fields(parser, (name for name in FIELDS if name not in OWN))
     for having, names in groupby(sorted(OWN, key=_first), key=strategies.having):
         add_fields(parser.add_argument_group(f"options of {_and(having)}"), names)
@@ -157,10 +159,10 @@ def run(args: argparse.Namespace) -> int:
         finish(run_seat(resolved, seat, as_json=args.json, cluster=cluster))
     show = sys.stderr if args.json else sys.stdout
     folder, ending = launch(resolved, show)
-    if rows := nodes.table(folder):
+    if not quiet() and (rows := nodes.table(folder)):
         print(visible("\n".join(["", *rows])), file=show)
     if ending.message:
-        print(visible(f"paceline: {ending.message}"), file=sys.stderr)
+        LOGGER.error(ending.message)
     if args.json and ending.summary:
         print(dump(ending.summary.as_dict()))
     return ending.exit_code

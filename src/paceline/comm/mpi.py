@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import sys
 import threading
 import time
 import weakref
@@ -20,6 +19,7 @@ from torch import Tensor
 from paceline.comm.base import Comm, Work, lost, took_too_long, whoami
 from paceline.comm.seat import Seat
 from paceline.errors import CommError, CommTimeout, DataError, UsageError
+from paceline.messages import LOGGER
 
 # How long a wait looks again at once before it sleeps between looks: a message of a few MB takes about this long.
 SPIN_SECONDS = 0.002
@@ -107,7 +107,7 @@ class MpiComm(Comm):
     def abort(self, reason: str, code: int = 1) -> None:
         from mpi4py import MPI
 
-        print(f"rank {self.name()} aborts: {reason}", file=sys.stderr, flush=True)
+        LOGGER.error("rank %s aborts: %s", self.name(), reason)
         MPI.COMM_WORLD.Abort(code)
 
     def close(self) -> None:

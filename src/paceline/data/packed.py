@@ -17,6 +17,7 @@ from paceline.data.mapped import Records
 from paceline.data.samples import Content, Moments
 from paceline.data.table import DataInfo
 from paceline.errors import DataError
+from paceline.messages import quiet
 
 _FORMAT = "paceline 1"
 _DTYPES = {"U8": "uint8", "F32": "float32"}
@@ -55,7 +56,7 @@ def write(path: Path, content: Content, source: Path, mark: str) -> None:
     unknown = (_LONGEST,) * content.shape[0]
     length = len(_header(tensors, metadata, unknown, unknown))
     moments, total = Moments(), len(content.train.labels) + len(content.test.labels)
-    bar = tqdm(total=total, desc=f"packing {source.name}", unit=" images", leave=False, disable=None)
+    bar = tqdm(total=total, desc=f"packing {source.name}", unit=" images", leave=False, disable=quiet() or None)
     with bar, cache.writing(path) as out:
         out.seek(8 + length)
         for samples in (content.train, content.test):

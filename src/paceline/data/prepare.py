@@ -1,6 +1,5 @@
 """Making this machine's cache hold a data set, before any rank opens it."""
 
-import sys
 from pathlib import Path
 
 from paceline import own_code
@@ -9,6 +8,7 @@ from paceline.data.fetch import get
 from paceline.data.origins import ORIGINS
 from paceline.data.table import describe, own_file
 from paceline.errors import DataError, UsageError
+from paceline.messages import LOGGER
 
 
 def prepare(name: str, folder: Path | None = None, source: str | None = None) -> Path | None:
@@ -58,13 +58,13 @@ def _pack(kind: str, source: Path) -> Path:
     cache.sweep(place.parent)
     listing = images.scan(source) if kind == "images" else None
     if listing:
-        print(f"paceline: images:{source}: {listing}", file=sys.stderr)
+        LOGGER.info("images:%s: %s", source, listing)
     mark = packed.fingerprint(source, listing.files if listing else [source])
     if place.exists():
         try:
             if packed.read(place, "", "")[2] == mark:
                 return place
         except DataError as why:
-            print(f"paceline: warning: {why}; packing it again now", file=sys.stderr)
+            LOGGER.warning("%s; packing it again now", why)
     packed.write(place, images.content(listing) if listing else arrays.open_npz(source), source, mark)
     return place

@@ -16,6 +16,7 @@ from urllib.request import urlopen
 from tqdm import tqdm
 
 from paceline.data.origins import ORIGINS, File
+from paceline.messages import quiet
 
 WEB_TIMEOUT = 15.0
 NPM_TIMEOUT = 900.0
@@ -100,7 +101,7 @@ def download(address: str) -> Iterator[IO[bytes]]:
             unit="B",
             unit_scale=True,
             leave=False,
-            disable=None,
+            disable=quiet() or None,
         ) as body,
     ):
         yield body

@@ -8,6 +8,7 @@ It ends as the command did: with its exit code, or by the same signal.
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import signal
@@ -15,6 +16,7 @@ import sys
 
 from paceline.errors import EXIT_USAGE, PacelineError
 from paceline.lab.client import begin, wait
+from paceline.messages import configure
 
 # Those of ssh's options that are followed by a value.
 WITH_VALUE = {f"-{letter}" for letter in "BDEFIJLOPQRSWbceilmopw"}
@@ -36,7 +38,8 @@ def main() -> None:
         running = begin(None, node, command if as_they_are else ["/bin/sh", "-c", " ".join(command)])
         wait([running])
     except PacelineError as error:
-        print(f"paceline lab: {error}", file=sys.stderr)
+        configure()
+        logging.getLogger("paceline.lab").error(error)
         sys.exit(error.exit_code)
     assert running.exit_code is not None
     if running.exit_code < 0:

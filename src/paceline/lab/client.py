@@ -21,6 +21,7 @@ from paceline.errors import PacelineError, UsageError
 from paceline.lab import wire
 from paceline.lab.node import PRIVATE
 from paceline.lab.plan import LAB, LabPlan
+from paceline.messages import LOGGER
 
 START_SECONDS = 60.0
 ANSWER_SECONDS = 30.0
@@ -83,7 +84,7 @@ def start(plan: LabPlan, *, detached: bool) -> subprocess.Popen[str]:
         stop(keeper)
         raise (UsageError if answer.get("usage") else PacelineError)(f"lab {plan.name}: {answer['error']}")
     for flag in answer["flags"]:
-        print(f"paceline: lab {plan.name}: {flag}", file=sys.stderr, flush=True)
+        LOGGER.warning("lab %s: %s", plan.name, flag)
     return keeper
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import tempfile
@@ -16,6 +17,7 @@ from paceline.lab.plan import LAB, LabPlan
 
 # Set by Paceline's launcher for its ranks.
 RANK, SIZE, STORE, LIVES = "PACELINE_RANK", "PACELINE_SIZE", "PACELINE_STORE", "PACELINE_LIVES"
+LOG_LEVEL = "PACELINE_LOG_LEVEL"
 # On several nodes also: the rank within its node, and the parameter servers' addresses and secret.
 LOCAL, SERVERS, SECRET = "PACELINE_LOCAL", "PACELINE_SERVERS", "PACELINE_SECRET"
 
@@ -33,6 +35,11 @@ def find_seat(env: Mapping[str, str] = os.environ) -> Seat | None:
                 raise UsageError(f"{seat.launcher} set an impossible rank: {seat.rank} of {seat.size} ranks")
             return in_lab(seat, env)
     return None
+
+
+def log_level(env: Mapping[str, str] = os.environ) -> int:
+    """How much our launcher was asked to say, for the ranks that it starts."""
+    return _number(env, LOG_LEVEL, logging.INFO)
 
 
 def find_lab(env: Mapping[str, str] = os.environ) -> tuple[LabPlan, str] | None:

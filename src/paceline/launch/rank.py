@@ -6,7 +6,6 @@ import errno
 import json
 import secrets
 import socket
-import sys
 import time
 import traceback
 from contextlib import ExitStack, closing, suppress
@@ -29,7 +28,6 @@ from paceline.errors import (
     PacelineError,
     ReplicaError,
     UsageError,
-    visible,
 )
 from paceline.launch.agree import agree_on_spec, describe_ranks
 from paceline.launch.connect import connect, leave
@@ -38,6 +36,7 @@ from paceline.launch.folder import begin_summary, make_folder, open_run, remove_
 from paceline.launch.signals import StopSignals
 from paceline.launch.usage import NodeUsage
 from paceline.layout import crowded
+from paceline.messages import LOGGER
 from paceline.run.folder import LOGS, give_space, rank_file, rank_log, write_environment
 from paceline.run.lines import LineWriter
 from paceline.run.liveness import is_here, owner_text
@@ -118,6 +117,8 @@ class Rank:
         assert self.folder is not None
         if comm.rank == 0 or self.forwarder:
             write_environment(self.folder, ranks)
+            for row in ranks["ranks"]:
+                LOGGER.debug("rank %d: process %d on %s", row["rank"], row["pid"], row["host"])
         comm.barrier()
         self._watch_node()
         recorder = Recorder(self.folder, comm.rank)
@@ -158,7 +159,7 @@ class Rank:
         try:
             self.collector = Collector(self.folder, own_address(towards), secret)
         except (UsageError, OSError) as error:
-            print(f"paceline: warning: ranks on other machines keep their records there: {error}", file=sys.stderr)
+            LOGGER.warning("ranks on other machines keep their records there: %s", error)
 
     def _use_folder(self, folder: Path, *, here: bool, collector: str, secret: bytes | None) -> None:
         """The run folder where it can be seen; else a private one whose content is sent to rank 0, if that collects."""
@@ -173,11 +174,10 @@ class Rank:
     def _hand_in(self, *, failed: bool = False) -> None:
         """Send or collect the records that are not in the run folder yet."""
         if self.forwarder and not self.forwarder.close(2.0 if failed else LAST_SECONDS):
-            print(f"paceline: rank {self.seat.rank}: not all of its records have reached rank 0; they are in "
-                  f"{self.folder} on {socket.gethostname()}", file=sys.stderr, flush=True)  # fmt: skip
+            LOGGER.warning("rank %d: not all of its records have reached rank 0; they are in %s on %s",
+                           self.seat.rank, self.folder, socket.gethostname())  # fmt: skip
         if self.collector and (missing := self.collector.close(2.0 if failed else LAST_SECONDS)):
-            print(f"paceline: warning: records are missing of ranks {', '.join(map(str, missing))}: they have not "
-                  f"sent all of them", file=sys.stderr, flush=True)  # fmt: skip
+            LOGGER.warning("records of ranks %s are not complete", ", ".join(map(str, missing)))
 
     def _introduce(self, console: Console) -> None:
         """Print what Paceline's launcher prints before it starts the ranks."""
@@ -188,7 +188,7 @@ class Rank:
         seat, spec = self.seat, self.spec
         workers, bound = max(1, seat.local_size - (spec.servers or 0)), seat.launcher in BINDING
         if seat.rank == 0 and (turns := crowded(workers, spec.threads, bound=bound)) and not spec.emulated:
-            print(f"paceline: warning: {turns}", file=sys.stderr, flush=True)
+            LOGGER.warning(turns)
 
     def _watch_node(self) -> None:
         """Start sampling the node, on its first rank, as soon as the run folder is known."""
@@ -213,7 +213,7 @@ class Rank:
         code = error.exit_code if isinstance(error, PacelineError) else EXIT_FAILED
         text = str(error) if isinstance(error, PacelineError) else own_code.reason(error)
         if self.folder is None or not self.folder.is_dir():
-            print(f"paceline: rank {rank}: {text}", file=sys.stderr, flush=True)
+            LOGGER.error("rank %d: %s", rank, text)
             if not isinstance(error, PacelineError):
                 traceback.print_exception(error)
             return code
@@ -225,7 +225,7 @@ class Rank:
         if not self.launched:
             ending = diagnose(self.folder, interrupted=bool(self.stop and self.stop.requested()))
             who = f"rank {rank}: " if self.seat.size > 1 else ""
-            print(visible(f"paceline: {who}{ending.message if ending.summary else text}"), file=sys.stderr, flush=True)
+            LOGGER.error("%s%s", who, ending.message if ending.summary else text)
             if rank == 0:
                 remove_failed_start(self.folder, ending)
             return ending.exit_code if ending.summary else code

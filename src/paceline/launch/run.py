@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import TextIO
@@ -18,6 +17,7 @@ from paceline.launch.placement import find_places
 from paceline.launch.spawn import MPIEXEC_LISTENS, start
 from paceline.launch.supervise import counting_signals, supervise
 from paceline.layout import crowded
+from paceline.messages import LOGGER, quiet
 from paceline.run.records import Summary
 from paceline.spec import FIELDS, Resolved, RunSpec, resolve
 
@@ -28,12 +28,14 @@ def launch(resolved: Resolved, show: TextIO | None = None) -> tuple[Path, Ending
     if own_code.is_own(spec.model):
         own_code.check_exists(spec.model, "model")
     if spec.reads:  # once, before the ranks start: otherwise they would wait for the one that loads it
-        prepare(spec.data, Path(spec.data_dir) if spec.data_dir else None)
+        path = prepare(spec.data, Path(spec.data_dir) if spec.data_dir else None)
+        LOGGER.debug("data set %s: %s", spec.data, path or "made in memory")
     places = find_places(spec)
     with counting_signals() as signals:
         folder = make_folder(spec).absolute()
         open_run(folder, resolved)
-        if show:
+        LOGGER.debug("run folder %s", folder)
+        if show and not quiet():
             print("\n".join(resolved.introduction()), file=show, flush=True)
             if places:
                 print(f"Starting {spec.ranks} ranks in the lab: {places.about()}", file=show, flush=True)
@@ -50,7 +52,7 @@ def launch(resolved: Resolved, show: TextIO | None = None) -> tuple[Path, Ending
 def _warn(text: str, show: TextIO | None) -> None:
     """Print a warning; without a console, raise a Python warning at the line that called `train`."""
     if show:
-        print(f"paceline: warning: {text}", file=sys.stderr, flush=True)
+        LOGGER.warning(text)
     else:
         warnings.warn(text, stacklevel=4)
 

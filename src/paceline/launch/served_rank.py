@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import socket
-import sys
 import traceback
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,6 +21,7 @@ from paceline.launch.connect import leave
 from paceline.launch.folder import begin_summary, make_folder, open_run
 from paceline.launch.meeting import accepts_connections, meet
 from paceline.launch.rank import Rank
+from paceline.messages import LOGGER
 from paceline.run.folder import gone_mark, write_environment
 from paceline.run.liveness import is_here, owner_text
 from paceline.run.recorder import Recorder
@@ -75,6 +75,7 @@ class ServedRank(Rank):
     def _serve(self) -> None:
         seat, spec = self.seat, self.spec
         self.meeting, listener = meet(spec, seat, self.cluster)
+        LOGGER.debug("rank %d: servers listen at %s", seat.rank, ", ".join(self.meeting.endpoints))
         place = choose_place(spec, seat.local_rank, first=not self.launched, speed=seat.speed)
         about = {"host": socket.gethostname(), "pid": os.getpid()}
         opened = self._open_recorder if seat.rank >= self.servers else self._open
@@ -172,7 +173,7 @@ class ServedRank(Rank):
         if not self.launched:
             known = isinstance(error, PacelineError)
             text = str(error) if known else own_code.reason(error)
-            print(f"paceline: rank {self.seat.rank}: {text}", file=sys.stderr, flush=True)
+            LOGGER.error("rank %d: %s", self.seat.rank, text)
             if not known:
                 traceback.print_exception(error)
         return code

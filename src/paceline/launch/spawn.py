@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,6 +23,7 @@ from paceline.launch import start as rank_program
 from paceline.launch.placement import Places
 from paceline.launch.zygote import ForkedRank, Zygote
 from paceline.layout import threads_per_rank
+from paceline.messages import LOGGER
 from paceline.run.folder import LOGS
 from paceline.spec import RunSpec
 
@@ -139,14 +142,17 @@ def start(spec: RunSpec, folder: Path, out: int, places: Places | None = None) -
             if places is None:
                 variables = _mpi_variables(private, variables)
             with (folder / LOGS / "mpiexec.log").open("wb") as log:
+                words = [*_mpiexec_command(size, places), *command]
                 # mpiexec prints a long message about a failed rank, which would bury ours.
-                crew.add(0, _popen([*_mpiexec_command(size, places), *command], variables, out, log.fileno()))
+                crew.add(0, _popen(words, variables, out, log.fileno()))
+            LOGGER.debug("mpiexec is process %s, its log %s: %s", crew.processes[0].pid, log.name, shlex.join(words))
             return crew
         count = 1 if spec.carrier.in_one_process else size
         variables = _environment(spec, spec.workers or 1)
         if places is None and zygote.available():
             crew.zygote = Zygote([*program, "zygote", *modules], variables, out, crew.watch)
             crew.watch(crew.zygote.process.pid)
+            LOGGER.debug("ranks are forked from process %d, which imports torch once", crew.zygote.process.pid)
 
         def start_rank(rank: int, life: int) -> Process:
             seat = {names.RANK: str(rank), names.SIZE: str(count), names.STORE: str(private / "store")}
@@ -174,8 +180,11 @@ def _popen(command: list[str], variables: dict[str, str], out: int, err: int | N
 
 
 def _environment(spec: RunSpec, processes: int) -> dict[str, str]:
-    """This process's environment, with the number of threads per rank."""
-    return dict(os.environ) | {"OMP_NUM_THREADS": str(spec.threads or threads_per_rank(processes))}
+    """This process's environment, with the number of threads per rank and the level of messages."""
+    return dict(os.environ) | {
+        "OMP_NUM_THREADS": str(spec.threads or threads_per_rank(processes)),
+        names.LOG_LEVEL: str(LOGGER.level or logging.INFO),
+    }
 
 
 def _module_folders() -> list[str]:

@@ -15,6 +15,7 @@ from paceline.errors import EXIT_INTERRUPTED, EXIT_OK
 from paceline.launch.diagnose import Ending, diagnose
 from paceline.launch.signals import stopping
 from paceline.launch.spawn import Crew
+from paceline.messages import LOGGER
 from paceline.run.atomic import write_whole
 from paceline.run.folder import gone_mark, read_ranks
 from paceline.spec import RunSpec
@@ -85,7 +86,9 @@ def _ask_to_stop(crew: Crew, folder: Path) -> bool:
     pids = _rank_pids(folder)
     if not pids:
         return False
-    print("\npaceline: stopping after this step (Ctrl-C again to stop at once)", file=sys.stderr, flush=True)
+    if sys.stderr.isatty():
+        print(file=sys.stderr)  # a line of its own, after the terminal's ^C
+    LOGGER.info("stopping after this step (Ctrl-C again to stop at once)")
     if crew.are_ranks:
         crew.signal(signal.SIGTERM)  # not SIGINT: a rank that has already had a signal would exit at once
         return True

@@ -15,11 +15,12 @@ from paceline.comm.seat import Seat
 from paceline.comm.threads import thread_world
 from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from paceline.launch.cluster import Cluster
-from paceline.launch.env import find_seat, in_lab
+from paceline.launch.env import find_seat, in_lab, log_level
 from paceline.launch.memory import keep_freed_memory
 from paceline.launch.rank import Rank
 from paceline.launch.signals import StopSignals
 from paceline.layout import threads_per_rank
+from paceline.messages import LOGGER, configure
 from paceline.run.folder import SPEC, rank_log, read_spec, read_summary
 from paceline.spec import FIELDS, Resolved, RunSpec
 from paceline.strict_json import build, dump
@@ -39,6 +40,9 @@ def run_seat(
     # Servers mostly wait, so only workers share the cores.
     local_workers = max(1, seat.local_size - (spec.servers or 0)) if seat.one_node else seat.local_size
     torch.set_num_threads(spec.threads or threads_per_rank(local_workers))
+    where = ":".join(map(str, seat.address)) if seat.address else seat.store_file or "nowhere: it is alone"
+    LOGGER.debug("rank %d of %d is process %d, started by %s; %d threads; ranks meet at %s", seat.rank, seat.size,
+                 os.getpid(), seat.launcher, torch.get_num_threads(), where)  # fmt: skip
     stream = sys.stderr if as_json else sys.stdout
     if spec.carrier.in_one_process and spec.workers and spec.workers > 1:
         return _run_threads(resolved, folder, stream)
@@ -83,6 +87,7 @@ def run_rank(run_folder: str) -> NoReturn:
     """Run one rank that Paceline's launcher started, and exit."""
     folder, seat = Path(run_folder), find_seat()
     assert seat is not None, "the launcher sets the rank's variables"
+    configure(log_level())
     if seat.rank:
         _redirect(rank_log(folder, seat.rank))
     # The launcher has resolved and checked the options, and written where each came from.

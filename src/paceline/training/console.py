@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from paceline.disturbance import warning
 from paceline.errors import visible
+from paceline.messages import quiet
 from paceline.run.records import Summary
 
 
@@ -23,11 +24,12 @@ class Console:
         self._bar: Any = None
         self._recent: list[tuple[float, int]] = []  # seconds and samples of the steps since the last line
 
-    def line(self, text: str = "") -> None:
+    def line(self, text: str = "", *, always: bool = False) -> None:
+        """Under --quiet only into the log, unless it is a warning, which `always` is shown."""
         text = visible(text)
         if self._log:
             self._log.write(text + "\n")
-        if self._stream:
+        if self._stream and (always or not quiet()):
             if self._bar is not None:
                 self._bar.clear()
             try:
@@ -43,11 +45,11 @@ class Console:
         """Print the total time, and a warning if the run was disturbed."""
         self.line(f"Total run time: {summary.total_seconds:.2f} s")
         if summary.disturbed:
-            self.line(warning(summary.disturbed))
+            self.line(warning(summary.disturbed), always=True)
 
     def start_bar(self, steps: int, title: str) -> None:
         """Start a progress bar on standard error, if that is a terminal."""
-        if self._stream and sys.stderr.isatty():
+        if self._stream and sys.stderr.isatty() and not quiet():
             from tqdm import tqdm
 
             # A terminal may not know its size, as in `script` or a container; tqdm then shows nothing.

@@ -50,3 +50,5 @@ def test_it_says_so_and_what_was_there_already_counts(
     again = capsys.readouterr().out
     assert end in again
     assert "This machine is busy" not in again, "there is nothing to measure"
+    assert main(["bench", str(path), "-o", str(out), "--fresh", "--quiet"]) == 0
+    assert capsys.readouterr() == (f"{end}\n", ""), "of all that is said, the warning is left"

@@ -71,11 +71,11 @@ class Chronicle:
         self._job.recorder.write(Lost(rank, why, time.time(), update, samples))
         self._job.recorder.flush()
         self._job.console.line(
-            f"Lost rank {rank} after {update} updates: {why}; others get the {samples} samples it had"
+            f"Lost rank {rank} after {update} updates: {why}; others get the {samples} samples it had", always=True
         )
 
     def went_back(self, number: int, why: str) -> None:
-        self._job.console.line(f"Back to the snapshot after {number} updates: {why}")
+        self._job.console.line(f"Back to the snapshot after {number} updates: {why}", always=True)
         self._job.recorder.write(WentBack(number, why, time.time()))
         self._shown = min(self._shown, self._plan.epoch(number) - 1)
         self._job.summary.steps = number

@@ -1,0 +1,29 @@
+"""Messages to whoever runs a command, through the logger "paceline", on standard error; results are printed instead."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from paceline.errors import visible
+
+LOGGER = logging.getLogger("paceline")
+
+
+class _Terminal(logging.Handler):
+    """Writes `paceline: ` and the message; a warning is marked as one. The logger paceline.lab is `paceline lab: `."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        mark = "warning: " if record.levelno == logging.WARNING else ""
+        print(visible(f"{record.name.replace('.', ' ')}: {mark}{record.getMessage()}"), file=sys.stderr, flush=True)
+
+
+def configure(level: int | str = logging.INFO) -> None:
+    """For our own programs. Where Paceline is a library, whoever uses it configures logging."""
+    LOGGER.handlers, LOGGER.propagate = [_Terminal()], False
+    LOGGER.setLevel(level)
+
+
+def quiet() -> bool:
+    """Whether only warnings and errors are wanted: no progress, no bars."""
+    return LOGGER.level > logging.INFO
