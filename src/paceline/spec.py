@@ -273,6 +273,10 @@ ELSEWHERE = {other: name.replace("_", "-") for name, f in FIELDS.items() for oth
 ABSENT = {"num-workers": "every rank loads its samples in a thread of its own; workers are the ranks that train"}
 
 
+# How the source of a config file's values begins.
+CONFIG = "config file"
+
+
 def read_config(path: str) -> dict[str, Any]:
     """The values of a TOML file; keys are the flags' names, with - or _."""
     refuse_pipe(path, "the config file")
@@ -282,11 +286,11 @@ def read_config(path: str) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"cannot read the config file {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"config file {path} is not valid TOML: {error}") from error
-    known = {key: _known(key, f"config file {path}") for key in values}
+        raise UsageError(f"{CONFIG} {path} is not valid TOML: {error}") from error
+    known = {key: _known(key, f"{CONFIG} {path}") for key in values}
     twice = [key for key, name in known.items() if list(known.values()).count(name) > 1]
     if twice:
-        raise UsageError(f"config file {path} has a key twice: {', '.join(twice)}")
+        raise UsageError(f"{CONFIG} {path} has a key twice: {', '.join(twice)}")
     return {name: values[key] for key, name in known.items()}
 
 
@@ -304,10 +308,25 @@ def resolve(*layers: tuple[str, Mapping[str, Any]], world: World | None = None, 
             sources[name] = source
     given = frozenset(source for source, _ in layers)
     choose(values, sources, world)
+    for source, layer in layers:
+        if source.startswith(CONFIG):
+            _drop_foreign_defaults(values, sources, source, layer)
     spec = RunSpec(**values)
     _check_own(spec, sources, given)
     _check_together(spec, world, here)
     return Resolved(spec, sources, given)
+
+
+def _drop_foreign_defaults(
+    values: dict[str, Any], sources: dict[str, str], source: str, layer: Mapping[str, Any]
+) -> None:
+    """Ignore a config file's options of another strategy that have their defaults, as those of a spec.toml may."""
+    theirs: dict[str, Any] = {name: f.default for name, f in FIELDS.items()} | dict(layer)
+    usual = strategies.TABLE[theirs["strategy"]].fill(theirs) if theirs["strategy"] and theirs["workers"] else {}
+    for name in OWN.keys() - set(strategies.TABLE[values["strategy"]].names):
+        default = FIELDS[name].default
+        if sources[name] == source and values[name] in (default, usual.get(name)):
+            values[name], sources[name] = default, "default"
 
 
 def _check_own(spec: RunSpec, sources: Mapping[str, str], given: frozenset[str]) -> None:

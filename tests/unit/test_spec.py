@@ -15,6 +15,7 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.spec import FIELDS, World, read_config, resolve
+from paceline.strategies import table as strategies
 
 Values = Mapping[str, Any]
 
@@ -317,6 +318,36 @@ def test_a_wrong_value_in_a_config_file_is_told_with_the_file(tmp_path: Path) ->
     config.write_text("lr = nan\n")
     with pytest.raises(UsageError, match=r"run\.toml: --lr is nan"):
         resolve((f"config file {config}", read_config(str(config))), ("flag", {"lr": 0.1}))
+
+
+@pytest.mark.parametrize("written", strategies.TABLE)
+@pytest.mark.parametrize("asked", strategies.TABLE)
+def test_the_spec_of_one_strategy_is_a_config_file_for_another(written: str, asked: str) -> None:
+    """Options that only the first has, and that have its defaults, are ignored, and are as if nobody had given them."""
+    lines = resolve(("flag", {"strategy": written, "epochs": 3})).lines()
+    config = tomllib.loads("\n".join(lines))
+    flags = {"strategy": asked, "workers": 1 if asked == "sequential" else 2, "transport": "auto"}
+    found = resolve(("config file spec.toml", config), ("flag", flags)).spec
+    assert found.epochs == 3
+    plain = resolve(("flag", flags | {"epochs": 3})).spec
+    shared = set(strategies.TABLE[written].names) & set(strategies.TABLE[asked].names)
+    assert {name for name in FIELDS if getattr(found, name) != getattr(plain, name)} <= shared
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"strategy": "pipeline", "workers": 2, "stages": 2, "microbatches": 3}, "microbatches"),
+        ({"strategy": "ps-bounded", "workers": 2, "servers": 1, "staleness": 9}, "staleness"),
+        ({"stages": 2}, "stages"),
+        ({"strategy": "ring", "workers": 2, "averaging": "gather"}, "averaging"),
+    ],
+)
+def test_an_option_of_another_strategy_that_is_not_at_its_default_is_refused(config: dict[str, Any], name: str) -> None:
+    with pytest.raises(UsageError, match=f"^config file a.toml: strategy ring has no --{name}: "):
+        resolve(("config file a.toml", config), ("flag", {"strategy": "ring", "workers": 2}))
+    with pytest.raises(UsageError, match=r"^flag: strategy ring has no --stages"):
+        resolve(("config file a.toml", {"strategy": "ring"}), ("flag", {"stages": 2, "workers": 2}))
 
 
 def test_a_global_batch_is_divided_over_the_workers_and_keeps_the_rate() -> None:

@@ -21,7 +21,7 @@ from paceline.launch.env import find_seat, in_lab
 from paceline.launch.run import launch
 from paceline.launch.signals import quiet_interrupt
 from paceline.messages import LOGGER, quiet
-from paceline.spec import FIELDS, KINDS, OWN, RunSpec, World, read_config, resolve
+from paceline.spec import CONFIG, FIELDS, KINDS, OWN, RunSpec, World, read_config, resolve
 from paceline.strategies import table as strategies
 from paceline.strict_json import dump
 
@@ -126,7 +126,7 @@ class Joined(argparse.Action):
 def layers_of(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
     """The values that the config file and the flags give; flags win."""
     flags = {name: value for name, value in vars(args).items() if name not in NOT_SPEC}
-    config = [(f"config file {args.config}", read_config(args.config))] if args.config else []
+    config = [(f"{CONFIG} {args.config}", read_config(args.config))] if args.config else []
     return [*config, ("flag", flags)]
 
 
