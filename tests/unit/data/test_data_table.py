@@ -92,6 +92,9 @@ def test_own_data_of_no_name_are_refused() -> None:
 def test_own_data_say_themselves_where_they_are(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="leave --data-dir out"):
         prepare(f"images:{tmp_path}", tmp_path)
+    for name in ("mnist-mini", "synthetic:train=50"):
+        with pytest.raises(UsageError, match=f"{name} is not read from files; leave --data-dir out"):
+            prepare(name, tmp_path)
 
 
 def test_means_and_deviations_are_those_of_the_images() -> None:
