@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from typing import Any
 
 from paceline.errors import visible
 
@@ -27,3 +29,21 @@ def configure(level: int | str = logging.INFO) -> None:
 def quiet() -> bool:
     """Whether only warnings and errors are wanted: no progress, no bars."""
     return LOGGER.level > logging.INFO
+
+
+def bar_options() -> dict[str, Any]:
+    """Of tqdm's bars: on standard error, where that is a terminal."""
+    if quiet() or not sys.stderr.isatty():
+        return {"disable": True}
+    # A terminal may not know its size, as in `script` or a container; tqdm then shows nothing.
+    try:
+        known = os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    except OSError:
+        known = False
+    return {"leave": False} | ({"dynamic_ncols": True} if known else {"ncols": 80, "nrows": 24})
+
+
+def end_line() -> None:
+    """Before a message about Ctrl-C: a terminal has shown ^C, without the end of a line."""
+    if sys.stderr.isatty():
+        print(file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -169,3 +170,22 @@ def listening_elsewhere(pids: set[int]) -> set[str]:
             if parts[3] == "0A" and parts[9] in inodes and not parts[1].startswith(("0100007F", "0" * 24 + "01000000")):
                 found.add(parts[1])
     return found
+
+
+def on_a_terminal(command: list[str]) -> tuple[int, bytes]:
+    """The exit code, and all that was shown on a pseudo-terminal that has no size, as new ones are."""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(command, stdout=follower, stderr=follower, stdin=follower)
+    os.close(follower)
+    text = b""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            part = os.read(leader, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        text += part
+    os.close(leader)
+    return process.wait(20), text

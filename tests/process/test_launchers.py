@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import subprocess
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from live_run import BIN, LAUNCHERS, MPIEXEC, PACELINE, LiveRun
+from live_run import BIN, LAUNCHERS, MPIEXEC, PACELINE, LiveRun, on_a_terminal
 from safetensors.torch import load_file
 
 import paceline
@@ -159,25 +157,6 @@ BARS = [
     *("--model", "mlp", "--data", "synthetic:train=300,test=40", "--batch-size", "10", "--workers", "2"),
     *("--epochs", "1"),
 ]
-
-
-def on_a_terminal(command: list[str]) -> tuple[int, bytes]:
-    """The exit code, and all that was shown on a pseudo-terminal that has no size, as new ones are."""
-    leader, follower = pty.openpty()
-    process = subprocess.Popen(command, stdout=follower, stderr=follower, stdin=follower)
-    os.close(follower)
-    text = b""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            part = os.read(leader, 65536)
-        except OSError:
-            break
-        if not part:
-            break
-        text += part
-    os.close(leader)
-    return process.wait(20), text
 
 
 def test_progress_is_a_bar_on_a_terminal(tmp_path: Path) -> None:

@@ -99,6 +99,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         messages.LOGGER.error(error)
         return error.exit_code
     except KeyboardInterrupt:
+        messages.end_line()
+        messages.LOGGER.error("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # whoever read our output has read enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

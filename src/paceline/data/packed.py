@@ -17,7 +17,7 @@ from paceline.data.mapped import Records
 from paceline.data.samples import Content, Moments
 from paceline.data.table import DataInfo
 from paceline.errors import DataError
-from paceline.messages import quiet
+from paceline.messages import LOGGER, bar_options
 
 _FORMAT = "paceline 1"
 _DTYPES = {"U8": "uint8", "F32": "float32"}
@@ -45,7 +45,10 @@ def fingerprint(source: Path, files: Sequence[Path]) -> str:
 
 
 def write(path: Path, content: Content, source: Path, mark: str) -> None:
-    """Pack everything, with a bar on a terminal; the header comes last, as only the end knows mean and deviation."""
+    """Pack everything, with a bar on a terminal and a line elsewhere.
+
+    The header comes last, as only the end knows mean and deviation.
+    """
     tensors, size = _tensors(content.dtype, content.shape, len(content.train.labels), len(content.test.labels))
     metadata = {
         "format": _FORMAT,
@@ -56,7 +59,9 @@ def write(path: Path, content: Content, source: Path, mark: str) -> None:
     unknown = (_LONGEST,) * content.shape[0]
     length = len(_header(tensors, metadata, unknown, unknown))
     moments, total = Moments(), len(content.train.labels) + len(content.test.labels)
-    bar = tqdm(total=total, desc=f"packing {source.name}", unit=" images", leave=False, disable=quiet() or None)
+    bar = tqdm(total=total, desc=f"packing {source.name}", unit=" images", **bar_options())
+    if bar.disable:
+        LOGGER.info("packing the %s images of %s into %s", f"{total:,}", source, path)
     with bar, cache.writing(path) as out:
         out.seek(8 + length)
         for samples in (content.train, content.test):

@@ -16,7 +16,7 @@ from urllib.request import urlopen
 from tqdm import tqdm
 
 from paceline.data.origins import ORIGINS, File
-from paceline.messages import quiet
+from paceline.messages import bar_options
 
 WEB_TIMEOUT = 15.0
 NPM_TIMEOUT = 900.0
@@ -92,7 +92,6 @@ def download(address: str) -> Iterator[IO[bytes]]:
     with (
         reading(address),
         urlopen(address, timeout=WEB_TIMEOUT) as response,
-        # disable=None is tqdm's word for "unless stderr is a terminal".
         tqdm.wrapattr(
             response,
             "read",
@@ -100,8 +99,7 @@ def download(address: str) -> Iterator[IO[bytes]]:
             desc=address.rpartition("/")[2],
             unit="B",
             unit_scale=True,
-            leave=False,
-            disable=quiet() or None,
+            **bar_options(),
         ) as body,
     ):
         yield body

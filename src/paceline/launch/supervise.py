@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from paceline.errors import EXIT_INTERRUPTED, EXIT_OK
 from paceline.launch.diagnose import Ending, diagnose
 from paceline.launch.signals import stopping
 from paceline.launch.spawn import Crew
-from paceline.messages import LOGGER
+from paceline.messages import LOGGER, end_line
 from paceline.run.atomic import write_whole
 from paceline.run.folder import gone_mark, read_ranks
 from paceline.spec import RunSpec
@@ -86,8 +85,7 @@ def _ask_to_stop(crew: Crew, folder: Path) -> bool:
     pids = _rank_pids(folder)
     if not pids:
         return False
-    if sys.stderr.isatty():
-        print(file=sys.stderr)  # a line of its own, after the terminal's ^C
+    end_line()
     LOGGER.info("stopping after this step (Ctrl-C again to stop at once)")
     if crew.are_ranks:
         crew.signal(signal.SIGTERM)  # not SIGINT: a rank that has already had a signal would exit at once

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, TextIO
 
 from paceline.disturbance import warning
 from paceline.errors import visible
-from paceline.messages import quiet
+from paceline.messages import bar_options, quiet
 from paceline.run.records import Summary
 
 
@@ -49,13 +48,11 @@ class Console:
 
     def start_bar(self, steps: int, title: str) -> None:
         """Start a progress bar on standard error, if that is a terminal."""
-        if self._stream and sys.stderr.isatty() and not quiet():
+        options = bar_options()
+        if self._stream and not options.get("disable"):
             from tqdm import tqdm
 
-            # A terminal may not know its size, as in `script` or a container; tqdm then shows nothing.
-            known = os.get_terminal_size(sys.stderr.fileno()).columns > 0
-            size: dict[str, Any] = {"dynamic_ncols": True} if known else {"ncols": 80, "nrows": 24}
-            self._bar = tqdm(total=steps, desc=title, unit="batch", leave=False, **size)
+            self._bar = tqdm(total=steps, desc=title, unit="batch", **options)
 
     def step(self, number: int, seconds: float, samples: int, left: int, every: int, shown: Mapping[str, str]) -> None:
         """Advance the bar after a step, with `left` steps to go; print a line every `every` steps."""
