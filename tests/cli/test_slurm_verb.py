@@ -170,7 +170,7 @@ def test_a_word_that_is_not_text_is_refused(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_file_is_executable_and_replaced_only_by_force(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    command = [*FOUR, "-o", "job.sh", "--", *RING]
+    command = [*FOUR, "--script", "job.sh", "--", *RING]
     assert main(command) == 0
     said = capsys.readouterr()
     assert (said.out, said.err.splitlines()[-1]) == ("", "submit it with: sbatch job.sh")
@@ -179,15 +179,17 @@ def test_a_file_is_executable_and_replaced_only_by_force(capsys: pytest.CaptureF
     script.write_text("mine")
     assert "--force" in check_refusal(capsys, *command)
     assert script.read_text() == "mine"
-    assert main([*FOUR, "--force", "-o", "job.sh", "--", *RING]) == 0
+    assert main([*FOUR, "--force", "--script", "job.sh", "--", *RING]) == 0
     assert script.read_text().startswith("#!/bin/bash\n")
     assert list(folder.iterdir()) == [script]
 
 
 def test_a_file_that_cannot_be_written_is_named(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    assert "cannot write none/job.sh: No such file" in check_refusal(capsys, *FOUR, "-o", "none/job.sh", "--", *RING)
+    assert "cannot write none/job.sh: No such file" in check_refusal(
+        capsys, *FOUR, "--script", "none/job.sh", "--", *RING
+    )
     (folder / "taken").mkdir()
-    assert "cannot write taken" in check_refusal(capsys, *FOUR, "--force", "-o", "taken", "--", *RING)
+    assert "cannot write taken" in check_refusal(capsys, *FOUR, "--force", "--script", "taken", "--", *RING)
     assert [path.name for path in folder.iterdir()] == ["taken"]
 
 

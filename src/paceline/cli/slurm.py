@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--job-name", metavar="NAME", default="paceline", help="(default: paceline)")
     parser.add_argument("--output", metavar="FILE", default="slurm-%j.out",
                         help="what the job says; %%j is its number (default: slurm-%%j.out)")  # fmt: skip
-    parser.add_argument("-o", "--script", metavar="FILE", type=Path, help="write here, not to standard output")
+    parser.add_argument("--script", metavar="FILE", type=Path, help="write here, not to standard output")
     parser.add_argument("--force", action="store_true", help="replace FILE if it is there")
 
 
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{text[error.start : error.end]!r} is not UTF-8 and cannot be written: rename it") from error
     if args.script is None:
         print(text, end="")
-        hint = "submit it with: paceline slurm ... | sbatch; or keep it with: -o job.sh, then: sbatch job.sh"
+        hint = "submit it with: paceline slurm ... | sbatch; or keep it with: --script job.sh, then: sbatch job.sh"
     else:
         _save(args.script, text, replace=args.force)
         hint = f"submit it with: sbatch {shlex.quote(str(args.script))}"
