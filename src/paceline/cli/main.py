@@ -25,6 +25,7 @@ VERBS = {
     "report": "one page with charts, tables and findings from run folders",
     "schema": "print the JSON Schemas of the files in a run folder",
     "doctor": "show what this machine has for training",
+    "completion": "print a script with which a shell completes verbs, options and their values",
 }
 # These take another command behind --
 WITH_COMMAND = ("lab", "slurm")
@@ -55,18 +56,23 @@ def add_verbosity(parser: argparse.ArgumentParser, verbose: str = "also say what
     group.add_argument("--verbose", action="store_true", help=verbose)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the `paceline` command."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+def make_parsers() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
+    """The parser of the command, and those of its verbs, which have no arguments yet."""
     parser = Parser(prog="paceline", description="Train on many processes; see what it costs.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"paceline {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    return parser, {
+        verb: verbs.add_parser(verb, help=about, description=about, allow_abbrev=False) for verb, about in VERBS.items()
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the `paceline` command."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser, parsers = make_parsers()
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     if chosen is not None and chosen not in VERBS:
         parser.error(f"unknown verb {chosen!r}{nearest(chosen, VERBS)} (one of: {', '.join(VERBS)})")
-    parsers = {
-        verb: verbs.add_parser(verb, help=about, description=about, allow_abbrev=False) for verb, about in VERBS.items()
-    }
     if chosen is None:
         parser.parse_args(arguments)  # shows the help, or what is wrong
         return EXIT_USAGE
