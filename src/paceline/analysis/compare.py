@@ -30,6 +30,9 @@ class Comparison:
     faster: Interval  # the second's images/s over the first's
     verdict: str
     warnings: tuple[RunWarning, ...]
+    runs: int  # of the setting that has fewer
+    disturbed: bool
+    too_short: bool
 
 
 def compare(first: Group, second: Group) -> Comparison:
@@ -45,9 +48,37 @@ def compare(first: Group, second: Group) -> Comparison:
     fewest = min(len(first.runs), len(second.runs))
     disturbed = any(run.disturbed for group in (first, second) for run in group.runs)
     too_short = first.too_short or second.too_short
-    return Comparison(
-        different, faster, verdict(faster, fewest, disturbed=disturbed, too_short=too_short), tuple(warnings)
-    )
+    said = verdict(faster, fewest, disturbed=disturbed, too_short=too_short)
+    return Comparison(different, faster, said, tuple(warnings), fewest, disturbed, too_short)
+
+
+@dataclass(frozen=True)
+class Slower:
+    """Whether the second is slower than the first by more than so many percent: None if the runs do not tell."""
+
+    percent: float
+    is_slower: bool | None
+    why: str
+
+
+def slower(found: Comparison, percent: float) -> Slower:
+    """Slower means that the whole 95 % interval of the ratio of images/s is below the limit.
+
+    Single runs do not tell how much runs differ: the interval then has to be below the limit by BETWEEN_RUNS, too.
+    """
+    limit, faster = 1 - percent / 100, found.faster
+    proof = limit * (1 - BETWEEN_RUNS) if found.runs == 1 else limit
+    how = f"{faster.value:.3g} times as fast ({faster.low:.3g} to {faster.high:.3g}), and the limit is {limit:.3g}"
+    if found.disturbed or found.too_short:
+        what = "other programs disturbed these runs" if found.disturbed else "these runs are too short"
+        return Slower(percent, None, f"cannot tell whether the second is more than {percent:g} % slower: {what}")
+    if faster.high < proof:
+        return Slower(percent, True, f"the second is more than {percent:g} % slower: it is {how}")
+    if faster.low >= limit:
+        return Slower(percent, False, f"the second is not more than {percent:g} % slower: it is {how}")
+    few = "one run of each does not tell how much runs differ" if faster.high < limit else f"it is {how}"
+    return Slower(percent, None, f"cannot tell whether the second is more than {percent:g} % slower: {few}; "
+                  "make more runs of both, or longer ones")  # fmt: skip
 
 
 def verdict(faster: Interval, runs: int, *, disturbed: bool = False, too_short: bool = False) -> str:

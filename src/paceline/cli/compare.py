@@ -7,17 +7,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paceline.analysis.checks import RunWarning
-from paceline.analysis.compare import compare
+from paceline.analysis.compare import compare, slower
 from paceline.analysis.runs import LeftOut, read_run
 from paceline.analysis.scaling import Group, group
 from paceline.analysis.wording import some
-from paceline.errors import UsageError, visible
+from paceline.errors import EXIT_FAILED, EXIT_OK, UsageError, visible
 from paceline.run.folder import find_folders
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     for which in ("first", "second"):
         parser.add_argument(which, metavar="RUN", type=Path, help="a run folder, or a folder of repeats of one run")
+    about = "exit with code 1 if the second is slower by more than this, with 95 %% confidence"
+    parser.add_argument("--fail-if-slower", metavar="PERCENT", type=_percent, help=about)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,8 +36,21 @@ def run(args: argparse.Namespace) -> int:
             lines.append(f"  {each.name:<16}{_short(each.first)} -> {_short(each.second)}")
     lines.append(f"\n{found.verdict[0].upper()}{found.verdict[1:]}.")
     lines += _warnings(found.warnings)
+    limit = slower(found, args.fail_if_slower) if args.fail_if_slower is not None else None
+    if limit:
+        lines.append(f"{limit.why[0].upper()}{limit.why[1:]}.")
     print(visible("\n".join(lines)))
-    return 0
+    return EXIT_FAILED if limit and limit.is_slower else EXIT_OK
+
+
+def _percent(text: str) -> float:
+    try:
+        percent = float(text)
+    except ValueError:
+        percent = -1.0
+    if not 0 <= percent < 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 100")
+    return percent
 
 
 def _warnings(found: Sequence[RunWarning]) -> Iterator[str]:
