@@ -143,7 +143,7 @@ def test_there_is_nothing_to_get_of_a_function(capsys: pytest.CaptureFixture[str
 
 def test_list_and_path_need_no_torch() -> None:
     code = (
-        "import argparse, sys; from paceline.cli import data; data.run(argparse.Namespace(action='list')); "
-        "data.run(argparse.Namespace(action='path', name='mnist-mini')); sys.exit('torch' in sys.modules)"
+        "import argparse, sys; from paceline.cli import data; data.run(argparse.Namespace(action='list', json=False)); "
+        "data.run(argparse.Namespace(action='path', name='mnist-mini', json=False)); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0

@@ -20,7 +20,7 @@ SHI = {
 
 @pytest.fixture
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    assert models.run(argparse.Namespace(devices=False)) == 0
+    assert models.run(argparse.Namespace(devices=False, json=False)) == 0
     return capsys.readouterr().out.splitlines()
 
 

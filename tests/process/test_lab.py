@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -90,6 +91,14 @@ def test_a_command_is_run_as_if_it_were_here(tmp_path: Path) -> None:
     assert lab("kill", "--name", name, "n4").returncode == 0
     until("the node is known to be gone", lambda: "killed" in lab("status", name).stdout)
     assert "has been killed" in lab("exec", "--name", name, "n4", "--", "true").stderr
+    (found,) = json.loads(lab("status", name, "--json").stdout)["labs"]
+    states = {node["name"]: (node["rack"], node["state"]) for node in found["nodes"]}
+    assert states == {"n1": (0, "up"), "n2": (0, "up"), "n3": (1, "up"), "n4": (1, "killed")}
+    rates = json.loads(lab("measure", name, "--seconds", "0.2", "--json").stdout)
+    assert {(rate["flows"], rate["node"], rate["way"]) for rate in rates[:2]} == {
+        ("n1 to n2", "n1", "up"),
+        ("n1 to n2", "n2", "down"),
+    }
     assert lab("down", name).returncode == 0
     assert name not in client.names()
     check_nothing_left(before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from paceline.bench.store import Store
 from paceline.cli.main import add_verbosity
 from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, visible
 from paceline.messages import LOGGER, quiet
+from paceline.strict_json import dump
 
 SHOWN = 3  # disturbed runs that are named
 
@@ -29,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fresh", action="store_true", help="remove the runs that are there, and begin again")
     parser.add_argument("--list", action="store_true", help="show the runs, and make none")
     add_verbosity(parser, "also show the command of each run")
+    parser.add_argument("--json", action="store_true",
+                        help="print what came of it as one line of JSON; progress goes to standard error")  # fmt: skip
 
 
 def _repeats(text: str) -> int:
@@ -38,33 +42,45 @@ def _repeats(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
+    show = sys.stderr if args.json else sys.stdout
+
+    def say(text: str, end: str = "\n") -> None:
+        if not quiet():
+            print(visible(text), end=end, flush=True, file=show)
+
     experiment = read_experiment(args.experiment, quick=args.quick, repeats=args.repeats)
     folder = args.output_dir or Path("runs", experiment.name + ("-quick" if args.quick else ""))
     tasks = experiment.tasks()
     for line in (experiment.title, *(f"Left out: {why}" for why in experiment.left_out)):
         if line:
-            _say(line)
+            say(line)
     if args.list:
-        for task in tasks:
+        if args.json:
+            print(dump([{"name": task.name, "about": str(task)} for task in tasks]))
+        for task in () if args.json else tasks:
             print(visible(f"  {task}"))
         return EXIT_OK
     each = "once each" if experiment.repeats == 1 else f"{experiment.repeats} times each"
-    _say(f"{len(tasks)} runs: {len(experiment.points)} settings, {each}; in {folder}")
+    say(f"{len(tasks)} runs: {len(experiment.points)} settings, {each}; in {folder}")
     begun = time.monotonic()
-    outcome = bench(experiment, Store(folder), _say, fresh=args.fresh)
+    outcome = bench(experiment, Store(folder), say, fresh=args.fresh)
     minutes, seconds = divmod(round(time.monotonic() - begun), 60)
     made = "1 run was made" if outcome.made == 1 else f"{outcome.made} runs were made"
+    headline = None
     if not outcome.stopped and (study := read_study([folder])).runs:
-        _say(f"\n{study.headline.text}\n")
-    _say(f"{made} in {minutes} min {seconds} s" + _lost(outcome.failed))
+        headline = study.headline.text
+        say(f"\n{headline}\n")
+    say(f"{made} in {minutes} min {seconds} s" + _lost(outcome.failed))
     for name, why in outcome.failed.items() if quiet() else ():
         LOGGER.error("%s failed: %s", name, why)
     if outcome.disturbed:
-        print(visible(_disturbed(outcome.disturbed, len(tasks), folder)), flush=True)
+        print(visible(_disturbed(outcome.disturbed, len(tasks), folder)), flush=True, file=show)
+    if args.json:
+        print(dump({"folder": str(folder), "runs": len(tasks), "headline": headline, **vars(outcome)}))
     if outcome.stopped:
         LOGGER.error("stopped; the same command goes on where it was")
         return EXIT_INTERRUPTED
-    _say(f"Now: paceline report {folder} -o {folder / 'report.html'}")
+    say(f"Now: paceline report {folder} -o {folder / 'report.html'}")
     return EXIT_FAILED if outcome.failed else EXIT_OK
 
 
@@ -78,8 +94,3 @@ def _disturbed(names: list[str], runs: int, folder: Path) -> str:
         f"Other programs disturbed {len(names)} of {runs} runs ({shown}): do not compare their times. "
         f"To make one again on a quiet machine, remove its folder in {folder} and give the same command."
     )
-
-
-def _say(text: str, end: str = "\n") -> None:
-    if not quiet():
-        print(visible(text), end=end, flush=True)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from paceline.analysis.checks import RunWarning
-from paceline.analysis.compare import compare, slower
+from paceline.analysis.compare import Comparison, Slower, compare, slower
 from paceline.analysis.runs import LeftOut, read_run
 from paceline.analysis.scaling import Group, group
 from paceline.analysis.wording import some
+from paceline.cli.main import add_json
 from paceline.errors import EXIT_FAILED, EXIT_OK, UsageError, visible
 from paceline.run.folder import find_folders
+from paceline.strict_json import dump
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,11 +24,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(which, metavar="RUN", type=Path, help="a run folder, or a folder of repeats of one run")
     about = "exit with code 1 if the second is slower by more than this, with 95 %% confidence"
     parser.add_argument("--fail-if-slower", metavar="PERCENT", type=_percent, help=about)
+    add_json(parser, "the comparison")
 
 
 def run(args: argparse.Namespace) -> int:
     first, second = _repeats(args.first), _repeats(args.second)
     found = compare(first, second)
+    limit = slower(found, args.fail_if_slower) if args.fail_if_slower is not None else None
+    if args.json:
+        print(dump(_facts(args, first, second, found, limit)))
+        return EXIT_FAILED if limit and limit.is_slower else EXIT_OK
     lines = []
     for folder, one in ((args.first, first), (args.second, second)):
         speed, runs = one.images_per_second(), "1 run" if len(one.runs) == 1 else f"{len(one.runs)} runs"
@@ -36,11 +45,28 @@ def run(args: argparse.Namespace) -> int:
             lines.append(f"  {each.name:<16}{_short(each.first)} -> {_short(each.second)}")
     lines.append(f"\n{found.verdict[0].upper()}{found.verdict[1:]}.")
     lines += _warnings(found.warnings)
-    limit = slower(found, args.fail_if_slower) if args.fail_if_slower is not None else None
     if limit:
         lines.append(f"{limit.why[0].upper()}{limit.why[1:]}.")
     print(visible("\n".join(lines)))
     return EXIT_FAILED if limit and limit.is_slower else EXIT_OK
+
+
+def _facts(
+    args: argparse.Namespace, first: Group, second: Group, found: Comparison, limit: Slower | None
+) -> dict[str, Any]:
+    return {
+        **{
+            name: {"folder": str(folder), "runs": len(one.runs), "images_per_second": asdict(one.images_per_second())}
+            for name, folder, one in (("first", args.first, first), ("second", args.second, second))
+        },
+        "differences": [asdict(each) for each in found.differences],
+        "faster": asdict(found.faster),
+        "verdict": found.verdict,
+        "disturbed": found.disturbed,
+        "too_short": found.too_short,
+        "warnings": [{"kind": each.kind, "about": each.about, "text": each.text} for each in found.warnings],
+        "slower": asdict(limit) if limit else None,
+    }
 
 
 def _percent(text: str) -> float:

@@ -2,19 +2,21 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from paceline import own_code
-from paceline.cli.main import add_verbosity
+from paceline.cli.main import add_json, add_verbosity
 from paceline.data import cache, fetch, mini, packed
 from paceline.data.origins import ORIGINS
 from paceline.data.prepare import place_of, prepare
 from paceline.data.table import TABLE, DataInfo, describe
 from paceline.errors import UsageError
+from paceline.strict_json import dump
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="action", required=True, metavar="list | get | path")
-    verbs.add_parser("list", help="every data set, its size, and whether it is in the cache")
+    every = verbs.add_parser("list", help="every data set, its size, and whether it is in the cache")
     names = f"one of: {', '.join(TABLE)}; or your own: images:FOLDER, arrays:FILE.npz"
     get = verbs.add_parser("get", help="fetch or pack a data set into the cache, or check the one that is there")
     get.add_argument("name", metavar="NAME", help=names)
@@ -23,16 +25,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_verbosity(get)
     path = verbs.add_parser("path", help="print the folder of a data set, or the file that your own was packed into")
     path.add_argument("name", metavar="NAME", help=names)
+    for verb, what in ((every, "the list"), (get, "the data set"), (path, "the path")):
+        add_json(verb, what)
 
 
 def run(args: argparse.Namespace) -> int:
     if args.action == "list":
-        _list()
+        if args.json:
+            print(dump([_facts(info) | {"where": _where(info)} for info in TABLE.values()]))
+        else:
+            _list()
     elif args.action == "get":
-        _get(args.name, args.data_dir, args.source)
+        _get(args.name, args.data_dir, args.source, as_json=args.json)
     else:
-        print(_path(args.name))
+        path = _path(args.name)
+        print(dump({"name": args.name, "path": str(path)}) if args.json else path)
     return 0
+
+
+def _facts(info: DataInfo) -> dict[str, Any]:
+    names = ("name", "train", "test", "shape", "classes", "mean", "std", "about")
+    return {name: getattr(info, name) for name in names}
 
 
 def _list() -> None:
@@ -58,9 +71,12 @@ def _where(info: DataInfo) -> str:
     return "in the package" if info.name == "mnist-mini" else "made in memory"
 
 
-def _get(name: str, folder: Path | None, source: str | None) -> None:
+def _get(name: str, folder: Path | None, source: str | None, *, as_json: bool) -> None:
     info, path = describe(name), prepare(name, folder, source)
-    if path is None:
+    if as_json:
+        known = info or (packed.read(path, name, "")[0] if path else None)
+        print(dump((_facts(known) if known else {"name": name}) | {"file": str(path) if path else None}))
+    elif path is None:
         where = _where(info) if info else "made by your own function"
         print(f"{name} is {where}: there is nothing to get")
     elif info:

@@ -5,13 +5,15 @@ import importlib.metadata
 import shutil
 import sys
 
+from paceline.cli.main import add_json
 from paceline.comm.table import mpiexec
 from paceline.launch.env import find_seat
 from paceline.layout import cores
+from paceline.strict_json import dump
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    pass
+    add_json(parser, "it")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,6 +35,9 @@ def run(args: argparse.Namespace) -> int:
         ("launchers", ", ".join(w for w in ("torchrun", "mpiexec", "srun") if shutil.which(w)) or "none on the path"),
         ("started by", f"{seat.launcher}, rank {seat.rank} of {seat.size}" if seat else "a plain shell"),
     ]
+    if args.json:
+        print(dump(dict(rows)))
+        return 0
     for name, value in rows:
         print(f"{name:<16}{value}")
     return 0

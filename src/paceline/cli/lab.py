@@ -6,14 +6,15 @@ import argparse
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
-from paceline.cli.main import add_verbosity
+from paceline.cli.main import add_json, add_verbosity
 from paceline.errors import PacelineError, UsageError
 from paceline.lab import client
 from paceline.lab.measure import show
 from paceline.lab.plan import ABOUT, FAULTS, LAB, Fault, LabPlan, Table, check_name, in_words, read_plan
+from paceline.strict_json import dump
 
 LOGGER = logging.getLogger("paceline.lab")
 MOST_SECONDS = 3600.0
@@ -40,12 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     up.add_argument("--name", help="the lab's name, where several are up")
     for name, about in (("down", "end a lab and all that runs in it"), ("status", "what is up, and how it is")):
         add(name, about).add_argument("name", nargs="?", help="the lab; not needed where only one is up")
+    add_json(verbs.choices["status"], "it")
     execute = add("exec", "run a command in a node: exec NODE -- COMMAND")
     execute.add_argument("--name", help="the lab; not needed where only one is up")
     execute.add_argument("node", metavar="NODE", help="its name, such as n1")
     measure = add("measure", "measure the links of a lab beside what they should be")
     measure.add_argument("name", nargs="?", help="the lab; not needed where only one is up")
     measure.add_argument("--seconds", type=float, default=3.0, help="how long to send (default: 3)")
+    add_json(measure, "the rates, in bit/s,")
     for name, about in zip(FAULTS, ABOUT_FAULTS, strict=True):
         fault = add(name, about)
         fault.add_argument("--name", help="the lab; not needed where only one is up")
@@ -75,9 +78,9 @@ def run(args: argparse.Namespace) -> int:
         "run": lambda: _run(args),
         "up": lambda: _up(args),
         "down": lambda: _down(args.name),
-        "status": lambda: _status(args.name),
+        "status": lambda: _status(args.name, as_json=args.json),
         "exec": lambda: _exec(args.name, args.node, _words(args.command)),
-        "measure": lambda: show(args.name, _seconds(args.seconds)),
+        "measure": lambda: show(args.name, _seconds(args.seconds), as_json=args.json),
     }
     return work[args.do]()
 
@@ -169,12 +172,17 @@ def _up(args: argparse.Namespace) -> int:
     return 0
 
 
-def _status(lab: str | None) -> int:
+def _status(lab: str | None, *, as_json: bool = False) -> int:
     if lab is None and LAB not in os.environ and len(found := client.names()) != 1:
-        print("\n".join(found) if found else "no lab is up")
+        labs = [{"name": name} for name in found]
+        print(dump({"labs": labs}) if as_json else "\n".join(found) or "no lab is up")
         return 0
     answer = client.ask(lab, "status")
     plan = LabPlan.from_json(answer["plan"])
+    if as_json:
+        nodes = [asdict(node) | {"state": answer["states"][node.name]} for node in plan.nodes]
+        print(dump({"labs": [asdict(plan) | {"nodes": nodes}]}))
+        return 0
     print(f"lab {plan.name}")
     print(f"  {'node':<12}{'address':<14}{'up':>12}{'down':>12}  {'rack':<6}state")
     for node in plan.nodes:

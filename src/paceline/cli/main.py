@@ -56,6 +56,11 @@ def add_verbosity(parser: argparse.ArgumentParser, verbose: str = "also say what
     group.add_argument("--verbose", action="store_true", help=verbose)
 
 
+def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+    """For verbs that print facts."""
+    parser.add_argument("--json", action="store_true", help=f"print {what} as one line of JSON, and nothing else")
+
+
 def make_parsers() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
     """The parser of the command, and those of its verbs, which have no arguments yet."""
     parser = Parser(prog="paceline", description="Train on many processes; see what it costs.", allow_abbrev=False)

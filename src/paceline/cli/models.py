@@ -3,9 +3,12 @@
 import argparse
 import textwrap
 
+from paceline.cli.main import add_json
 from paceline.emulation.table import TABLE as DEVICES
 from paceline.models.table import TABLE, ModelInfo
+from paceline.strict_json import dump
 
+INTERNAL = ("build", "channels_last")
 COLUMNS = ("parameters", "with stats", "MB", "GFLOPs", "image", "classes", "smallest")
 NOTES = """
 Counts are for the image and classes shown. Parameters are trainable; stats are batch-norm's running means and
@@ -19,9 +22,14 @@ num_classes and dropout that it names; torchvision's, where it is installed: --m
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", action="store_true", help="list the devices of train --compute emulated:DEVICE")
+    add_json(parser, "the list")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.json:
+        table = DEVICES.values() if args.devices else TABLE.values()
+        print(dump([{name: value for name, value in vars(row).items() if name not in INTERNAL} for row in table]))
+        return 0
     if args.devices:
         print("\n\n".join(_device(name) for name in DEVICES))
         return 0

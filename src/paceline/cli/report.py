@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.analysis.study import Study, read_study
 from paceline.analysis.wording import count
+from paceline.cli.main import add_json
 from paceline.errors import UsageError, visible
 from paceline.report.draw import draw
 from paceline.report.figure import Chart
@@ -19,6 +20,7 @@ from paceline.report.page import page
 from paceline.report.plotly_js import plotly_js
 from paceline.report.tables import beside_paper, missing, results
 from paceline.run.atomic import write_whole
+from paceline.strict_json import dump
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, default=Path("report.html"), help="(report.html)")
     parser.add_argument("--csv", metavar="DIR", type=Path, help="also the numbers: one file a chart, and results.csv")
     parser.add_argument("--svg", metavar="DIR", type=Path, help="also the charts as pictures, to be scaled")
+    add_json(parser, "what the report says in short")
     parser.add_argument("--png", metavar="DIR", type=Path, help="also the charts as pictures of points")
 
 
@@ -45,8 +48,14 @@ def run(args: argparse.Namespace) -> int:
         if folder:
             write_images(charts, folder, form)
     _write(args.output, page(study, charts, plotly_js()))
-    print(visible(study.headline.sentence))
     gone = missing(study)
+    if args.json:
+        warnings = [{"kind": each.kind, "about": each.about, "text": each.text} for each in study.warnings]
+        print(dump({"report": str(args.output.resolve()), "headline": study.headline.sentence, "runs": len(study.runs),
+                    "settings": len(study.groups), "left_out": [{"name": name, "why": why} for name, why in gone],
+                    "charts": [chart.name for chart in charts], "warnings": warnings}))  # fmt: skip
+        return 0
+    print(visible(study.headline.sentence))
     for name, why in gone[:10]:
         print(visible(f"left out: {name}: {why}"))
     if len(gone) > 10:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from paceline.errors import PacelineError, UsageError
 from paceline.lab import client
@@ -82,21 +82,29 @@ def measure(lab: str | None, plan: LabPlan, flows: list[tuple[str, str]], second
     return found
 
 
-def show(lab: str | None, seconds: float) -> int:
-    """Both tables, for people."""
+def show(lab: str | None, seconds: float, *, as_json: bool = False) -> int:
+    """Both tables, for people; or as JSON."""
     answer = client.ask(lab, "status")
     plan = LabPlan.from_json(answer["plan"])
     names = [node.name for node in plan.nodes if answer["states"][node.name] == "up"]
     if len(names) < 2:
         raise UsageError("a link is between two nodes that are up, and this lab has not that many")
-    print(f"{'':<24}{'asked':>14}{'measured':>14}")
     every = [(a, b) for a in names for b in names if a != b]
-    for title, flows in ((f"{names[0]} to {names[1]}", every[:1]), ("all pairs at once", every)):
+    tables = ((f"{names[0]} to {names[1]}", every[:1]), ("all pairs at once", every))
+    if as_json:
+        print(json.dumps([asdict(rate) | {"flows": title} for title, flows in tables
+                          for rate in _shown(measure(lab, plan, flows, seconds), flows)]))  # fmt: skip
+        return 0
+    print(f"{'':<24}{'asked':>14}{'measured':>14}")
+    for title, flows in tables:
         print(title)
-        for rate in measure(lab, plan, flows, seconds):
-            if len(flows) == 1 and rate.way == "down" and rate.node != flows[0][1]:
-                continue
+        for rate in _shown(measure(lab, plan, flows, seconds), flows):
             off = rate.measured / rate.asked - 1
             print(f"  {rate.node + ' ' + rate.way:<22}{in_words(round(rate.asked)):>14}"
                   f"{in_words(round(rate.measured)):>14}{off:>+8.1%}")  # fmt: skip
     return 0
+
+
+def _shown(rates: list[Rate], flows: list[tuple[str, str]]) -> list[Rate]:
+    """Of one flow, what its target received and nobody else."""
+    return [rate for rate in rates if len(flows) > 1 or rate.way == "up" or rate.node == flows[0][1]]
