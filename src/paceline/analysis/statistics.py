@@ -183,7 +183,10 @@ def t_quantile(freedom: Any) -> Any:
 
 
 def welch(first: Any, freedom_first: Any, second: Any, freedom_second: Any) -> Any:
-    """Degrees of freedom of a difference of two means, from their squared standard errors (Welch-Satterthwaite)."""
+    """Degrees of freedom of a difference of two means, from their squared standard errors (Welch-Satterthwaite).
+
+    SciPy computes them from samples only (`stats.ttest_ind`); ours come from estimates of errors.
+    """
     parts = first**2 / freedom_first + second**2 / freedom_second
     return np.where(parts > 0, (first + second) ** 2 / np.maximum(parts, 1e-300), freedom_first + freedom_second)
 

@@ -18,7 +18,9 @@ from paceline.analysis.statistics import (
     median,
     middle,
     ratio,
+    t_quantile,
     warm_up,
+    welch,
 )
 
 
@@ -48,6 +50,15 @@ def test_the_ratio_of_repeats_has_welch_s_interval(counts: tuple[int, int]) -> N
     top, bottom = runs(counts[0], 0.1, 1), runs(counts[1], 0.3, 2, 0.2)
     welch = stats.ttest_ind(logs(top), logs(bottom), equal_var=False).confidence_interval(0.95)
     check_same(ratio(top, bottom), *welch)
+
+
+def test_quantiles_and_degrees_of_freedom_are_those_of_student_and_welch() -> None:
+    freedom = np.array([1, 2.5, 7, 40, 1000])
+    assert t_quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-9)
+    one, two = np.random.default_rng(0).normal(0, 1, 5), np.random.default_rng(1).normal(0, 3, 9)
+    expected = stats.ttest_ind(one, two, equal_var=False).df
+    assert welch(stats.sem(one) ** 2, 4, stats.sem(two) ** 2, 8) == pytest.approx(expected, rel=1e-12)
+    assert welch(0.0, 4, 0.0, 8) == 12, "without any errors"
 
 
 @pytest.mark.parametrize("count", [2, 3, 6])
