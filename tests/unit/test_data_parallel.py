@@ -250,7 +250,7 @@ def test_a_replica_that_differs_is_named_on_every_rank() -> None:
     for rank, message in ThreadWorld(4).run(case):
         assert rank == 2
         assert "after step 7" in message
-        assert "rank 2 has other weights than the rest" in message
+        assert "rank 2 has different weights than the others" in message
 
 
 def test_an_unknown_averaging_is_an_error_with_a_suggestion() -> None:

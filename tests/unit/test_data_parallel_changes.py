@@ -243,7 +243,7 @@ def twice(parallel: DataParallel, rank: int) -> None:
 
 
 MISTAKES: list[tuple[Callable[[DataParallel, int], None], str]] = [
-    (unfreeze, r"rank 1: .* here is parameter '0.weight' .*trained\), where rank 0 has parameter '0.weight'"),
+    (unfreeze, r"rank 1: .* this rank has parameter '0.weight' .*trained\), rank 0 has parameter '0.weight'"),
     (replace, "rank 1: parameter '4.weight' was added or replaced"),
     (vector, r"rank 1: the loss must be one number, not a tensor of shape \(3,\)"),
     (constant, "rank 1: the loss does not depend on any trained parameter"),
@@ -283,7 +283,7 @@ def test_a_hook_that_steps_through_data_is_found_by_comparing_replicas() -> None
         parallel = DataParallel(make_model(), comm)
         parallel.model.get_parameter("2.weight").register_post_accumulate_grad_hook(step_through_data)
         step(parallel, comm.rank)
-        with pytest.raises(ReplicaError, match="replicas differ after step 1: rank 1 has other weights"):
+        with pytest.raises(ReplicaError, match="replicas differ after step 1: rank 1 has different weights"):
             parallel.check_replicas(1)
         parallel.close()
 
@@ -293,12 +293,12 @@ def test_a_hook_that_steps_through_data_is_found_by_comparing_replicas() -> None
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda rank: nn.Linear(5, 12) if rank else nn.Linear(12, 5), r"here is parameter 'weight' .*shape \(12, 5\)"),
-        (lambda rank: make_model(["0"] if rank else []), r"parameter '0.weight' \(float64, shape \(5, 4\)\), where"),
-        (lambda rank: nn.Linear(2, 2, bias=not rank), "here is nothing, where rank 0 has parameter 'bias'"),
-        (lambda rank: nn.LazyLinear(2) if rank else nn.Linear(2, 2), "here is parameter 'weight' without a shape"),
+        (lambda rank: nn.Linear(5, 12) if rank else nn.Linear(12, 5), r"rank has parameter 'weight' .*shape \(12, 5\)"),
+        (lambda rank: make_model(["0"] if rank else []), r"parameter '0.weight' \(float64, shape \(5, 4\)\), rank 0"),
+        (lambda rank: nn.Linear(2, 2, bias=not rank), "this rank has nothing, rank 0 has parameter 'bias'"),
+        (lambda rank: nn.LazyLinear(2) if rank else nn.Linear(2, 2), "rank has parameter 'weight' without a shape"),
         (lambda rank: nn.LazyLinear(2), "parameter 'weight' without a shape: run a batch through the model first"),
-        (lambda rank: nn.Linear(2, 2).requires_grad_(False), "trained parameters of one dtype .* not none"),
+        (lambda rank: nn.Linear(2, 2).requires_grad_(False), "trained parameters must have one dtype .* not none"),
     ],
 )  # fmt: skip
 def test_models_that_differ_are_refused_by_all(make: Callable[[int], nn.Module], message: str) -> None:
@@ -311,7 +311,7 @@ def test_models_that_differ_are_refused_by_all(make: Callable[[int], nn.Module],
 
 def test_ranks_with_different_settings_are_refused_by_all() -> None:
     def case(comm: Comm) -> None:
-        with pytest.raises(UsageError, match=r"here is averaging='ring', .* where rank 0 has averaging='gather'"):
+        with pytest.raises(UsageError, match=r"this rank has averaging='ring', .* rank 0 has averaging='gather'"):
             DataParallel(nn.Linear(2, 2), comm, "ring" if comm.rank else "gather")
 
     ThreadWorld(SIZE).run(case)
@@ -340,7 +340,7 @@ def test_synchronised_batchnorm_does_not_count_the_sample_of_a_rank_without_a_sh
         found = [float(v) for value in values for v in value.flatten()]
         if comm.size > 1:
             loss = loss_of(model, x[:1])
-            with pytest.raises(UsageError, match=r"rank 0: .*share of 0.*have counted its samples"):
+            with pytest.raises(UsageError, match=r"rank 0: .*share 0, but its samples were counted"):
                 parallel.backward(loss, sampler.share(1))
         return found
 

@@ -75,7 +75,7 @@ def test_weights_of_another_model_are_refused_by_their_tensors_names(tmp_path: P
     with pytest.raises(UsageError) as error:
         weights.start_from(started, str(path))
     message = str(error.value)
-    assert f"--weights {path} are of another model" in message
+    assert f"--weights {path} is the file of another model" in message
     assert "conv1.weight: not in the file" in message
     assert "more" in message
     assert same(before, started.state_dict()) == set(before)

@@ -257,7 +257,7 @@ def test_a_last_layer_for_other_classes_is_left_to_the_caller(file: tuple[str, d
 def test_a_file_of_another_model_is_refused_before_anything_is_read(file: tuple[str, dict[str, Tensor]]) -> None:
     path, state = file
     weights.save({name: value for name, value in state.items() if name != "conv1.bias"}, Path(path))
-    with pytest.raises(UsageError, match=r"are of another model than the one to train: conv1\.bias: not in the file"):
+    with pytest.raises(UsageError, match=r"is the file of another model: conv1\.bias: not in the file"):
         start(path, blank_model(), ["dense1.bias"])
     with pytest.raises(UsageError, match="nowhere cannot be read as safetensors"):
         start("nowhere", blank_model(), ["dense1.bias"])

@@ -96,7 +96,7 @@ def own_address(towards: tuple[str, int]) -> str:
         found = str(probe.getsockname()[0])
     if ipaddress.ip_address(found).is_loopback and not _is_loopback(towards[0]):
         raise UsageError(
-            f"the address {towards[0]} (MASTER_ADDR) resolves to {found} on its own machine, and other machines cannot "
+            f"the rendezvous host {towards[0]} resolves to {found} on its own machine, and other machines cannot "
             f"connect to a server there: set MASTER_ADDR to the machine's address on the network"
         )
     return f"[{found}]" if ":" in found else found

@@ -1,4 +1,4 @@
-"""How long the calling thread was ready to run and had no core: the kernel's own count."""
+"""Measures how long the calling thread was ready to run but had no core, from the kernel's statistics."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from contextlib import suppress
 
 
 class CoreClock:
-    """Of the thread that makes it. Linux counts this (scheduler statistics); elsewhere it is always 0.
+    """The clock of the thread that creates it. Linux counts this (scheduler statistics); elsewhere it is always 0.
 
-    Wall time less CPU time would not do: a thread that waits for a message or a GPU is off its core, too. Time that
-    torch's other threads had to wait shows only as far as this one waited with them.
+    Wall time minus CPU time would be wrong: a thread that waits for a message or a GPU is off its core, too. Waiting of
+    torch's other threads shows only as far as this thread waited with them.
     """
 
     def __init__(self) -> None:

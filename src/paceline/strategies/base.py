@@ -1,8 +1,8 @@
-"""What a strategy is to the rest of the program: its name, its options, what it can do; no torch.
+"""The description of a strategy for the rest of the program: its name, options and capabilities; no torch.
 
-A strategy is a module of this package, or a package: a `Strategy` that can be read without torch, and a function that
-makes the `Engine` that trains. `paceline.strategies.table` lists them. Nothing outside this package compares a
-strategy's name: it asks for what it needs to know, here.
+A strategy is a module or a subpackage of this package: a `Strategy`, which can be imported without torch, and a
+function that creates the `Engine` that trains. `paceline.strategies.table` lists them. No code outside this package
+compares names of strategies: it asks for the attributes and methods here.
 """
 
 from __future__ import annotations
@@ -38,74 +38,74 @@ class Strategy:
 
     name: str
     summary: str
-    implementation: str  # module:function that takes a job and returns an engine, ready to step
+    implementation: str  # module:function that takes a job and returns an engine that is ready to step
     options: type[Any] = NoOptions  # a dataclass of `paceline.options.option`
     figures: type[Any] = NoFigures  # a dataclass: what the summary has under the strategy's name
     lines: tuple[type[Line], ...] = ()  # kinds of lines that only its ranks write
     single: bool = False  # trains with one worker only
     exact: bool = True  # trains the model that one process would train with the global batch
     asynchronous: bool = False  # workers do not wait for each other
-    updates_by_worker: bool = False  # each worker's batch is an update of its own
-    part: str = ""  # what a worker has of the model: a stage, a shard; empty: all of it
+    updates_by_worker: bool = False  # the batch of each worker makes an update
+    part: str = ""  # the part of the model that a worker has: stage or shard; empty: all of it
     averaging: str | None = None  # the collective that sums the workers' gradients
-    timelines: bool = False  # its steps are recorded event by event
+    timelines: bool = False  # every event of its first steps is recorded
     on_gpu: bool = True
-    emulates: bool = False  # can take a device's time instead of computing
-    reads_together: bool = True  # rank 0 may scatter samples, and ranks may read by MPI-IO
+    emulates: bool = False  # supports emulated compute
+    reads_together: bool = True  # supports --read scatter and mpi-io
 
     @property
     def installed(self) -> bool:
-        """Whether more than its name is known here."""
+        """Whether its package is installed here; otherwise only its name is known."""
         return bool(self.implementation)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its options."""
+        """The names of its options."""
         return tuple(f.name for f in fields(self.options))
 
     def prepare(self, job: Job) -> Engine:
-        """The engine of one rank. Ranks only: this imports torch."""
+        """Create the engine of one rank; imports torch."""
         module, function = self.implementation.split(":")
         engine: Engine = getattr(importlib.import_module(module), function)(job)
         return engine
 
     def fill(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Defaults that depend on other options. Those that have a value keep it."""
+        """Defaults that depend on other options; options that have a value keep it."""
         return {}
 
     def check(self, spec: RunSpec) -> None:
-        """Raise UsageError where options do not go together."""
+        """Raise UsageError for invalid combinations of options."""
         return
 
     def servers(self, values: Mapping[str, Any]) -> int:
-        """Ranks that hold parameters and compute no gradients; they come before the workers."""
+        """Number of parameter servers; they are the first ranks."""
         return 0
 
     def grid(self, values: Mapping[str, Any]) -> Grid:
-        """The workers as replicas of the model, and the stages and shards of each."""
+        """How many replicas the workers make up, and the stages and shards of each."""
         return Grid(values["workers"])
 
     def shares(self, values: Mapping[str, Any]) -> int:
-        """The parts that the samples of one update are divided into."""
+        """The number of parts that the samples of one update are divided into."""
         return 1 if self.updates_by_worker else self.grid(values).replicas
 
     def round(self, values: Mapping[str, Any]) -> int:
-        """Steps that are timed together, since one alone is no measure: workers that do not wait for each other commit
-        theirs in bursts, and only some steps may send anything.
+        """The number of steps that are timed together, because single steps vary systematically: asynchronous workers
+        commit theirs in bursts, and local SGD communicates only in some steps.
         """
         return values["workers"] if self.updates_by_worker else 1
 
     def workers(self, spec: RunSpec) -> str:
-        """Who takes part, in words."""
+        """The workers (and servers, replicas), for the console."""
         return f"{spec.workers} worker{'' if spec.workers == 1 else 's'}"
 
     def batches(self, spec: RunSpec) -> str:
-        """What an update is made of, in words that follow those about the workers."""
+        """The batch of an update, for the console; follows the text of `workers`."""
         if spec.update_batch % spec.shares:
             return f"with a global batch of {spec.update_batch}, up to {spec.batch_size} each"
         return f"x batch {spec.batch_size} = global batch {spec.update_batch}"
 
     def fields(self) -> dict[str, tuple[Field[Any], Any]]:
-        """Its options by name: each as a dataclass field, with its type."""
+        """Its options by name, each as a dataclass field with its type."""
         kinds = typing.get_type_hints(self.options)
         return {f.name: (f, kinds[f.name]) for f in fields(self.options)}

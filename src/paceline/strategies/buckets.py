@@ -1,4 +1,4 @@
-"""Gradients in flat buckets that are averaged while backward still computes the rest."""
+"""Gradients in flat buckets, which are averaged while backward still computes the rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.strategies.replicas import check_same_model
 
 @dataclass
 class Bucket:
-    """A run of parameters, last layer first, whose gradients lie side by side in `flat`."""
+    """Consecutive parameters, last layer first, whose gradients are stored side by side in `flat`."""
 
     start: int
     stop: int
@@ -31,32 +31,32 @@ class Bucket:
 
 @dataclass
 class Slot:
-    """A parameter, and where its gradient goes: a view of its bucket with the parameter's own strides."""
+    """A parameter, and the place of its gradient: a view into its bucket with the parameter's own strides."""
 
     name: str
     parameter: nn.Parameter
     bucket: Bucket
     start: int
     seen: bool = False
-    version: int = 0  # of the parameter when backward began
-    own: Tensor | None = None  # a gradient tensor from before backward, which the sum must be written to
+    version: int = 0  # version counter of the parameter when backward began
+    own: Tensor | None = None  # an existing gradient tensor, to which the sum must be written
     view: Tensor = field(init=False)
 
     def holds(self, gradient: Tensor) -> bool:
-        """Whether the gradient lies in the bucket."""
+        """Whether the gradient is stored in the bucket."""
         return gradient.data_ptr() == self.view.data_ptr()
 
 
 class GradientBuckets:
-    """Sums gradients over ranks, bucket by bucket, in one fixed order on every rank.
+    """Sums gradients over ranks, bucket by bucket, in the same fixed order on every rank.
 
-    The last bucket has a tail: one flag a parameter (did any rank have a gradient for it?), the `extras`, which are a
-    few numbers that are summed along with the gradients instead of in a message of their own, how many ranks have
-    something to settle, and the sum of the ranks' shares.
+    The last bucket has a tail: one flag per parameter (did any rank have a gradient for it?), the `extras`, a few
+    numbers that are summed with the gradients instead of in another message, the number of ranks with a problem, and
+    the sum of the ranks' shares.
 
-    What is wrong on one rank must be raised on all, or the others would wait for it. So a rank with a problem takes
-    part in the sums, says so in the tail, and all ranks then settle it together. The same holds for a rank whose
-    parameters have been frozen or unfrozen: buckets are laid out anew once all ranks agree.
+    An error on one rank must be raised on all ranks, or the others would wait for it. So a rank with a problem still
+    takes part in the sums and sets a flag in the tail; then all ranks resolve it together. The same holds for a rank
+    whose parameters have been frozen or unfrozen: buckets are laid out again once all ranks agree.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class GradientBuckets:
         self.thread: CommThread | None = None
         self._lay_out(extras)
         self.extras = torch.zeros_like(self.tail[:extras])
-        # A communicator of its own: the thread's messages must not meet the main thread's.
+        # Its own communicator: the thread's messages must not mix with the main thread's.
         self.comm = comm.dup() if comm.size > 1 else comm
 
     def refuse(self, problem: str) -> None:
-        """Make every rank raise this at the end of the step; the first problem counts."""
+        """Make every rank raise this error at the end of the step; the first problem counts."""
         self.problem = self.problem or problem
 
     def backward(
@@ -89,9 +89,9 @@ class GradientBuckets:
     ) -> None:
         """Run backward on weight × loss; `finish` leaves the sum over ranks in every parameter's .grad.
 
-        Weights are such that the weighted losses add up to the loss of the global batch, so that gradients need only be
-        summed. What .grad held before is kept, as backward does, and weighted too. `share` is what should add up to 1
-        over all ranks, if that is to be checked.
+        The weighted losses of all ranks must add up to the loss of the global batch, so that gradients only have to be
+        summed. Existing values of .grad are added to, as backward does, and weighted, too. If `share` is given, the
+        shares of all ranks are checked to add up to 1.
         """
         self.problem, self._share = "", 1 / self.comm.size if share is None else share
         self._begin(weight, overlap)
@@ -100,7 +100,7 @@ class GradientBuckets:
                 self.refuse(problem)
                 weight = 0.0
             if loss is not None and loss.requires_grad:
-                # Multiplied here, not by the gradient that backward begins with: that would import a second of torch.
+                # Multiplied here, not through backward's `gradient` argument: that imports more of torch, for a second.
                 (loss * weight).sum().backward(retain_graph=retain_graph)
         finally:
             self._armed = False
@@ -108,12 +108,12 @@ class GradientBuckets:
             if slot.parameter._version != slot.version:
                 self.refuse(
                     f"parameter {slot.name!r} was changed during backward, before its gradient was averaged (by an "
-                    f"optimizer in a hook?): step after DataParallel.backward"
+                    f"optimizer in a hook?): call optimizer.step() after DataParallel.backward"
                 )
                 break
 
     def replay(self, ready: Callable[[int], None], *, overlap: bool) -> None:
-        """As `backward`, but nothing is computed: bucket n is sent as it is when `ready(n)` returns."""
+        """Like `backward`, but nothing is computed: bucket n is sent unchanged when `ready(n)` returns."""
         self._open(overlap)
         for number in range(len(self.buckets)):
             ready(number)
@@ -122,7 +122,7 @@ class GradientBuckets:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Send what is left, wait for all sums, and point every .grad at them."""
+        """Send the remaining buckets, wait for all sums, and set every .grad to them."""
         if not self._changed:
             for slot in self.slots:
                 if not slot.seen:
@@ -138,15 +138,15 @@ class GradientBuckets:
             self.thread.wait()
         *flags, troubled, shares = self.tail.tolist()
         if troubled:
-            self._settle()
+            self._resolve()
             return
         self.extras.copy_(self.tail[count:-2])
         for flag, slot in zip(flags, self.slots, strict=False):
-            self._give(slot, anybody=flag > 0)
+            self._give(slot, any_rank=flag > 0)
         tolerance = max(1e-4, 4 * self.comm.size * torch.finfo(self.tail.dtype).eps)
         if not abs(shares - 1) <= tolerance:
             raise UsageError(
-                f"the ranks' shares add up to {shares:g}, not to 1: a share is the rank's number of samples, divided "
+                f"the ranks' shares add up to {shares:g}, not to 1: a share is the rank's number of samples divided "
                 f"by that of all ranks (Sampler.share)"
             )
 
@@ -175,14 +175,14 @@ class GradientBuckets:
             if slot.own is not None and slot.holds(slot.own):
                 inside += 1
         if self._changed or _uses(self.storage) > self._own_uses + inside:
-            # Somebody has kept a gradient of an earlier step, or the sums of this one will be thrown away.
+            # A gradient of an earlier step is still referenced, or the sums of this step will be discarded.
             self._allocate()
         for parameter in self.known:
             if parameter.grad is not None and parameter.requires_grad and not parameter.grad.requires_grad:
                 parameter.grad.mul_(weight)
 
     def _as_laid_out(self) -> bool:
-        """Whether the model's parameters are still those that the buckets were laid out for."""
+        """Whether the model still has the parameters that the buckets were laid out for."""
         now = list(self.model.parameters())
         return (
             len(now) == len(self._laid_out)
@@ -206,7 +206,7 @@ class GradientBuckets:
             if slot.parameter.grad is None:
                 self.refuse(
                     f"the gradient of parameter {slot.name!r} was removed during backward, before it was averaged (by "
-                    f"an optimizer in a hook?): step after DataParallel.backward"
+                    f"an optimizer in a hook?): call optimizer.step() after DataParallel.backward"
                 )
             self._take(slot)
             slot.bucket.missing -= 1
@@ -216,7 +216,7 @@ class GradientBuckets:
         return hook
 
     def _take(self, slot: Slot) -> None:
-        """Bring the parameter's gradient into its bucket."""
+        """Copy the parameter's gradient into its bucket."""
         gradient = slot.parameter.grad
         slot.seen = gradient is not None
         if gradient is None:
@@ -233,11 +233,11 @@ class GradientBuckets:
             if slot.own is None:
                 slot.parameter.grad = slot.view.detach()
 
-    def _give(self, slot: Slot, *, anybody: bool) -> None:
-        """Leave the sum in the parameter's .grad: in the tensor that is there, which a hook may have assigned."""
+    def _give(self, slot: Slot, *, any_rank: bool) -> None:
+        """Leave the sum in the parameter's .grad: in the existing tensor, which a hook may have assigned."""
         parameter = slot.parameter
         slot.own = None
-        if not anybody:
+        if not any_rank:
             parameter.grad = None
         elif parameter.grad is None:
             parameter.grad = slot.view.detach()
@@ -252,12 +252,12 @@ class GradientBuckets:
         elif self.comm.size > 1:
             self.averaging.run(self.comm, flat)
 
-    def _settle(self) -> None:
-        """A rank has a problem: raise it on all. Or parameters have changed: lay out anew and average once more."""
+    def _resolve(self) -> None:
+        """Raise a rank's problem on all ranks; or, if parameters have changed, lay buckets out and average again."""
         new = [name for name, p in self.model.named_parameters() if not any(p is known for known in self.known)]
         if new:
             self.refuse(
-                f"parameter {new[0]!r} was added or replaced after DataParallel was made: make a new DataParallel, "
+                f"parameter {new[0]!r} was added or replaced after DataParallel was created: create a new one, "
                 f"which gives all ranks the same values of it"
             )
         problem, self.problem = self.problem, ""
@@ -275,15 +275,15 @@ class GradientBuckets:
         self.finish()
 
     def _lay_out(self, extras: int) -> None:
-        """Cut the trained parameters into buckets of about `bucket_bytes`; the tail goes behind the last one."""
+        """Divide the trained parameters into buckets of about `bucket_bytes`; the last one gets the tail."""
         self._laid_out = [(p, p.requires_grad) for p in self.model.parameters()]
         trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad][::-1]
         kinds = {(p.dtype, p.device): name for name, p in trained}
         if len(kinds) != 1:
             found = ", ".join(f"{name!r} is {dtype} on {device}" for (dtype, device), name in kinds.items())
             raise UsageError(
-                f"trained parameters of one dtype on one device are expected, not {found or 'none'}: "
-                f"convert the model with .to(...), or set requires_grad, first"
+                f"trained parameters must have one dtype and be on one device, not {found or 'none'}: "
+                f"first convert the model with .to(...), or set requires_grad"
             )
         limit = max(1, self.bucket_bytes // trained[0][1].element_size())
         self.slots, self.buckets, start = [], [Bucket(0, 0)], 0
@@ -299,14 +299,14 @@ class GradientBuckets:
         self._allocate()
         for hook in self._hooks:
             hook.remove()
-        # Behind the nodes that accumulate gradients, so that a user's hooks have run whenever they were registered.
+        # On the nodes that accumulate gradients, so that a user's hooks have run, whenever they were registered.
         self._nodes = [get_gradient_edge(slot.parameter).node for slot in self.slots]  # parameters do not keep them
         self._hooks = [
             node.register_hook(self._make_hook(slot)) for node, slot in zip(self._nodes, self.slots, strict=True)
         ]
 
     def _allocate(self) -> None:
-        """New memory for the buckets; who has a reference to the old keeps it."""
+        """Allocate new memory for the buckets; existing references keep the old memory."""
         first, last = self.slots[0].parameter, self.slots[-1]
         memory = torch.zeros(self.buckets[-1].stop, dtype=first.dtype, device=first.device)
         for bucket in self.buckets:
@@ -321,7 +321,7 @@ class GradientBuckets:
 
 
 def _uses(storage: torch.UntypedStorage) -> int:
-    """How many tensors use this memory."""
+    """How many tensors use this storage."""
     return int(torch._C._storage_Use_Count(storage._cdata))
 
 
@@ -334,7 +334,7 @@ def _problem_with(loss: Tensor) -> str:
 
 
 def _check_dense(name: str, p: Tensor) -> None:
-    """Any order of strides will do (channels_last, transposed): fused optimizers need the gradient's to be equal."""
+    """Refuse parameters with gaps; any order of strides is fine (channels_last, transposed)."""
     expected = 1
     for stride, size in sorted((stride, size) for stride, size in zip(p.stride(), p.shape, strict=True) if size > 1):
         if stride != expected:

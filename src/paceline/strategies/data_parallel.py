@@ -1,4 +1,4 @@
-"""Synchronous data parallelism for any model: replicas, each with a part of the batch, and averaged gradients."""
+"""Synchronous data parallelism for a user's own training loop: averages gradients over ranks."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class DataParallel:
         parallel.backward(loss)      # instead of loss.backward(); gradients are then the same on all ranks
         optimizer.step()
 
-    The constructor gives every rank rank 0's weights. A plain `loss.backward()` before `parallel.backward(loss)` adds
+    The constructor broadcasts rank 0's weights. A plain `loss.backward()` before `parallel.backward(loss)` adds
     to this rank's gradients without communication, which is how gradients are accumulated over several batches.
-    Parameters may be frozen and unfrozen at any time, on all ranks at once.
+    Parameters may be frozen and unfrozen at any time, on all ranks in the same step.
 
-    A mistake on one rank raises the same UsageError on all of them.
+    An error on one rank raises the same UsageError on all ranks.
     """
 
     def __init__(
@@ -56,37 +56,37 @@ class DataParallel:
         self.buckets = GradientBuckets(model, comm, AVERAGINGS[averaging], int(bucket_mb * 2**20), extras)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's output. Calling the model itself does the same."""
+        """Return the model's output; calling the model itself does the same."""
         return self.model(*args, **kwargs)
 
     def backward(
         self, loss: Tensor | None, share: float | None = None, *, retain_graph: bool = False, create_graph: bool = False
     ) -> None:
-        """Leave in every .grad the gradient of the sum of all ranks' share × loss.
+        """Compute the gradient of the sum of share × loss over all ranks, and leave it in every .grad.
 
         `loss` is the mean over this rank's samples, and `share` this rank's part of the global batch (`Sampler.share`);
-        by default each of N ranks has 1/N. A rank without samples passes a share of 0, or None as its loss, which makes
-        0 the default. `retain_graph` is autograd's; `create_graph` is refused, since averaged gradients have no graph.
+        by default each of N ranks has 1/N. A rank without samples passes share 0, or None as its loss (then the default
+        share is 0). `retain_graph` is autograd's; `create_graph` is refused, because averaged gradients have no graph.
         """
         if share is None:
             share = 0.0 if loss is None else 1 / self.comm.size
         self._compute(loss, share, share, retain_graph)
         if create_graph:
             self.buckets.refuse(
-                "create_graph=True: averaged gradients have no graph; compute what needs one, such as a gradient "
-                "penalty, with torch.autograd.grad, and make it part of the loss"
+                "create_graph=True: averaged gradients have no graph; compute a gradient penalty with "
+                "torch.autograd.grad, and add it to the loss"
             )
         if share == 0 and any(layer.counted for layer in self._synchronised):
             self.buckets.refuse(
-                "this rank has a share of 0, but the statistics of synchronised batch-norm have counted its samples: "
+                "this rank has share 0, but its samples were counted in the statistics of synchronised batch-norm: "
                 "cut its batch to images[:sampler.count(step)]"
             )
         self.average()
 
     def compute(self, loss: Tensor | None, weight: float) -> None:
-        """The first half of a step: backward of weight × loss; sends off what is ready where that overlaps.
+        """The first half of a step: backward of weight × loss; with overlap, sends buckets as they become ready.
 
-        With the sum over its samples as every rank's loss, the weight is 1 / global batch.
+        If every rank's loss is the sum over its samples, the weight is 1 / global batch.
         """
         self._compute(loss, weight, None, False)
 
@@ -98,7 +98,7 @@ class DataParallel:
         self._computing = time.perf_counter() - start
 
     def average(self) -> None:
-        """The second half: waits for the sums."""
+        """The second half of a step: wait for the sums."""
         start = time.perf_counter()
         self.buckets.finish()
         self.overlap.took(self._computing + time.perf_counter() - start)

@@ -1,4 +1,4 @@
-"""The strategies with emulated compute: they wait where the others compute, and send what the others send."""
+"""Engines with emulated compute: they sleep instead of computing, and send what the real engines send."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.strategies.synchronous import RIDERS, Options, Synchronous
 
 
 class EmulatedSequential(Lockstep):
-    """One device; its published speed includes the update, so that no time is left to take."""
+    """One device; its published speed includes the optimizer step, which therefore takes no extra time."""
 
     def __init__(self, comm: Comm, model: nn.Module, device: EmulatedDevice) -> None:
         super().__init__(comm, model, None)
@@ -34,10 +34,10 @@ class EmulatedSequential(Lockstep):
 
 
 class EmulatedSynchronous(Synchronous):
-    """Sends the same buckets in the same order, each when its last gradient would be ready.
+    """Sends the same buckets in the same order as a real run, each when its last gradient would be ready.
 
-    The gradients are zeros: of all numbers the one that stays what it is when it is summed over ranks in every step.
-    Weights are not broadcast, since nobody looks at them, and not updated, since the device's time includes that.
+    Gradients are zeros, because zero is the only number that stays the same when it is summed over ranks in every step.
+    Weights are not broadcast, because they are not used, and not updated, because the device's time includes that.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class EmulatedSynchronous(Synchronous):
         self.ready = bucket_times(self.buckets, self.device.timing.ready)
 
     def agree(self, weight: float | None = None) -> None:
-        """Nothing has changed anywhere."""
+        """Do nothing: no buffer has changed."""
 
     def step(self, batch: Batch, lr: float, stop: bool, timer: StepTimer) -> StepResult:
         device, extras = self.device, self.buckets.extras
@@ -80,7 +80,7 @@ class EmulatedSynchronous(Synchronous):
 
 
 def bucket_times(buckets: GradientBuckets, ready: tuple[float, ...]) -> list[float]:
-    """When each bucket can go, in parts of a step: its last gradient is ready, and the buckets before it have gone."""
+    """When each bucket can be sent, as a fraction of a step: its last gradient is ready, earlier buckets are sent."""
     times, latest = [], 0.0
     for bucket in buckets.buckets:
         # Slots are the parameters from the last one to the first.

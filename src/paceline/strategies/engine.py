@@ -1,6 +1,6 @@
-"""What trains: the engine that a strategy makes on every rank, and what it is given and gives back.
+"""The engine that a strategy creates on every rank, and the types of its arguments and results.
 
-This file is read before torch is, like the strategies that inherit from it: torch is imported where it is used.
+This module can be imported without torch, which is imported where it is used.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Sums over the `count` samples of the global batch, and whether any rank has asked to stop.
+    """Sums over the `count` samples of the global batch, and whether any rank asked to stop.
 
-    In a step in which ranks tell each other nothing, the sums are over the rank's own samples, `own` of them.
+    In a step without communication, the sums are over the rank's own samples, `own` of them.
     """
 
     loss_sum: float
@@ -49,8 +49,8 @@ class Evaluation:
 class StepTimer:
     """Splits the time of a step into named parts: each mark ends one.
 
-    Where `events` is a list every mark is kept there: what, of which micro-batch, when it began, how long it took.
-    With a `clock`, `queued` has how long of each part this thread was ready to run and had no core.
+    If `events` is a list, every mark is appended to it: name, micro-batch, start, duration.
+    With a `clock`, `queued` has for each part how long this thread was ready to run but had no core.
     """
 
     parts: dict[str, float] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class StepTimer:
 
 
 def score(output: Tensor, labels: Tensor) -> tuple[Tensor, int]:
-    """The summed cross-entropy, and how many predictions are right."""
+    """The summed cross-entropy, and the number of correct predictions."""
     import torch.nn.functional as F
 
     loss = F.cross_entropy(output, labels, reduction="sum")
@@ -83,9 +83,9 @@ def loss_and_correct(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[
 
 
 def micro_batches(batch: Batch, micros: int, full: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Images and labels in parts of nearly equal size: `micros` of a full batch, fewer of a smaller one.
+    """Images and labels in micro-batches of nearly equal size: `micros` for a full batch, fewer for a smaller one.
 
-    Parts of a few samples would cost as many passes, and batch-norm cannot do with one.
+    Micro-batches of a few samples would cost as many passes, and batch-norm needs more than one sample.
     """
     count = len(batch.labels)
     parts = micros if count == full else min(micros, -(-count // -(-full // micros)))
@@ -94,11 +94,11 @@ def micro_batches(batch: Batch, micros: int, full: int) -> tuple[list[Tensor], l
 
 
 class Engine(ABC):
-    """Trains on one rank: a strategy's `prepare` makes it, ready to run; then it runs, and is closed."""
+    """Trains on one rank. A strategy's `prepare` creates it, ready to run; then it runs, and is closed."""
 
     parameters = 0  # of the whole model
-    fresh: Sequence[str] = ()  # weights that a file to start from did not have
-    states_on_disk = 0  # copies of weights and optimizer that it keeps in the run folder while it trains
+    fresh: Sequence[str] = ()  # weights that were not in the file given by --weights
+    states_on_disk = 0  # copies of weights and optimizer state that it keeps in the run folder during training
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -112,13 +112,13 @@ class Engine(ABC):
         return {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go back to weights that `state_dict` gave."""
+        """Restore the weights that `state_dict` returned."""
         self.model.load_state_dict(state)
 
     def agree(self, weight: float | None = None) -> None:
-        """Make what ranks have each their own of, such as batch-norm's statistics, the same on all of them.
+        """Average buffers that differ between ranks, such as batch-norm statistics.
 
-        `weight` is this rank's part of the mean; by default all have the same.
+        `weight` is this rank's weight in the mean; by default all are equal.
         """
         return
 
@@ -128,10 +128,10 @@ class Engine(ABC):
 
     @abstractmethod
     def measure(self, job: Job) -> None:
-        """Put every rank's bytes, messages and seconds into the summary, and what else this strategy has counted."""
+        """Add every rank's bytes, messages and seconds to the summary, and what else this strategy has counted."""
 
     def close(self) -> None:
-        """Give back threads and communicators."""
+        """Stop threads and close communicators."""
         return
 
 
@@ -156,14 +156,14 @@ class Lockstep(Engine):
 
     @abstractmethod
     def step(self, batch: Batch, lr: float, stop: bool, timer: StepTimer) -> StepResult:
-        """One update. `stop` is this rank's wish; the result has everybody's."""
+        """Make one update. `stop`: this rank asks to stop; the result says whether any rank does."""
 
     def advance(self, batch: Batch, shares: int, lr: float, stop: bool, timer: StepTimer) -> StepResult:
-        """One update, of a batch that is divided into so many shares. Running statistics move by the mean of what each
-        rank's samples do to them, weighted by the samples.
+        """Make one update with a batch that is divided into `shares` parts. Running statistics change by the mean of
+        the ranks' changes, weighted by samples.
 
-        Where all ranks have as many, each can go on with its own: running statistics are a linear recursion, so their
-        mean, taken when it is needed, is what a mean after every update would have come to.
+        If all ranks have the same number of samples, each can keep its own statistics: they are a linear recursion, so
+        their mean, taken when it is needed, equals a mean after every update.
         """
         uneven = batch.global_count % shares != 0
         if uneven:
@@ -204,11 +204,11 @@ class Lockstep(Engine):
             save(self.state_dict(), path)
 
     def notes(self) -> dict[str, Any]:
-        """What this strategy adds to the summary."""
+        """Fields that this strategy adds to the summary."""
         return {}
 
     def gradient_meter(self) -> Meter:
-        """What averaging gradients has sent, without weights, evaluation and input."""
+        """Traffic of averaging gradients, without weights, evaluation and input."""
         from paceline.comm.metered import Meter
 
         return Meter()

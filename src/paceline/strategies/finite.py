@@ -1,4 +1,4 @@
-"""Whether what is trained consists of finite numbers; where it does not, since when, and whose doing it is."""
+"""Detects values that are not finite in gradients and weights, and finds the step and the rank that caused them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from paceline.errors import DivergedError
 
 
 def not_finite(tensors: Mapping[str, Tensor], besides: Collection[str] = ()) -> list[str]:
-    """The names of tensors that have a value that is not finite, other than those named."""
+    """The names of tensors with a value that is not finite, except those in `besides`."""
     return [name for name, tensor in tensors.items() if name not in besides and not is_finite(tensor)]
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Without a copy, unless the sum overflows."""
+    """Whether all values are finite; makes no copy, unless the sum overflows."""
     return math.isfinite(tensor.sum()) or bool(tensor.isfinite().all())
 
 
 class Watch:
-    """Knows in which step this rank's own gradient was not finite for the first time, before it was averaged.
+    """Records the first step in which this rank's own gradient, before averaging, was not finite.
 
-    In every step it looks at the gradient of the first parameter, where backward ends: what goes wrong behind it shows
-    there. A look at all gradients costs more, and is for steps after which the model is evaluated or saved.
+    In every step it checks the gradient of the first parameter, where backward ends, because errors in later layers
+    propagate to it. Checking all gradients costs more, and is done before the model is evaluated or saved.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -49,7 +49,7 @@ class Watch:
             self.since = step
 
     def check(self, state: Mapping[str, Tensor], comm: Comm, step: int, what: str | None = None) -> None:
-        """Raise DivergedError on all ranks if a value of any rank's state is not finite, or if `what` is wrong."""
+        """Raise DivergedError on all ranks if a value in any rank's state is not finite, or if `what` is given."""
         mine = not_finite(state, self.constants)[:1]
         rows = [json.loads(row) for row in share_text(json.dumps([*mine, self.since]), comm)]
         tensor = next((row[0] for row in rows if len(row) > 1), None)

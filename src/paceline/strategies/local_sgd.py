@@ -1,8 +1,8 @@
-"""Local SGD: workers take steps on their own and average their weights now and then (Stich, 2019; Lin et al., 2020).
+"""Local SGD: workers take H steps on their own, then average their weights (Stich, 2019; Lin et al., 2020).
 
-Between two averages nothing is sent, so a run sends 1/H of what averaging gradients in every step would. The weights
-are averaged in proportion to the samples that each worker has trained on since the last time, so that with H = 1 and
-plain SGD every step is the synchronous one. Momentum and Adam's moments stay each worker's own.
+Between two averages nothing is sent, so a run sends 1/H of the bytes of averaging gradients in every step. The average
+weights each worker by the samples it has trained on since the last average, so that with H = 1 and plain SGD every step
+equals the synchronous one. Each worker keeps its own momentum and Adam moments.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.data.batch import Batch
     from paceline.training.driver import Job
 
-SUMS = 3  # loss, correct predictions and the wish to stop are summed with the weights
+SUMS = 3  # loss, correct predictions and the request to stop are summed with the weights
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class LocalSGDStrategy(Strategy):
         return {"averaging": NATIVE.name}
 
     def round(self, values: Mapping[str, Any]) -> int:
-        """One of so many steps has the average in it."""
+        """One of `sync_every` steps includes the average."""
         every: int = values["sync_every"]
         return every
 
@@ -60,7 +60,7 @@ LOCAL_SGD = LocalSGDStrategy(
 
 
 class LocalSGD(Synchronous):
-    """The first steps are synchronous; then rounds of `every` steps, each of which ends with an average of weights."""
+    """The first steps are synchronous; then each round of `every` local steps ends with an average of weights."""
 
     def __init__(
         self, comm: Comm, model: nn.Module, optimizer: Optimizer, averaging: Averaging, every: int, first: int = 0
@@ -71,7 +71,7 @@ class LocalSGD(Synchronous):
         self._stop, self._finite = False, True
 
     def advance(self, batch: Batch, shares: int, lr: float, stop: bool, timer: StepTimer) -> StepResult:
-        """Without agreeing on running statistics around a step of a worker's own: the average includes them."""
+        """Make a step without averaging running statistics: the average of weights includes them."""
         if self._steps < self.first:
             return super().advance(batch, shares, lr, stop, timer)
         return self._local_step(batch, lr, stop, timer)
@@ -103,14 +103,14 @@ class LocalSGD(Synchronous):
         return StepResult(loss_sum, correct, batch.global_count, stops > 0)
 
     def agree(self, weight: float | None = None) -> None:
-        """Before weights are looked at, a round ends early."""
+        """End the round early, before weights are evaluated or saved."""
         if self._all:
             self._average()
         else:
             super().agree(weight)
 
     def _average(self, *sums: float) -> list[float]:
-        """Average weights and buffers, weighted by samples; the sums over all ranks of the few numbers beside them."""
+        """Average weights and buffers, weighted by samples; return the sums of `sums` over all ranks."""
         import torch
 
         weight = self._own / self._all

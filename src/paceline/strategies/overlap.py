@@ -1,4 +1,4 @@
-"""Whether to average while backward computes: measured, since with few cores the two take them from each other."""
+"""Decides whether to average during backward, by measuring: with few cores the two compete for them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ TRIALS = 20
 
 
 class OverlapChoice:
-    """`on` and `off` are what they say. `auto` tries both in turn for a while; rank 0 then decides for all."""
+    """`on` and `off` are fixed. `auto` tries both in turn for some steps; then rank 0 decides for all ranks."""
 
     def __init__(self, mode: str, comm: Comm) -> None:
         if mode not in MODES:
             raise unknown("overlap", mode, MODES)
         self.comm, self.chosen = comm, MODES[mode]
         if comm.size == 1 or comm.device.type != "cpu" or not comm.allows_threads:
-            # On a GPU sums are queued behind backward on its stream; a thread of ours would only get in the way.
+            # On a GPU, sums are queued after backward on its stream; a thread would not help.
             self.chosen = False
         self._step = 0
         self._times: dict[bool, list[float]] = {True: [], False: []}
@@ -32,7 +32,7 @@ class OverlapChoice:
         return self._step % 2 == 1 if self.chosen is None else self.chosen
 
     def took(self, seconds: float) -> None:
-        """What the step's backward and averaging took."""
+        """Record how long backward and averaging took in this step."""
         if self.chosen is not None:
             return
         if self._step >= WARM_UP:

@@ -1,4 +1,4 @@
-"""Strategies whose workers each hold a part of the model, so that several workers are one replica; no torch."""
+"""Strategies whose workers each hold a part of the model, so that several workers form one replica; no torch."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Partition(Strategy):
-    by: str = ""  # the option that says how many workers hold a replica
+    by: str = ""  # the option with the number of workers per replica
 
     def parts(self, values: Mapping[str, Any]) -> int:
-        """Workers that hold a replica: all of them unless the option says otherwise."""
+        """The number of workers per replica; by default all workers."""
         parts: int = values[self.by] or values["workers"]
         return parts
 
@@ -28,8 +28,8 @@ class Partition(Strategy):
         parts = self.parts(vars(spec))
         if spec.workers % parts:
             raise UsageError(
-                f"--workers {spec.workers} with {flag(self.by)} {parts}: replicas of {parts} workers each are expected"
-                f"; give a multiple of {parts} workers"
+                f"--workers {spec.workers} with {flag(self.by)} {parts}: a replica has {parts} workers; "
+                f"give a multiple of {parts} workers"
             )
 
     def workers(self, spec: RunSpec) -> str:

@@ -1,4 +1,4 @@
-"""A model in parts: each rank gets the values of its own layers, or of its shares of them, and nothing else."""
+"""Model parallelism: each rank gets only the values of its own layers, or of its slices of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Cut = Callable[[str, Tensor], Tensor]  # a rank's part of a tensor, by its name
 
 
 class Parts:
-    """The whole model without storage: what it is, the values of a rank's part, and how all ranks save it."""
+    """The whole model without storage; fills a rank's part with initial values, and prepares saving it."""
 
     def __init__(self, job: Job) -> None:
         self.job, spec, data = job, job.spec, job.source.info
@@ -53,11 +53,11 @@ class Parts:
         self.deferred.check(self.whole.keys() - set(self.fresh) if path else ())
 
     def fill(self, model: nn.Module, names: Collection[str], cut: Cut = lambda name, tensor: tensor) -> None:
-        """Give these parameters and buffers of a model without storage the values that the whole would start with.
+        """Give these parameters and buffers of a model without storage their initial values in the whole model.
 
-        The tensors of the whole come one by one, and each is let go before the next.
+        The tensors of the whole model are computed one by one, and each is freed before the next.
         """
-        put, problems = Putting(model, memory_layout(self.job.spec)), list[UsageError]()
+        put, problems = TensorFiller(model, memory_layout(self.job.spec)), list[UsageError]()
         try:  # in this thread, which can use again what memory is freed
             for name, value in self._values(set(names)):
                 put(name, cut(name, value))
@@ -80,7 +80,7 @@ class Parts:
         yield from self.deferred.values(missing)
 
     def ready(self, engine: PartEngine, model: nn.Module, pieces: Mapping[str, list[Piece]]) -> PartEngine:
-        """The engine, set up. It keeps what it needs to save the model: who has which pieces of it."""
+        """Set up the engine, and record which rank has which pieces of the model, for saving."""
         first = self.job.spec.grid.spot(self.job.comm.rank).replica == 0
         engine.whole = Whole(self.whole, pieces, model if first else None)
         engine.parameters, engine.fresh = self.parameters, self.fresh
@@ -90,11 +90,11 @@ class Parts:
 
 @dataclass(frozen=True)
 class Whole:
-    """A model that lies in parts on many ranks: its tensors without storage, who has which pieces, and this rank's."""
+    """A model in parts on many ranks: its tensors without storage, which rank has which pieces, and this rank's."""
 
     tensors: Mapping[str, Tensor]
     pieces: Mapping[str, list[Piece]]
-    model: nn.Module | None  # None, where another replica saves it
+    model: nn.Module | None  # None if another replica saves it
 
 
 class PartEngine(Lockstep):
@@ -109,10 +109,10 @@ class PartEngine(Lockstep):
         save_parts(path, self.whole.tensors, self.whole.pieces, own, self.comm)
 
 
-class Putting:
-    """Puts values in the places of a model's tensors without storage, in their precision.
+class TensorFiller:
+    """Replaces tensors without storage in a model by values, converted to their precision.
 
-    What several layers share stays one.
+    Tensors that several layers share stay shared.
     """
 
     def __init__(self, model: nn.Module, layout: torch.memory_format) -> None:
@@ -129,7 +129,7 @@ class Putting:
         setattr(module, last, self._made[old])
 
     def _ready(self, value: Tensor, old: Tensor) -> Tensor:
-        """Not a view of the whole, which would keep that alive."""
+        """A copy, because a view would keep the whole tensor alive."""
         value = value.to(old.dtype)
         value = value.contiguous(memory_format=self.layout if value.dim() == 4 else torch.contiguous_format)
         return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value

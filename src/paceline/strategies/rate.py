@@ -1,4 +1,4 @@
-"""The learning rate: scaled by the workers, warmed up, let fall (Goyal et al., 2017; Loshchilov and Hutter, 2017)."""
+"""The learning rate: scaling by workers, warm-up, decay (Goyal et al., 2017; Loshchilov and Hutter, 2017)."""
 
 import math
 
@@ -6,10 +6,10 @@ from paceline.spec import RunSpec
 
 
 def learning_rate(spec: RunSpec, step: int, steps_per_epoch: int, total_steps: int) -> float:
-    """The rate of update `step`.
+    """The learning rate of update `step`.
 
-    It starts at one worker's rate and grows to the scaled one over the warm-up, so for one worker there is none;
-    from there it falls along a cosine to nothing at the end of training.
+    It starts at the rate of one worker and grows to the scaled rate during warm-up, so one worker has no warm-up; then
+    it follows a cosine to zero at the end of training.
     """
     assert spec.lr is not None
     scale = spec.lr_scale

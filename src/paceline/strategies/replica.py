@@ -1,4 +1,4 @@
-"""Engines of ranks that each have the whole model, or an emulation of it."""
+"""Creates engines for ranks that each have the whole model, or an emulation of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def prepare_replica(
     make: Callable[[nn.Module, Optimizer], Lockstep],
     emulate: Callable[[StandIn, EmulatedDevice], Lockstep] | None = None,
 ) -> Lockstep:
-    """The engine, set up: all ranks hold the same weights, and each draws its own dropout from here on."""
+    """Set up the engine: all ranks have the same weights; from then on each rank draws its own dropout."""
     spec, comm, data = job.spec, job.comm, job.source.info
     model, fresh = all_or_none(lambda: make_model(spec, data, job.place), comm)
     emulation = all_or_none(lambda: make_emulation(spec, data, model, job.place), comm)

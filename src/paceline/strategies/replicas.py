@@ -1,4 +1,4 @@
-"""Replicas that stay equal: the same model, starting from one set of weights, checking digests, averaging buffers."""
+"""Keeps replicas equal: checks that models match, broadcasts weights, averages buffers, compares digests."""
 
 import hashlib
 from collections import Counter
@@ -15,7 +15,7 @@ from paceline.errors import ReplicaError, UsageError
 
 
 def check_same_model(model: nn.Module, comm: Comm, settings: str = "") -> None:
-    """Raise on all ranks, naming what differs, unless every rank has the same model, settings included, as rank 0."""
+    """Raise an error on all ranks, naming the difference, if a rank's model or settings differ from rank 0's."""
     mine = [settings, *(_describe("parameter", name, p) for name, p in model.named_parameters())]
     mine += [_describe("buffer", name, buffer) for name, buffer in model.named_buffers()]
     theirs = tell("\n".join(mine), comm).split("\n")
@@ -23,7 +23,7 @@ def check_same_model(model: nn.Module, comm: Comm, settings: str = "") -> None:
     def compare() -> None:
         for own, other in zip_longest(mine, theirs, fillvalue="nothing"):
             if own != other:
-                raise UsageError(f"ranks must have the same model: here is {own}, where rank 0 has {other}")
+                raise UsageError(f"ranks must have the same model: this rank has {own}, rank 0 has {other}")
             if own.endswith(_LAZY):
                 raise UsageError(f"{own}: run a batch through the model first")
 
@@ -42,17 +42,17 @@ def _describe(kind: str, name: str, tensor: Tensor) -> str:
 
 
 def broadcast_state(model: nn.Module, comm: Comm) -> None:
-    """Give every rank the weights and buffers of rank 0, one message a dtype."""
+    """Give every rank the weights and buffers of rank 0, in one message per dtype."""
     for flat in _flattened([*model.parameters(), *model.buffers()], comm):
         comm.broadcast(flat)
 
 
 def average_buffers(model: nn.Module, comm: Comm, weight: float | None = None) -> None:
-    """Make buffers equal: floating ones (batch-norm statistics) by their mean, the others as the last rank has them.
+    """Make buffers equal: floating-point ones (batch-norm statistics) to their mean, others to the last rank's values.
 
-    `weight` is this rank's part of the mean; by default each of N ranks has 1/N. The last rank has samples in every
-    step (`layout.share`), so its number of batches is right. Constants, which may be infinite, stay exactly what they
-    are: what is averaged is the difference from the last rank's values.
+    `weight` is this rank's weight in the mean; by default each of N ranks has 1/N. The last rank has samples in every
+    step (`layout.share`), so its number of batches is correct. Constants, which may be infinite, do not change, because
+    the differences from the last rank's values are averaged.
     """
     if comm.size == 1:
         return
@@ -66,7 +66,7 @@ def average_buffers(model: nn.Module, comm: Comm, weight: float | None = None) -
 
 
 def _flattened(tensors: list[Tensor], comm: Comm) -> Iterator[Tensor]:
-    """Their values side by side, one flat tensor a dtype; what is done to it is done to them."""
+    """The tensors' values in one flat tensor per dtype; changes to it are copied back to the tensors."""
     groups: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(tensor.dtype, []).append(tensor.detach())
@@ -78,7 +78,7 @@ def _flattened(tensors: list[Tensor], comm: Comm) -> Iterator[Tensor]:
 
 
 def digest(tensors: Iterable[Tensor]) -> int:
-    """63 bits of a hash over the exact values."""
+    """63 bits of a hash of the exact values."""
     hashed = hashlib.blake2b(digest_size=8)
     for tensor in tensors:
         hashed.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
@@ -86,7 +86,7 @@ def digest(tensors: Iterable[Tensor]) -> int:
 
 
 def check_equal(model: nn.Module, comm: Comm, step: int) -> None:
-    """Compare every rank's weights; raise on all ranks, naming the one that is alone with its values."""
+    """Compare the weights of all ranks; raise an error on all ranks that names those that differ from the majority."""
     table = torch.zeros(comm.size, dtype=torch.int64)
     table[comm.rank] = digest(model.parameters())
     table = table.to(comm.device)
@@ -95,12 +95,12 @@ def check_equal(model: nn.Module, comm: Comm, step: int) -> None:
     votes = Counter(digests)
     if len(votes) == 1:
         return
-    # Where no value has a majority (two ranks), rank 0's counts as right.
+    # Without a majority (two ranks), rank 0's value counts as correct.
     right = max(votes, key=lambda value: (votes[value], value == digests[0]))
     wrong = [comm.name(rank) for rank, value in enumerate(digests) if value != right]
     raise ReplicaError(
         f"replicas differ after step {step}: rank{'s' if len(wrong) > 1 else ''} "
-        f"{', '.join(map(str, wrong))} {'have' if len(wrong) > 1 else 'has'} other weights than the rest; "
-        f"their memory, their code or their input is not the same",
+        f"{', '.join(map(str, wrong))} {'have' if len(wrong) > 1 else 'has'} different weights than the others; "
+        f"their memory, code or input differs",
         rank=wrong[0],
     )

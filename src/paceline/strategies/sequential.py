@@ -1,4 +1,4 @@
-"""One process, no communication: the training that every synchronous strategy must equal."""
+"""Training on one process without communication; every synchronous strategy must equal it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SEQUENTIAL = SequentialStrategy(
 
 
 class Sequential(Lockstep):
-    """A batch can go through in `micros` parts, whose gradients are summed: less memory, the same update."""
+    """Can run a batch as `micros` micro-batches and sum their gradients: less memory, the same update."""
 
     def __init__(
         self, comm: Comm, model: nn.Module, optimizer: Optimizer | None, micros: int = 1, full: int = 1

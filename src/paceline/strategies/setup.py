@@ -1,4 +1,4 @@
-"""From a spec to the parts of a rank's engine: where it computes, model, optimizer, emulated device."""
+"""Creates the parts of a rank's engine from the spec: device, model, optimizer, emulated device."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from paceline.strategies.weights import start_from
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank computes, and whether it is the one that sees to its machine's data."""
+    """Where a rank computes, and whether it prepares the data of its machine."""
 
     device: torch.device
     dtype: torch.dtype
     first: bool
-    speed: float = 1.0  # of this node, where compute is emulated: 0.5 takes twice as long
+    speed: float = 1.0  # of this node's emulated device: 0.5 takes twice as long
 
 
 def choose_place(spec: RunSpec, local_rank: int, *, first: bool = True, speed: float = 1.0) -> Place:
     if spec.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: this PyTorch sees no GPU here; use --device cpu or auto")
-    # Without being asked, several workers go to GPUs only where their transport can follow.
+    # By default, several workers use GPUs only if their transport can move GPU tensors.
     fits = spec.ranks == 1 or spec.carrier.moves_gpu_tensors
     wanted = spec.device == "auto" and fits and not spec.emulated and spec.method.on_gpu
     cuda = spec.device == "cuda" or (wanted and torch.cuda.is_available())
@@ -53,9 +53,9 @@ def choose_place(spec: RunSpec, local_rank: int, *, first: bool = True, speed: f
 
 
 def make_model(spec: RunSpec, data: DataInfo, place: Place) -> tuple[nn.Module, list[str]]:
-    """The model with its first weights, the same on every rank, and the names of weights that a file did not have.
+    """The model with its initial weights, the same on every rank, and the names of weights that are not in --weights.
 
-    One of ours whose compute is emulated has sizes alone, no weights.
+    With emulated compute, Paceline's own models have shapes only, no values.
     """
     make, check = how_to_build(spec, data)
     if spec.emulated and models.describe(spec.model):
@@ -82,7 +82,7 @@ def initial_weights(spec: RunSpec) -> dict[str, Tensor]:
 
 
 def memory_layout(spec: RunSpec) -> torch.memory_format:
-    """A user's own model may count on the usual layout, as with `x.view(len(x), -1)`."""
+    """A user's own model gets the default layout, because it may rely on it, as with `x.view(len(x), -1)`."""
     info = models.describe(spec.model)
     return torch.channels_last if info and info.channels_last else torch.contiguous_format
 
@@ -98,8 +98,8 @@ def make_optimizer(spec: RunSpec, parameters: Iterable[Tensor]) -> torch.optim.O
 def _eager(kind: Any) -> Any:
     """The optimizer without its wrappers for torch.compile.
 
-    They import the compiler on the first call, although nothing is compiled here: that takes more than a second of
-    processor time in each rank and leaves a folder in the temporary directory.
+    They import the compiler on the first call, although nothing is compiled: that takes more than a second of CPU time
+    on each rank and leaves a folder in the temporary directory.
     """
     wrapped = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in wrapped}
@@ -109,7 +109,7 @@ def _eager(kind: Any) -> Any:
 
 @dataclass(frozen=True)
 class Emulation:
-    """What takes a rank's time instead of computing, and the model's place; a whole batch's time, and a line on it."""
+    """The emulated device of a rank, the model for it, the time of a whole batch, and a line about it."""
 
     device: EmulatedDevice
     model: StandIn
@@ -118,7 +118,7 @@ class Emulation:
 
 
 def make_emulation(spec: RunSpec, data: DataInfo, model: nn.Module, place: Place) -> Emulation | None:
-    """None where ranks compute for real."""
+    """The emulation of a rank; None if compute is real."""
     asked = emulation.read(spec.compute)
     if asked is None:
         return None
@@ -126,19 +126,19 @@ def make_emulation(spec: RunSpec, data: DataInfo, model: nn.Module, place: Place
         timing = measure(model, spec.image_shape(data))
     except Exception as error:
         raise UsageError(
-            f"--compute {spec.compute}: what model {spec.model} computes cannot be counted without computing it "
+            f"--compute {spec.compute}: the operations of model {spec.model} cannot be counted without computing them "
             f"(on torch's meta device): {own_code.reason(error)}"
         ) from error
     if asked.device:
         if not timing.macs:
             raise UsageError(
-                f"--compute {spec.compute}: model {spec.model} has no convolution or matrix product whose cost is "
-                f"known; give the time of a batch, as in --compute emulated:0.5"
+                f"--compute {spec.compute}: model {spec.model} has no convolution or matrix product to count; give the "
+                f"time of a batch, as in --compute emulated:0.5"
             )
         found = emulation.estimate(asked.device, spec.model, timing.macs)
         seconds, how = found.seconds * spec.batch_size, f", as {asked.device.about} ({found.how})"
     else:
-        assert asked.seconds is not None, "a run folder has become seconds when the spec was resolved"
+        assert asked.seconds is not None, "resolving the spec has replaced a run folder by seconds"
         seconds, how = asked.seconds, ""
     smaller = f"; gradients are {spec.shrink} times smaller than the model's" if spec.shrink > 1 else ""
     time = f"{seconds:.4g} s for each batch of {spec.batch_size}{how}"
@@ -148,6 +148,6 @@ def make_emulation(spec: RunSpec, data: DataInfo, model: nn.Module, place: Place
 
 
 def seed_dropout(spec: RunSpec, stream: int) -> None:
-    """What is drawn from here on differs from stream to stream."""
+    """Seed torch's generator, differently for each stream."""
     with RANDOM:
         torch.manual_seed(spec.seed + 1_000_003 * (stream + 1))

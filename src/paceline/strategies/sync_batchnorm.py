@@ -1,4 +1,4 @@
-"""Batch-norm over the global batch: statistics and their gradients are summed over ranks (torch's refuses CPUs)."""
+"""Batch-norm over the global batch: sums statistics and their gradients over ranks (torch's version needs GPUs)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.comm.base import Comm
 
 
 class _Normalise(torch.autograd.Function):
-    """(x - mean) / std, with mean and std of all ranks' samples. A rank may have none."""
+    """(x - mean) / std, with mean and std over the samples of all ranks; a rank may have none."""
 
     @staticmethod
     def forward(
@@ -32,7 +32,7 @@ class _Normalise(torch.autograd.Function):
         total = counts.sum()
         means, variances = table[:, :channels], table[:, channels:-1]
         mean = (means * counts).sum(0) / total
-        # Chan et al.'s sum of squares: no difference of large numbers.
+        # Chan et al.'s sum of squares, which avoids differences of large numbers.
         var = ((variances + (means - mean).square()) * counts).sum(0) / total
         inverse = (var + eps).rsqrt()
         wide = [1, channels, *[1] * (x.dim() - 2)]
@@ -57,7 +57,7 @@ class _Normalise(torch.autograd.Function):
 
 
 class SyncBatchNorm(_BatchNorm):
-    """A BatchNorm layer with statistics of all ranks' samples; see `synchronise_batchnorm`."""
+    """A BatchNorm layer with statistics over the samples of all ranks; see `synchronise_batchnorm`."""
 
     comm: Comm
     counted = 0  # samples of this rank in the last batch
@@ -85,7 +85,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 def synchronise_batchnorm(model: nn.Module, comm: Comm) -> nn.Module:
-    """Make every batch-norm layer of the model a synchronised one, in place: all references to it stay valid."""
+    """Make every batch-norm layer of the model a synchronised one, in place, so that references to it stay valid."""
     own = comm.dup() if comm.size > 1 else comm
     for layer in model.modules():
         if isinstance(layer, _BatchNorm):

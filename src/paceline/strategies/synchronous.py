@@ -32,13 +32,13 @@ class DataParallelStrategy(Strategy):
     def check(self, spec: RunSpec) -> None:
         if spec.emulated and spec.check_replicas:
             raise UsageError(
-                f"--check-replicas {spec.check_replicas} with --compute {spec.compute}: weights do not change; leave "
-                "it out"
+                f"--check-replicas {spec.check_replicas} with --compute {spec.compute}: weights do not change; "
+                "leave it out"
             )
         if spec.emulated and spec.sync_batchnorm:
             raise UsageError(
-                f"--sync-batchnorm with --compute {spec.compute}: its messages are part of what is not computed; leave "
-                "it out"
+                f"--sync-batchnorm with --compute {spec.compute}: batch-norm is not computed, and sends no messages; "
+                "leave it out"
             )
 
 
@@ -50,16 +50,16 @@ def _averaged_by(collective: str, summary: str) -> DataParallelStrategy:
 
 
 ALLREDUCE = _averaged_by(NATIVE.name, "data parallel; gradients averaged by the transport's own all-reduce")
-RING = _averaged_by(AVERAGE_BY_RING.name, "data parallel; scatter-reduce and all-gather around a ring")
-REDUCE_BCAST = _averaged_by(AVERAGE_BY_TREE.name, "data parallel; summed up a tree to rank 0, sent down again")
-GATHER = _averaged_by(AVERAGE_AT_ONE.name, "data parallel; rank 0 collects every gradient, averages, sends back")
+RING = _averaged_by(AVERAGE_BY_RING.name, "data parallel; ring all-reduce (reduce-scatter, then all-gather)")
+REDUCE_BCAST = _averaged_by(AVERAGE_BY_TREE.name, "data parallel; reduce to rank 0 along a tree, then broadcast")
+GATHER = _averaged_by(AVERAGE_AT_ONE.name, "data parallel; rank 0 gathers all gradients and sends the mean back")
 
 RIDERS = 3
 
 
 @dataclass(frozen=True)
 class Options:
-    """How replicas average."""
+    """How replicas average their gradients."""
 
     averaging: str = NATIVE.name
     bucket_mb: float = 4.0
@@ -82,7 +82,7 @@ class Options:
 
 
 class Synchronous(Lockstep):
-    """The last bucket also carries loss, correct predictions and the request to stop: a step sends nothing else."""
+    """A step sends only buckets; the last one also carries loss, correct predictions and the request to stop."""
 
     def __init__(self, comm: Comm, model: nn.Module, optimizer: Optimizer | None, options: Options) -> None:
         super().__init__(comm, model, optimizer)

@@ -1,4 +1,4 @@
-"""The strategies by name; this file is read before torch is."""
+"""All strategies by name; no torch."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ TABLE = Table("paceline.strategies", Strategy, _OURS)
 
 
 def describe(name: str) -> Strategy:
-    """The strategy of a run; of one whose package is not installed here little is known, and it may not be exact."""
+    """The strategy of a run; if its package is not installed here, a stand-in that is assumed not to be exact."""
     return TABLE.get(name) or Strategy(name, "not installed here", "", exact=False)
 
 
 def default(workers: int | None, *, servers: bool = False) -> Strategy:
-    """What is meant where no strategy is given."""
+    """The strategy if none is given."""
     return PS_SYNC if servers else SEQUENTIAL if workers in (None, 1) else ALLREDUCE
 
 
 def options() -> dict[str, tuple[Field[Any], Any]]:
-    """The options of all strategies by name: each as a dataclass field, with its type. Shared ones are there once."""
+    """The options of all strategies by name, each as a dataclass field with its type; shared options appear once."""
     found: dict[str, tuple[Field[Any], Any]] = {}
     for strategy in TABLE.values():
         for name, (made, kind) in strategy.fields().items():
             known = found.setdefault(name, (made, kind))
             if (known[0].default, known[0].metadata, known[1]) != (made.default, made.metadata, kind):
-                raise UsageError(f"strategy {strategy.name} has an option {name}, which another has with other values")
+                raise UsageError(f"strategy {strategy.name} has an option {name} that differs from another strategy's")
     return found
 
 

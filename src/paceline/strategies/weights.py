@@ -1,4 +1,4 @@
-"""Weights in and out: safetensors under the model's own names, also of a model that lies in parts on many ranks."""
+"""Saves and loads weights as safetensors under the model's own names, also of a model in parts on many ranks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paceline.comm.words import all_or_none
 from paceline.errors import UsageError, refuse_pipe
 from paceline.run.atomic import replacing
 
-MESSAGE = 16 << 20  # bytes: the most that ranks send at once
+MESSAGE = 16 << 20  # bytes: the largest message
 _DTYPES = {
     **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"},
     **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8"},
@@ -31,7 +31,7 @@ _DTYPES = {
 
 
 def save(state: dict[str, Tensor], path: Path) -> None:
-    """Write all tensors, contiguous, as a file that appears whole or not at all."""
+    """Write all tensors, contiguous, to a file, atomically."""
     with replacing(path) as temporary:
         try:
             save_file(_apart({name: tensor.cpu().contiguous() for name, tensor in state.items()}), temporary)
@@ -41,7 +41,7 @@ def save(state: dict[str, Tensor], path: Path) -> None:
 
 
 def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A tensor that several layers share is written under each of its names, which the format allows of copies only."""
+    """Copies of tensors that several layers share, because the format allows no two names for one tensor."""
     seen: set[int] = set()
     for name, tensor in state.items():
         place = tensor.untyped_storage().data_ptr()
@@ -52,7 +52,7 @@ def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of a tensor that a rank has: from `start` to `stop` along one dimension. A single number is one row."""
+    """The part of a tensor that a rank has: from `start` to `stop` along one dimension. A scalar has one row."""
 
     rank: int
     dim: int
@@ -67,10 +67,10 @@ def save_parts(
     own: Mapping[str, Tensor],
     comm: Comm,
 ) -> None:
-    """Write a model that lies in parts on many ranks, as `save` writes one; all ranks call it.
+    """Write a model that is in parts on many ranks to one file, atomically; all ranks call it.
 
-    `whole` has all tensors' shapes and types, `pieces` says who has what, `own` are this rank's parts. Rank 0 writes,
-    and has no more of the others' parts in memory than MESSAGE; when it returns on any rank, the file is there.
+    `whole` has the shapes and types of all tensors, `pieces` which rank has which piece, `own` this rank's pieces.
+    Rank 0 writes, with at most MESSAGE bytes of other ranks' pieces in memory; on return, on any rank, the file exists.
     """
     names = sorted(whole, key=lambda name: (-whole[name].itemsize, name))  # aligned, and the same on every rank
     for name in names:
@@ -79,7 +79,7 @@ def save_parts(
                 _check(name, whole[name], piece, own[name])
     spans = [span for name in names for span in _spans(name, whole[name], pieces[name])]
     largest = max((span.nbytes for span in spans), default=0)
-    room = torch.empty(largest, dtype=torch.uint8, device=comm.device)  # once: freed memory does not all come back
+    room = torch.empty(largest, dtype=torch.uint8, device=comm.device)  # allocated once, against fragmentation
     if comm.rank:
         for span in _in_step(spans, comm):
             _send(span, own, room, comm)
@@ -106,7 +106,7 @@ def _check(name: str, whole: Tensor, piece: Piece, tensor: Tensor) -> None:
 
 
 def _header(tensors: Mapping[str, Tensor]) -> bytes:
-    """What a safetensors file begins with: a length, and where each tensor is; padded, so that they are aligned."""
+    """The header of a safetensors file: its length, and the offset of each tensor; padded for alignment."""
     entries, end = {}, 0
     for name, tensor in tensors.items():
         start, end = end, end + tensor.nbytes
@@ -118,9 +118,9 @@ def _header(tensors: Mapping[str, Tensor]) -> bytes:
 
 @dataclass(frozen=True)
 class _Span:
-    """Rows of a tensor that are written at once: lines of bytes, in each of which the pieces come one after another.
+    """Rows of a tensor that are written at once: lines of bytes, each with all pieces one after another.
 
-    Rows of a tensor that is divided by rows are one line of one piece.
+    If the tensor is divided by rows, its rows are one line of one piece.
     """
 
     name: str
@@ -143,7 +143,7 @@ def _spans(name: str, tensor: Tensor, pieces: Sequence[Piece]) -> Iterator[_Span
     if not tensor.nbytes:
         return
     row = tensor.nbytes // shape[0]
-    step = max(1, MESSAGE // 2 // row)  # what was received is in memory twice, as a message and in its lines
+    step = max(1, MESSAGE // 2 // row)  # received bytes are in memory twice, as a message and in their lines
     if dim == 0:
         for piece in ordered:
             for start in range(piece.start, piece.stop, step):
@@ -158,7 +158,7 @@ def _spans(name: str, tensor: Tensor, pieces: Sequence[Piece]) -> Iterator[_Span
 
 
 def _in_step(spans: Sequence[_Span], comm: Comm) -> Iterator[_Span]:
-    """The spans. Ranks meet now and then, so that none waits longer than that for its turn."""
+    """The spans, with a barrier now and then, so that no rank waits for its turn beyond the timeout."""
     passed = 0
     for span in spans:
         yield span
@@ -187,7 +187,7 @@ def _gather(span: _Span, own: Mapping[str, Tensor], room: Tensor, lines: Tensor,
 
 
 def _bytes(tensor: Tensor, rows: range, piece: Piece, room: Tensor) -> Tensor:
-    """These rows of a piece, as the file has them: where they are, or else in `room`."""
+    """The bytes of these rows of a piece: in place if they are contiguous, otherwise copied to `room`."""
     first = piece.start if piece.dim == 0 else 0
     part = tensor.detach() if tensor.dim() else tensor.detach().view(1)
     part = part[rows.start - first : rows.stop - first]
@@ -197,7 +197,7 @@ def _bytes(tensor: Tensor, rows: range, piece: Piece, room: Tensor) -> Tensor:
 
 
 def start_from(model: nn.Module, path: str) -> list[str]:
-    """Load weights; a last layer for another number of classes stays new. Returns the names that were not loaded."""
+    """Load weights, except a last layer for another number of classes; return the names that were not loaded."""
     own = model.state_dict()
     values, fresh = start_values(path, own, head_of(model), own.keys())
     model.load_state_dict(dict(values), strict=False)
@@ -207,10 +207,10 @@ def start_from(model: nn.Module, path: str) -> list[str]:
 def start_values(
     path: str, whole: Mapping[str, Tensor], head: Collection[str], wanted: Collection[str]
 ) -> tuple[Iterator[tuple[str, Tensor]], list[str]]:
-    """Those of the wanted tensors that a file has, read one by one, and the names of the model that stay new.
+    """The wanted tensors of a file, read one by one, and the names of the model's tensors that it does not have.
 
-    The file has to have all of the whole model, which may be on the meta device, but for a `head` for another number of
-    classes.
+    The file must have all tensors of the whole model, which may be on the meta device, except a `head` for another
+    number of classes.
     """
     refuse_pipe(path, "--weights")
     try:
@@ -226,17 +226,17 @@ def start_values(
     wrong += [f"{name}: not in the model" for name in saved if name not in own]
     if wrong:
         shown = "; ".join(wrong[:4]) + (f"; and {len(wrong) - 4} more" if len(wrong) > 4 else "")
-        raise UsageError(f"--weights {path} are of another model than the one to train: {shown}")
+        raise UsageError(f"--weights {path} is the file of another model: {shown}")
     return _read(path, [name for name in own if name in wanted and name not in fresh]), fresh
 
 
 def _read(path: str, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
     with safe_open(path, "pt") as file:
         for name in names:
-            yield name, file.get_tensor(name).clone()  # what it gives is the file itself, mapped
+            yield name, file.get_tensor(name).clone()  # get_tensor returns a view of the mapped file
 
 
 def head_of(model: nn.Module) -> list[str]:
-    """The names of the last linear layer's weights: what transfer learning replaces."""
+    """The names of the last linear layer's weights, which transfer learning replaces."""
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     return [f"{layers[-1]}.{part}" for part in ("weight", "bias")] if layers else []

@@ -1,4 +1,4 @@
-"""Parameter servers: they hold the weights; workers pull those, push gradients, and may be lost; no torch here."""
+"""Parameter servers hold the weights; workers pull weights and push gradients, and may be lost; no torch here."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class AsyncOptions(Options):
 
 
 class ParameterServer(Strategy):
-    """`bound` is how many updates the weights of a gradient may have missed; None is no bound."""
+    """`bound` is the maximum staleness of a gradient; None is no bound."""
 
     def servers(self, values: Mapping[str, Any]) -> int:
         return values["servers"] or 1

@@ -1,4 +1,4 @@
-"""Training with parameter servers: what each rank does, as the server that leads, another server, or a worker."""
+"""Training with parameter servers: the engines of the leading server, other servers, and workers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from paceline.spec import RunSpec
 from paceline.strategies.engine import Engine
 from paceline.strategies.finite import not_finite
 from paceline.strategies.parameter_server import ParameterServer
-from paceline.strategies.parameter_server.chronicle import Chronicle, lost_workers
+from paceline.strategies.parameter_server.event_log import EventLog, lost_workers
 from paceline.strategies.parameter_server.figures import Figures
 from paceline.strategies.parameter_server.flat import FlatModel
 from paceline.strategies.parameter_server.work import Work
@@ -49,32 +49,32 @@ from paceline.strategies.weights import save
 if TYPE_CHECKING:
     from paceline.training.driver import Driver, Job
 
-# What may differ from machine to machine.
+# Options that may differ from machine to machine.
 OWN_OPTIONS = ("output_dir", "name", "data_dir", "threads", "device", "timeout", "log_every")
-# A worker shows that it lives this many times before it would be given up.
+# A worker sends this many heartbeats within --worker-timeout.
 BEATS = 5
 
 
 @dataclass
 class Membership:
-    """A rank among servers and workers: who it is, where the servers are, whom it tells what it learns."""
+    """A rank among servers and workers: who it is, where the servers are, and its callbacks."""
 
     meeting: Meeting
-    listener: Listener | None  # a server's
+    listener: Listener | None  # of a server
     rank: int
     life: int
     about: dict[str, Any]
-    opened: Callable[[dict[str, str]], Any]  # the leader has named the run folder; a worker gets its recorder
+    opened: Callable[[dict[str, str]], Any]  # told where the run folder is; returns the recorder of a worker
     ranks_up: Callable[[dict[int, dict[str, Any]]], None] = lambda ranks: None
-    gone: Callable[[], dict[int, str]] = dict  # workers that will not come, and why, as far as a launcher knows
-    folder: Path | None = None  # where our own launcher has made one
+    gone: Callable[[], dict[int, str]] = dict  # workers that will not join, and why, if a launcher knows
+    folder: Path | None = None  # if Paceline's launcher created it
     restarted: bool = False
     where: dict[str, str] = field(default_factory=dict)  # the leader's: what others must know of the run folder
-    left: bool = False  # asked to stop, it has left a run that goes on
+    left: bool = False  # it was asked to stop, and has left a run that continues
 
 
 def prepare(job: Job) -> Engine:
-    """Servers are the first ranks, and rank 0 leads."""
+    """Create the engine of a rank: servers are the first ranks, and rank 0 is the leader."""
     assert job.membership is not None
     if job.membership.rank >= job.spec.servers:
         return Worker(job, job.membership)
@@ -93,7 +93,7 @@ def plan_of(spec: RunSpec, info: DataInfo) -> UpdatePlan:
 
 
 def _fingerprint(spec: RunSpec, flat: FlatModel, info: DataInfo) -> dict[str, str]:
-    """What every rank of a run must have alike, by the words that people know it by."""
+    """What must be the same on every rank of a run, by its name in error messages."""
     options = {flag(name): repr(getattr(spec, name)) for name in spec.names if name not in OWN_OPTIONS}
     return {
         "version of paceline": __version__,
@@ -104,7 +104,7 @@ def _fingerprint(spec: RunSpec, flat: FlatModel, info: DataInfo) -> dict[str, st
 
 
 class Served(Engine):
-    """Has the model as one flat vector, or an emulation of it."""
+    """Holds the model as one flat vector, or an emulation of it."""
 
     def __init__(self, job: Job, membership: Membership, info: DataInfo) -> None:
         self.job, self.membership, self.info, spec = job, membership, info, job.spec
@@ -119,11 +119,11 @@ class Served(Engine):
         save(self.state_dict(), path)
 
     def measure(self, job: Job) -> None:
-        """The leader counts for all."""
+        """Do nothing: the leader counts for all ranks."""
 
 
 class Server(Served):
-    """Keeps a shard of the weights; builds the model for their first values."""
+    """Holds a shard of the weights; builds the model for their initial values."""
 
     def __init__(self, job: Job, membership: Membership) -> None:
         spec = job.spec
@@ -157,7 +157,7 @@ class Server(Served):
         return Snapshots(folder / SNAPSHOTS, rank) if folder and every else None
 
     def run(self, driver: Driver) -> None:
-        """Until the leader says that it is over."""
+        """Serve until the leader ends the run."""
         job, spec, member = self.job, self.job.spec, self.membership
         store = self.snapshots(member.folder)
         core = Core(member.rank, member.meeting.run, member.life, self.shard(), store, spec.snapshot_every)
@@ -178,7 +178,7 @@ class Server(Served):
 
 
 class LeadServer(Server):
-    """The server that leads tells the driver of every update, and leaves the summary and the model in the folder."""
+    """The leading server reports every update to the driver, and saves the summary and the model."""
 
     leader: Leader
 
@@ -188,7 +188,7 @@ class LeadServer(Server):
             job.summary.compute_seconds = self.emulation.batch_seconds
             job.console.line(self.emulation.about)
         progress = driver.begin(self, self.plan.per_epoch)
-        chronicle = Chronicle(job, self.plan, progress, member.ranks_up)
+        events = EventLog(job, self.plan, progress, member.ranks_up)
         self.leader = leader = Leader(
             member.meeting.run,
             member.life,
@@ -197,7 +197,7 @@ class LeadServer(Server):
             self.plan,
             _rules(spec, info),
             _fingerprint(spec, self.flat, info),
-            chronicle,
+            events,
             self.snapshots(job.folder),
             spec.snapshot_every,
             {"folder": str(job.folder), **member.where},
@@ -206,7 +206,7 @@ class LeadServer(Server):
         constants = not_finite(dict(self.model.named_buffers()))
 
         def bad_tensor() -> str | None:
-            """Put the weights that are here into the model; the first tensor that is not finite."""
+            """Load this server's weights into the model; return the first tensor that is not finite."""
             collected = {n: torch.frombuffer(v, dtype=self.flat.weights.dtype) for n, v in leader.collected.items()}
             for n, values in (collected | {n: chunk.values for n, chunk in leader.shard.chunks.items()}).items():
                 span = self.layout.span(n)
@@ -240,7 +240,7 @@ class LeadServer(Server):
 
 
 class Worker(Served):
-    """Computes gradients of what the leader gives it, until that says that it is over."""
+    """Computes the gradients that the leader leases to it, until the leader ends the run."""
 
     def __init__(self, job: Job, membership: Membership) -> None:
         super().__init__(job, membership, job.source.info)
@@ -294,8 +294,8 @@ def layout_of(spec: RunSpec, flat: FlatModel) -> Layout:
 
 
 def _count(leader: Leader, spec: RunSpec, summary: Summary, figures: Figures) -> None:
-    """Every rank's numbers, in the order of the ranks."""
-    ranks: list[list[dict[str, Any]]] = [[] for _ in range(spec.ranks)]  # one row for each life
+    """Add every rank's counts to the summary, in rank order."""
+    ranks: list[list[dict[str, Any]]] = [[] for _ in range(spec.ranks)]  # one row for each start of the rank
     ranks[0].append(vars(leader.traffic))
     fellows = leader.fellows
     for server, traffic in [*fellows.past, *((server, state.traffic) for server, state in fellows.states.items())]:

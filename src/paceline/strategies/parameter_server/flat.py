@@ -1,4 +1,4 @@
-"""A model whose parameters are views of a flat vector, with its buffers behind them, and its gradients in another."""
+"""A model whose parameters and buffers are views of one flat vector, and whose gradients are views of another."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from paceline.strategies.engine import loss_and_correct
 
 
 class FlatModel:
-    """Computes gradients of what `weights` holds into `gradient`.
+    """Computes gradients at `weights` into `gradient`.
 
-    Behind the parameters come the values of all buffers, such as batch-norm's statistics. Behind the gradients comes
-    what moves them: an update makes each buffer `kept` × its value + the sum of what all workers send. What they send
-    is weighted by their samples, so that with one set of old values the result is the weighted mean of the workers' new
-    values. A running statistic keeps 1 - momentum: then what a worker sends does not depend on how old its values were.
+    After the parameters, `weights` has the values of all buffers, such as batch-norm statistics; after the gradients,
+    `gradient` has their changes. An update sets each buffer to `kept` × its value + the sum of all workers' changes.
+    Changes are weighted by samples, so that with the same old values the result is the weighted mean of the workers'
+    new values. For a running statistic, `kept` is 1 - momentum: then a change does not depend on the old values.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -49,7 +49,7 @@ class FlatModel:
         self.kept = _kept(model, self._buffers, dtype)
 
     def arrived(self) -> None:
-        """Other values have been put into `weights`."""
+        """New values have been written to `weights`."""
         if self._buffers:
             torch._foreach_copy_(self._buffers, self._stored)
 
@@ -57,12 +57,12 @@ class FlatModel:
         return loss_and_correct(self.model, images, labels)
 
     def backward(self, loss: Tensor, count: int, total: int, *, last: bool) -> None:
-        """Leave in `gradient` that of the loss of `count` of an update's `total` samples, and what moves the buffers.
+        """Compute the gradient of the loss of `count` of an update's `total` samples, and the changes of buffers.
 
-        Whole numbers, such as the number of batches, are moved by the `last` part of an update alone.
+        Only the `last` part of an update changes integer buffers, such as the number of batches.
         """
         loss.backward(torch.full_like(loss, 1 / total))
-        # Copying what autograd made is cheaper than letting it add to zeros in place.
+        # Copying autograd's gradients is cheaper than letting it add to zeros in place.
         made = [p.grad for p in self._parameters if p.grad is not None]
         places = [g for g, p in zip(self._gradients, self._parameters, strict=True) if p.grad is not None]
         if len(made) < len(self._parameters):
@@ -79,10 +79,10 @@ class FlatModel:
             self.gradient[self._counts :] *= last
             torch._foreach_copy_(self._buffers, self._stored)
 
-    def spoiled(self, *, everything: bool) -> int:
-        """The place, from 1, of the first value of the gradient that is not finite, or 0 if it is finite.
+    def first_nonfinite(self, *, everything: bool) -> int:
+        """The position, from 1, of the first value of the gradient that is not finite, or 0 if all are.
 
-        Looked at is the first parameter's, where backward ends: what goes wrong behind it shows there; or `everything`.
+        Checks the gradient of the first parameter, to which errors in later layers propagate, or `everything`.
         """
         gradient = self.gradient if everything else self._gradients[0]
         if math.isfinite(gradient.sum()) or bool(gradient.isfinite().all()):
@@ -90,7 +90,7 @@ class FlatModel:
         return 1 + int(self.gradient.isfinite().logical_not().nonzero()[0])
 
     def name(self, place: int) -> str | None:
-        """The tensor that has this place, from 1, in the vector."""
+        """The name of the tensor at this position, from 1, of the vector."""
         names = {id(tensor): name for name, tensor in self.model.state_dict(keep_vars=True).items()}
         for tensor in (*self._parameters, *self._buffers):
             if 0 < place <= tensor.numel():
@@ -99,13 +99,13 @@ class FlatModel:
         return None
 
     def digest(self) -> str:
-        """Of the names and shapes, by which two ranks know that they have the same model."""
+        """A digest of names and shapes, to check that ranks have the same model."""
         shapes = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in self.model.state_dict().items()]
         return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
 
 
 def _kept(model: nn.Module, buffers: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """How much of each value of the buffers an update keeps: all, but of running statistics 1 - momentum."""
+    """The factor by which an update multiplies each buffer value: 1, and 1 - momentum for running statistics."""
     parts = dict.fromkeys(map(id, buffers), 1.0)
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum is not None:

@@ -1,4 +1,4 @@
-"""A worker of parameter servers: takes leases, computes gradients, pushes them, until the leader says enough."""
+"""A worker of parameter servers: takes leases, computes gradients and pushes them, until the leader ends the run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     pass
 
-# So long a worker that was asked to stop goes on, to see whether the whole run was.
+# How long a worker that was asked to stop continues, to see whether the whole run is being stopped.
 STOP_SECONDS = 2.0
 
 MakeBatch = Callable[[Part], Batch]
@@ -37,7 +37,7 @@ MakeBatch = Callable[[Part], Batch]
 
 @dataclass
 class Work:
-    """What a worker has in hand: batches that are being made, gradients that are on their way."""
+    """The state of a worker: batches being prepared, gradients being sent."""
 
     client: Client
     flat: FlatModel
@@ -48,15 +48,15 @@ class Work:
     recorder: Recorder | None = None
     coming: dict[int, Future[Batch]] = field(default_factory=dict)
     pushed: dict[int, tuple[Part, StepTimer, float | None]] = field(default_factory=dict)
-    device: EmulatedDevice | None = None  # takes the time, where compute is emulated
+    device: EmulatedDevice | None = None  # with emulated compute
     evaluating: tuple[str, int] | None = None
     wait_seconds: float = 0.0
-    asked: float | None = None  # since when it is known that this worker should stop
-    # After these updates the model may be evaluated or saved, and all of their gradients are looked at before.
+    asked: float | None = None  # when this worker was first asked to stop
+    # After these updates the model may be evaluated or saved, so all their gradients are checked.
     ends_epoch: Callable[[int], bool] = lambda update: False
 
     def run(self, fingerprint: dict[str, str], about: dict[str, Any]) -> bool:
-        """Until the leader says that it is over, or until this worker leaves; true if it was asked to stop."""
+        """Work until the leader ends the run or this worker leaves; true if it was asked to stop."""
         self.client.target, self.client.about = 1 + AHEAD, self._about
         self._began = time.process_time()
         pool = ThreadPoolExecutor(1, "paceline-input")
@@ -94,7 +94,7 @@ class Work:
                 self.recorder.close()
 
     def _leaves(self) -> bool:
-        """Asked to stop, and the leader is not. A scheduler asks all ranks: then the leader ends the run, in order."""
+        """Whether only this worker was asked to stop. If all ranks were, the leader ends the run in order."""
         if not self.stop():
             return False
         if self.asked is None:
@@ -102,7 +102,7 @@ class Work:
         return not self.client.stopping and time.monotonic() - self.asked > STOP_SECONDS
 
     def _join(self, fingerprint: dict[str, str], about: dict[str, Any], stop: Callable[[], bool]) -> bool:
-        """False if this worker was to stop before the leader answered."""
+        """Join the run; false if this worker was asked to stop before the leader answered."""
         words = self.client.join(fingerprint, about, stop)
         if words is None:
             return False
@@ -126,7 +126,7 @@ class Work:
         }
 
     def _settle_pushed(self) -> None:
-        """Take in the weights when all have come, and tell the leader which gradients the servers have."""
+        """Use the new weights when all have arrived, and tell the leader which gradients the servers have."""
         client = self.client
         if not client.is_due() and client.install():
             self.flat.arrived()
@@ -145,9 +145,9 @@ class Work:
             client.report()
 
     def _choose(self) -> tuple[int, Part] | None:
-        """The first lease of all, if the weights here are new enough for it.
+        """The first lease, if this worker's weights are new enough for it.
 
-        While answers are due, only a part of an update that they are waiting for: somebody is gone.
+        While answers are outstanding, only a part of the update that they wait for: it is a part of a lost worker.
         """
         client = self.client
         todo = [(part, lease) for lease, part in client.leases.items() if lease in self.coming]
@@ -156,7 +156,7 @@ class Work:
         part, lease = min(todo)
         if client.is_due() and (part.kind != TRAIN or part.update >= client.awaited()):
             return None
-        # What is evaluated is what the servers have now that all gradients are in.
+        # Evaluate the weights that the servers have after all gradients have arrived.
         anew = part.kind != TRAIN and self.evaluating != (part.kind, part.update)
         if client.has(part.need) and not anew:
             return lease, part
@@ -173,8 +173,8 @@ class Work:
             if client.is_due() or not client.settled():
                 client.release()
             loss_sum, correct = self._emulate(batch, timer) if self.device else self._compute(part, batch, timer)
-            spoiled = 0 if self.device else self.flat.spoiled(everything=self.ends_epoch(part.update))
-            client.push(part, self.flat.gradient, loss_sum, correct, spoiled)
+            nonfinite = 0 if self.device else self.flat.first_nonfinite(everything=self.ends_epoch(part.update))
+            client.push(part, self.flat.gradient, loss_sum, correct, nonfinite)
             timer.mark("push")
             self.pushed[lease] = part, timer, None if self.device else loss_sum / len(batch.labels)
         else:
@@ -188,8 +188,8 @@ class Work:
         self._timer = StepTimer(last=timer.last, clock=timer.clock)
 
     def _compute(self, part: Part, batch: Batch, timer: StepTimer) -> tuple[float, int]:
-        """The gradient of the part into the flat model; its loss and correct predictions."""
-        # Whoever computes it, the same part drops the same activations.
+        """Compute the gradient of the part; return its loss and correct predictions."""
+        # The same part has the same dropout on every worker.
         seeds = np.random.SeedSequence([self.seed, part.update, part.slot])
         torch.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
         loss, correct = self.flat.forward(batch.images, batch.labels)
@@ -199,7 +199,7 @@ class Work:
         return loss.item(), correct
 
     def _emulate(self, batch: Batch, timer: StepTimer) -> tuple[float, int]:
-        """Take the device's time; the gradient stays as it is, zeros."""
+        """Sleep for the device's time; the gradient stays zero."""
         assert self.device is not None
         self.device.begin(len(batch.labels))
         self.device.forward()

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: the model's layers are cut into stages, and micro-batches flow through them; no torch here."""
+"""Pipeline parallelism: the model's layers are cut into stages, and micro-batches run through them; no torch here."""
 
 from __future__ import annotations
 
@@ -55,20 +55,20 @@ class Pipeline(Partition):
         if spec.recompute and spec.carrier.in_one_process and _dropout(spec) > 0:
             raise UsageError(
                 f"--recompute with --transport {spec.transport} and dropout: ranks that are threads share one random "
-                "state, and would not drop the same values again; use gloo or mpi"
+                "state, so recomputing would not repeat the same dropout; use gloo or mpi"
             )
         stage_devices(spec.stages, spec.memory, spec.speed)
 
 
 def _dropout(spec: RunSpec) -> float:
-    """As far as it is known: of a user's own model it is not, unless given."""
+    """The dropout of the model; 0 for a user's own model, where it is unknown, unless --dropout is given."""
     info = models.describe(spec.model)
     return spec.dropout if spec.dropout is not None else info.dropout if info else 0.0
 
 
 PIPELINE = Pipeline(
     "pipeline",
-    "the model's layers cut into --stages; micro-batches flow through them",
+    "the model's layers cut into --stages; micro-batches run through them",
     "paceline.strategies.pipeline.engine:prepare",
     Options,
     by="stages",

@@ -1,4 +1,4 @@
-"""Pipeline parallelism as a strategy of the training loop: stages of a model, and replicas that average each stage."""
+"""The engine of pipeline parallelism: runs one stage, and averages it with the same stage of other replicas."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class PipelineOptions:
 
     @property
     def micro_size(self) -> int:
-        """Samples of a micro-batch: what memory is planned for, also in evaluation."""
+        """Samples of a micro-batch, for which memory is planned; evaluation uses the same size."""
         return -(-self.batch_size // self.micros)
 
 
 class Pipeline(PartEngine):
-    """Runs one stage; `executor` has its layers, and talks to its neighbours."""
+    """Runs one stage; `executor` has its layers, and communicates with neighbouring stages."""
 
     def __init__(
         self, comm: Comm, executor: Executor, optimizer: torch.optim.Optimizer | None, options: PipelineOptions
@@ -71,7 +71,7 @@ class Pipeline(PartEngine):
         self.averaging = AVERAGINGS[self.options.averaging]
         if self.replicas:
             for tensor in (*self.model.parameters(), *self.model.buffers()):
-                self.replicas.broadcast(_row(tensor))  # one by one: there may be no room for a copy of all
+                self.replicas.broadcast(_row(tensor))  # one by one: memory may not suffice for a copy of all
         self._beginning = self._sent()
 
     def step(self, batch: Batch, lr: float, stop: bool, timer: StepTimer) -> StepResult:
@@ -101,13 +101,13 @@ class Pipeline(PartEngine):
         return StepResult(loss_sum, correct, batch.global_count, stops > 0)
 
     def _average(self, replicas: Comm, *, computed: bool) -> None:
-        """Sum this stage's gradients over the replicas, in place: they are weighted by the global batch already.
+        """Sum this stage's gradients over the replicas, in place: they are already divided by the global batch.
 
-        Large ones are summed where they lie, small ones in buckets. A replica without samples adds nothing.
+        Large gradients are summed in place, small ones in buckets. A replica without samples adds nothing.
         """
         if computed:
             self._reached = [p for p in self.model.parameters() if p.grad is not None]
-        else:  # the graph is fixed: those that had a gradient before have one on the other replicas
+        else:  # the graph is fixed: parameters with an earlier gradient have one on the other replicas
             for p in self._reached:
                 p.grad = torch.zeros_like(p)
         limit, small = int(self.options.bucket_mb * 2**20), list[Tensor]()
@@ -162,7 +162,7 @@ class Pipeline(PartEngine):
         return {"wire": "exact" if exact else "opaque"}
 
     def gradient_meter(self) -> Meter:
-        """Activations and gradients between stages, and what averaging has sent, in steps."""
+        """Traffic of training steps: activations and gradients between stages, and averaging."""
         return self._sent().plus(self._besides, -1).plus(self._beginning, -1)
 
     def _sent(self) -> Meter:
@@ -176,7 +176,7 @@ class Pipeline(PartEngine):
 
 
 def _row(tensor: Tensor) -> Tensor:
-    """Its values where they lie, one after the other."""
+    """A flat view of its values in memory order."""
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
@@ -187,7 +187,7 @@ def prepare(job: Job) -> PartEngine:
     edges = _agree_on_cuts(job, graph)
     owned = _by_stage(graph, edges)
     parts.fill(graph.model, owned[spot.stage])
-    # A stage that holds one micro-batch at a time has nothing to save by computing it again.
+    # A stage that holds one micro-batch at a time saves no memory by recomputing it.
     again = spec.recompute and in_flight(spec.schedule, grid.stages, spec.microbatches, spot.stage) > 1
     executor = Executor(
         graph,
@@ -219,7 +219,7 @@ def prepare(job: Job) -> PartEngine:
 
 
 def _by_stage(graph: Graph, edges: list[int]) -> list[list[str]]:
-    """The names of every stage's tensors: all names of what its layers use. What no layer uses is the last one's."""
+    """The names of the tensors that each stage's layers use. Tensors that no layer uses go to the last stage."""
     owned = [graph.owned(a, b) for a, b in pairwise(edges)]
     tensors = graph.model.state_dict(keep_vars=True)
     stage_of = {id(tensors[name]): stage for stage, names in enumerate(owned) for name in names if name in tensors}
@@ -231,17 +231,17 @@ def _by_stage(graph: Graph, edges: list[int]) -> list[list[str]]:
 
 
 def _agree_on_cuts(job: Job, graph: Graph) -> list[int]:
-    """The edges of all stages. One rank measures, plans, and tells the others.
+    """The edges of all stages. One rank measures, plans, and sends the result to the others.
 
-    It runs each layer, and so needs the memory of the largest: it is the one that has most, or the last, whose layers
-    usually are the largest.
+    It runs each layer, and so needs memory for the largest: the rank with the most memory does it, or the last, whose
+    layers are usually the largest.
     """
     spec, comm = job.spec, job.comm
     link = measure_link(spec, comm)
     devices = stage_devices(spec.grid.stages, spec.memory, spec.speed)
     planner = spec.grid.rank(0, max(range(len(devices)), key=lambda stage: (devices[stage].memory or 0, stage)), 0)
     if spec.cut == "measured":
-        job.console.line("Running each layer, to find the best cut ...")
+        job.console.line("Running each layer to find the best cut ...")
 
     def make() -> dict[str, Any]:
         try:

@@ -1,4 +1,4 @@
-"""Where to cut a model into stages: builds it without storage, measures it, plans."""
+"""Plans where to cut a model into stages: builds it without storage, measures its layers, and searches."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from paceline.strategies.setup import Place, choose_place, make_optimizer, memor
 Told = Callable[[int, int], None]
 
 
-def _untold(done: int, of: int) -> None:
-    """Nobody looks on."""
+def _silent(done: int, of: int) -> None:
+    """Show no progress."""
 
 
 def trace_model(spec: RunSpec, data: DataInfo, model: nn.Module, place: Place) -> Graph:
-    """The graph of a model without storage, in the precision and the layout that it is to be trained in."""
+    """The graph of a model without storage, in the precision and memory layout of the training."""
     layout = memory_layout(spec)
     model = model.to(place.dtype, memory_format=layout)  # type: ignore[call-overload]
     return trace(model, spec.image_shape(data), place.dtype, layout, spec.model)
@@ -47,11 +47,11 @@ def micro_size(spec: RunSpec) -> int:
 
 
 def make_plan(
-    spec: RunSpec, graph: Graph, link: float | None, told: Told = _untold, *, run: bool = False, speed: float = 1.0
+    spec: RunSpec, graph: Graph, link: float | None, told: Told = _silent, *, run: bool = False, speed: float = 1.0
 ) -> StagePlan:
-    """The plan that the spec asks for. Every node is run where times or memory are asked for, or with `run`.
+    """The plan for the spec. Every node is run if times or memory are needed, or with `run`.
 
-    `speed` is this machine's: what is measured on a slow one takes less time on one of speed 1.
+    `speed` is that of this machine; measured times are converted to a machine of speed 1.
     """
     devices = stage_devices(spec.stages, spec.memory, spec.speed)
     rest = (spec.schedule, spec.microbatches, link, spec.recompute)
@@ -80,15 +80,15 @@ def make_plan(
 
 
 def measure_link(spec: RunSpec, comm: Comm) -> float | None:
-    """The slowest between two stages of the first replica; all ranks call it."""
+    """The speed of the slowest link between two stages of the first replica; all ranks call it."""
     stages = [spec.grid.rank(0, stage, 0) for stage in range(spec.grid.stages)]
     return min(bandwidths(comm, stages), default=None)
 
 
 def plan_cut(spec: RunSpec, told: Told, link: float | None = None) -> StagePlan:
-    """A plan without training, made by this process alone, as if all stages were on its machine.
+    """A plan made by this process alone, without training, as if all stages were on its machine.
 
-    Without `link` its own speed of messages between processes is measured.
+    Without `link`, the speed of messages between two processes here is measured.
     """
     torch.set_num_threads(spec.threads or threads_per_rank(spec.stages))
     folder = Path(spec.data_dir) if spec.data_dir else None

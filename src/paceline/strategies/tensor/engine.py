@@ -1,10 +1,10 @@
-"""Tensor parallelism as a strategy: replicas of a model, each of which lies in parts on the ranks that are its shards.
+"""The engine of tensor parallelism: replicas of a model, each divided over the ranks that are its shards.
 
     replicas = 2, shards = 3       ranks 0 1 2    shards_comm: one of these rows
                                          3 4 5    replicas_comm: one of these columns
 
-The shards of a replica get the same samples and compute the same loss; their split layers (`paceline.tensor`) talk to
-each other in forward and backward. Ranks that have the same part of the weights average its gradient, over replicas.
+The shards of a replica get the same samples and compute the same loss; their split layers (`paceline.tensor`)
+communicate in forward and backward. Ranks with the same part of the weights average its gradient over replicas.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 class TensorParallel(PartEngine):
-    """`split` is what `split_wide(model, shards_comm)` has returned; the model has its values by the time of `setup`.
+    """`split` is the result of `split_wide(model, shards_comm)`; the model must have its values before `setup`.
 
-    Rank is replica × shards + shard. What layers draw at random must be the same on all shards of a replica: seed
-    torch's generator by the replica.
+    Rank is replica × shards + shard. Random numbers in layers must be the same on all shards of a replica: seed torch's
+    generator by the replica.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class TensorParallel(PartEngine):
         self._steps, self._evaluations = 0, Meter()
 
     def setup(self) -> None:
-        """The shards begin with the same values of what is not split; the replicas with the same values of all."""
-        broadcast_state(self._alike(), self.shards_comm)
+        """Broadcast unsplit values within each replica, and all values over replicas."""
+        broadcast_state(self._unsplit(), self.shards_comm)
         if self.replicas_comm.size > 1:
             self.parallel = self.options.parallel(self.model, self.replicas_comm)
 
@@ -77,7 +77,7 @@ class TensorParallel(PartEngine):
         timer.mark("backward")
         if self.parallel:
             self.parallel.average()
-        # The wish to stop of any one rank must reach all in this step: a shard alone would wait for the others.
+        # Any rank's request to stop must reach all ranks in this step, or a shard would wait for the others.
         totals = torch.tensor([*mine, stop], dtype=torch.float64, device=self.comm.device)
         self.comm.allreduce(totals)
         timer.mark("wait")
@@ -91,7 +91,7 @@ class TensorParallel(PartEngine):
         return StepResult(loss_sum, correct, batch.global_count, stops > 0)
 
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
-        """All shards of a replica have the same batches, and count them: that does not change the mean."""
+        """Every shard of a replica counts the same batches, which does not change the mean."""
         self.agree()
         before = self._exchanged()
         result = super().evaluate(batches)
@@ -99,8 +99,8 @@ class TensorParallel(PartEngine):
         return result
 
     def check_replicas(self) -> None:
-        """Raise ReplicaError, naming a rank, unless all that should be equal is exactly equal."""
-        check_equal(self._alike(), self.comm, self._steps)
+        """Raise ReplicaError, naming a rank, if values that must be equal differ."""
+        check_equal(self._unsplit(), self.comm, self._steps)
         check_equal(self.model, self.replicas_comm, self._steps)
 
     def agree(self, weight: float | None = None) -> None:
@@ -110,7 +110,7 @@ class TensorParallel(PartEngine):
         return {"overlap": self.parallel.overlap.chosen if self.parallel else False, "wire": "opaque"}
 
     def gradient_meter(self) -> Meter:
-        """What the steps' averaging and split layers have sent, without the 24 bytes of loss, correct and stop."""
+        """Traffic of averaging and split layers in steps, without the 24 bytes of loss, correct and stop."""
         averaged = self.parallel.buckets.comm if self.parallel else None
         own = averaged.meter.total() if isinstance(averaged, MeteredComm) else Meter()
         return own.plus(self._exchanged()).plus(self._evaluations, -1)
@@ -121,8 +121,8 @@ class TensorParallel(PartEngine):
         for comm in self._layer_comms():
             comm.close()
 
-    def _alike(self) -> nn.Module:
-        """What all shards of a replica have alike: the weights that are not split, and the buffers."""
+    def _unsplit(self) -> nn.Module:
+        """What is equal on all shards of a replica: the weights that are not split, and the buffers."""
         alike: nn.Module = nn.ParameterList(p for name, p in self.model.named_parameters() if name not in self.split)
         for number, buffer in enumerate(self.model.buffers()):
             alike.register_buffer(f"buffer{number}", buffer)
@@ -133,7 +133,7 @@ class TensorParallel(PartEngine):
         return [comm for comm in comms.values() if comm is not self.shards_comm]
 
     def _exchanged(self) -> Meter:
-        """What the split layers have sent until now."""
+        """Traffic of the split layers until now."""
         sent = Meter()
         for comm in self._layer_comms():
             sent = sent.plus(comm.meter if isinstance(comm, MeteredComm) else Meter())
@@ -167,6 +167,6 @@ def prepare(job: Job) -> PartEngine:
         spans = [share(tensor.shape[dim], grid.shards, i) for i in range(grid.shards)] if dim is not None else []
         pieces[name] = [Piece(rank, dim or 0, span.start, span.stop) for rank, span in enumerate(spans)]
         pieces[name] = pieces[name] or [Piece(0, 0, 0, rows(tensor))]
-    # Shards of a replica drop the same activations.
+    # Shards of a replica have the same dropout.
     seed_dropout(spec, grid.spot(comm.rank).replica)
     return parts.ready(engine, model, pieces)

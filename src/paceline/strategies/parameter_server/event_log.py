@@ -1,4 +1,4 @@
-"""What the server that leads tells of the training as it goes: updates, epochs, who came and who was lost."""
+"""Reports the leader's events: updates, epochs, and workers that joined or were lost."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from paceline.training.progress import Progress
 
 
-class Chronicle:
-    """Is told by the leader, and tells the driver's progress, the recorder and the console."""
+class EventLog:
+    """Passes the leader's events to the driver's progress, the recorder and the console."""
 
     def __init__(
         self, job: Job, plan: UpdatePlan, progress: Progress, ranks_up: Callable[[dict[int, dict[str, Any]]], None]
@@ -62,7 +62,7 @@ class Chronicle:
         self._ranks[rank] = about
         self._ranks_up(self._ranks)
         if back:
-            self._job.console.line(f"Rank {rank} is back, after {self._job.summary.steps} updates")
+            self._job.console.line(f"Rank {rank} has rejoined after {self._job.summary.steps} updates")
         self._job.recorder.write(Joined(rank, time.time(), self._job.summary.steps))
         self._job.recorder.flush()
 
@@ -71,18 +71,18 @@ class Chronicle:
         self._job.recorder.write(Lost(rank, why, time.time(), update, samples))
         self._job.recorder.flush()
         self._job.console.line(
-            f"Lost rank {rank} after {update} updates: {why}; others get the {samples} samples it had", always=True
+            f"Lost rank {rank} after {update} updates: {why}; other workers get its {samples} samples", always=True
         )
 
     def went_back(self, number: int, why: str) -> None:
-        self._job.console.line(f"Back to the snapshot after {number} updates: {why}", always=True)
+        self._job.console.line(f"Restored the snapshot after {number} updates: {why}", always=True)
         self._job.recorder.write(WentBack(number, why, time.time()))
         self._shown = min(self._shown, self._plan.epoch(number) - 1)
         self._job.summary.steps = number
 
 
 def lost_workers(recorder: Recorder) -> list[dict[str, Any]]:
-    """Who was lost after how many updates and why, and after how many it was back, if it was."""
+    """The workers that were lost: after how many updates, why, and after how many they rejoined, if they did."""
     found: list[dict[str, Any]] = []
     recorder.flush()
     for line in read_lines(recorder.path, Lost, Joined):
