@@ -34,7 +34,7 @@ STUCK = 60.0
 MOST_STEPS = 20_000
 # The leader's clock ticks after so many steps, also while there is much to do.
 TICK = 50
-CREED = {"toy": "ten values"}
+FINGERPRINT = {"toy": "ten values"}
 ORDINARY = 1000
 MISCHIEF = ("twice", "cut", "kill", "murder", "lapse", "restart")
 # What the script can also do where there are snapshots.
@@ -114,7 +114,7 @@ class Player:
         if not getattr(self, "joining", False):
             self.client._forget()
         self.joining = True
-        self.client._send(0, say(Kind.HELLO, {"fingerprint": CREED, "about": {}, "seen": self.client.seen}))
+        self.client._send(0, say(Kind.HELLO, {"fingerprint": FINGERPRINT, "about": {}, "seen": self.client.seen}))
 
     def _welcomed(self, message: Message) -> None:
         self.client.generation, self.client.estranged, self.joining = message.header.generation, False, False
@@ -202,7 +202,7 @@ class Play:
         own, store, life = shard(self.record, server), self.stores[server], self._life()
         if server:
             return Core(server, RUN, life, own, store, self.every)
-        return Leader(RUN, life, own, self.layout, self.plan, self.rules, CREED, self.events, store, self.every,
+        return Leader(RUN, life, own, self.layout, self.plan, self.rules, FINGERPRINT, self.events, store, self.every,
                       restarted=restarted)  # fmt: skip
 
     # Messages.
@@ -216,9 +216,9 @@ class Play:
         for to, message in replies:
             if to in known:
                 self.post(server_name(server), to, message)
-        for other, message in self.leader.fellows.outbox:
+        for other, message in self.leader.others.outbox:
             self.post(self._leader_address(), server_name(other), message)
-        self.leader.fellows.outbox = []
+        self.leader.others.outbox = []
 
     def _leader_address(self) -> bytes:
         return f"0.{self.leader.life:x}".encode()

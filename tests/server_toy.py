@@ -80,7 +80,7 @@ class ToyFlat:
     def backward(self, _loss: Tensor, _count: int, total: int, *, last: bool) -> None:
         self.gradient.copy_(self._apart.sum(0) / total)
 
-    def spoiled(self, *, everything: bool) -> int:
+    def first_nonfinite(self, *, everything: bool) -> int:
         return 0
 
     def arrived(self) -> None:

@@ -109,7 +109,9 @@ def test_a_rank_with_other_options_is_told_which(tmp_path: Path) -> None:
         with started([command(cluster, "worker", 0, 1, "--lr", "0.5")]) as workers:
             ((code, said),) = ends(workers)
         assert code == 2
-        assert "rank 1 has another --lr than the server (0.5, not 0.01): start all ranks with the same command" in said
+        assert (
+            "rank 1 has a different --lr than the server (0.5, not 0.01): start all ranks with the same command" in said
+        )
         servers[0].send_signal(signal.SIGINT)
         assert ends(servers)[0][0] == 130
 
@@ -120,7 +122,7 @@ def test_a_server_with_other_options_ends_the_run_and_says_which(tmp_path: Path)
     with started(ranks) as servers:
         for code, said in ends(servers):
             assert code == 2
-            assert "rank 1 has another --lr than the server (0.5, not 0.01)" in said
+            assert "rank 1 has a different --lr than the server (0.5, not 0.01)" in said
 
 
 def test_where_nobody_listens_is_said_with_the_line(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ class Collector:
         """Append a part of a file, unless it is here already; the answer says how much of the file is."""
         header, (name, _, data) = message.header, bytes(message.payload).partition(b"\n")
         if not name:
-            (self._open.discard if header.spoiled else self._open.add)(header.rank)
+            (self._open.discard if header.nonfinite else self._open.add)(header.rank)
             return Message(Header(Kind.RECORDED, sequence=header.sequence))
         path, start = self._place(header.rank, header.life, name.decode(errors="replace"))
         size = (path.stat().st_size if path.exists() else 0) - start
@@ -159,7 +159,7 @@ class Forwarder:
         """Send a message and wait for its answer; None if there is none."""
         (dialler,), deadline = diallers.all, time.monotonic() + LAST_SECONDS / 2
         number = int(time.monotonic() * 1e6)
-        header = Header(Kind.RECORDS, rank=self._rank, life=self._life, version=offset, spoiled=done, sequence=number)
+        header = Header(Kind.RECORDS, rank=self._rank, life=self._life, version=offset, nonfinite=done, sequence=number)
         dialler.send(Message(header, payload))
         while time.monotonic() < deadline:
             diallers.wait(LOOK_SECONDS)

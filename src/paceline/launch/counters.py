@@ -1,7 +1,7 @@
 """Reads the kernel's counters of a node: CPU, memory, processes, interfaces. A reading takes microseconds.
 
-psutil has most of these figures, too, but takes three times as long for them: it opens every file again and reads all of
-it. It has no pressure, no drops in queues, and no process that stays the same when its number is used again.
+psutil has most of these figures, too, but takes three times as long for them: it opens every file again and reads all
+of it. It has no pressure, no drops in queues, and no process that stays the same when its number is used again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A worker's side of the servers: pushes gradients, takes weights in, asks for work, shows that it lives."""
+"""A worker's connection to the servers: pushes gradients, receives weights, asks for work, sends heartbeats."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ POLL_SECONDS = 0.25
 class Client:
     """One worker's connection to all servers.
 
-    Weights that come are held back until every answer that is due has come, and put into `weights` together: until
-    then the model has the versions that `versions` says, by chunk.
+    Received weights are held back until all outstanding answers have arrived, and then written to `weights` together;
+    until then the model has the versions in `versions`, by chunk.
     """
 
     rank: int
@@ -44,19 +44,19 @@ class Client:
 
     def __post_init__(self) -> None:
         self.versions: dict[int, int] = {}
-        self.seen = 0  # the newest weights that any server has shown
+        self.seen = 0  # the newest version of weights that any server has sent
         self.leases: dict[int, Part] = {}
-        self.target = 0  # leases that this worker would hold
-        self.about: Callable[[], dict[str, Any]] = dict  # what there is to say of this worker
+        self.target = 0  # the number of leases that this worker wants to hold
+        self.about: Callable[[], dict[str, Any]] = dict  # the worker's counts, for the leader
         self.finish = self.stopping = self.estranged = False
         self.error: str | None = None
         self.generation = 0
         self._sequence = 0
-        self._done: dict[int, tuple[float, int]] = {}  # fulfilled leases that the leader has not acknowledged
-        self._due: dict[tuple[int, int, int], Message] = {}  # (chunk, update, slot) of what must be answered
+        self._done: dict[int, tuple[float, int]] = {}  # completed leases that the leader has not acknowledged
+        self._due: dict[tuple[int, int, int], Message] = {}  # (chunk, update, slot) of messages without an answer
         self._staged: dict[int, tuple[int, Buffer]] = {}
-        self._missed: dict[tuple[int, int], int] = {}  # by (update, slot): the staleness that servers found
-        self._in_use: list[Any] = []  # trackers of gradients on their way
+        self._missed: dict[tuple[int, int], int] = {}  # by (update, slot): the staleness, as reported by servers
+        self._in_use: list[Any] = []  # trackers of gradients being sent
         self._servers = [self.layout.server_of(chunk) for chunk in range(self.layout.chunks)]
         self._links = Diallers(self.endpoints, f"{self.rank}.{self.life:x}", self.secret)
         self._pulse = Pulse(self)
@@ -67,7 +67,7 @@ class Client:
     def join(
         self, fingerprint: dict[str, str], about: dict[str, Any], stop: Callable[[], bool]
     ) -> dict[str, Any] | None:
-        """Say hello until the leader answers; what it says. None if this worker is asked to stop before that."""
+        """Send HELLO until the leader answers; return its answer, or None if this worker is asked to stop first."""
         self._forget()
         deadline, words = (
             time.monotonic() + self.timeout,
@@ -89,20 +89,20 @@ class Client:
         raise Unanswered(f"rank {self.rank} waited {self.timeout:g} s for rank 0, the server at {self.endpoints[0]}", 0)
 
     def _forget(self) -> None:
-        """What was agreed with the leader is void."""
+        """Discard all leases and outstanding messages."""
         self.leases, self._done, self._due, self._staged, self._missed = {}, {}, {}, {}, {}
         self.versions = {}
 
     # Work.
 
     def report(self) -> None:
-        """Tell what is done, and how many leases this worker would hold."""
+        """Tell the leader what is done, and how many leases this worker wants to hold."""
         done = [[lease, loss, correct] for lease, (loss, correct) in self._done.items()]
         self._send(0, say(Kind.REPORT, {"done": done, "target": self.target, "about": self.about()}))
         self._reported = time.monotonic()
 
     def done(self, lease: int, loss: float = 0.0, correct: int = 0) -> None:
-        """A lease is fulfilled: of training, its gradient is on all servers."""
+        """A lease is complete; if it is a training lease, all servers have its gradient."""
         self._done[lease] = loss, correct
         self.leases.pop(lease, None)
 
@@ -111,23 +111,23 @@ class Client:
 
     # Gradients and weights.
 
-    def push(self, part: Part, gradient: Tensor, loss: float, correct: int, spoiled: int = 0) -> None:
-        """Send a gradient, which must stay as it is until `settled`. `spoiled` says where it is not finite."""
+    def push(self, part: Part, gradient: Tensor, loss: float, correct: int, nonfinite: int = 0) -> None:
+        """Send a gradient, which must not change until `settled`. `nonfinite`: see `Header`."""
         assert part.kind == TRAIN
         want = max(0, part.update + 1 - self.staleness) if self.staleness is not None else 0
         for chunk in range(self.layout.chunks):
             span = self.layout.span(chunk)
             header = Header(Kind.PUSH, chunk=chunk, update=part.update, slot=part.slot, slots=part.slots, want=want,
-                            version=self.versions[chunk], loss=loss, correct=correct, spoiled=spoiled)  # fmt: skip
+                            version=self.versions[chunk], loss=loss, correct=correct, nonfinite=nonfinite)  # fmt: skip
             payload = gradient[span.start : span.stop].numpy().data.cast("B")
             self._ask(chunk, Message(header, payload), track=True)
             self.meter.messages_sent += 1
             self.meter.bytes_sent += len(payload)
 
     def pull(self, want: int, *, anew: bool = False) -> None:
-        """Ask for weights of at least this version, where this worker has older ones, or for all of them anew.
+        """Ask for weights of at least this version where this worker has older ones, or (`anew`) for all of them.
 
-        What was pulled before is void.
+        Earlier pulls are discarded.
         """
         self._due = {key: message for key, message in self._due.items() if message.kind != Kind.PULL}
         for chunk in range(self.layout.chunks):
@@ -138,31 +138,31 @@ class Client:
         return len(self.versions) == self.layout.chunks and min(self.versions.values()) >= version
 
     def is_due(self, part: Part | None = None) -> bool:
-        """Whether answers are due, to this part's gradient or to anything."""
+        """Whether answers are outstanding, for this part's gradient or for anything."""
         return any(part is None or key[1:] == (part.update, part.slot) for key in self._due)
 
     def awaited(self) -> int:
-        """What is due comes when the updates before this one are made."""
+        """The update before which all updates must be made until the outstanding answers can arrive."""
         return max(message.header.want for message in self._due.values())
 
     def missed(self, part: Part) -> int:
-        """How many updates the weights of this part's gradient had missed."""
+        """The staleness of this part's gradient."""
         return self._missed.pop((part.update, part.slot), 0)
 
     def release(self) -> None:
-        """Let the memory of gradients that have not been answered yet be used again; what is resent is a copy."""
+        """Copy unanswered gradients for resending, so that their memory can be used again."""
         for message in self._due.values():
             message.payload = bytes(message.payload)
         while not self.settled():
             self.poll(0.01)
 
     def settled(self) -> bool:
-        """Whether gradients that were sent are out of this process's hands."""
+        """Whether the memory of sent gradients may be changed."""
         self._in_use = [tracker for tracker in self._in_use if not tracker.done]
         return not self._in_use
 
     def install(self) -> bool:
-        """Put what has come into the model's weights; whether anything had."""
+        """Write the received weights into the model; false if there are none."""
         found = bool(self._staged)
         for chunk, (version, payload) in self._staged.items():
             span = self.layout.span(chunk)
@@ -180,7 +180,7 @@ class Client:
     # Messages.
 
     def poll(self, seconds: float = POLL_SECONDS) -> None:
-        """Take in what has come, waiting for it a while; CommTimeout when a server is gone."""
+        """Handle messages, waiting up to `seconds` for them; raises CommTimeout if a server is gone."""
         for message in self._receive(seconds):
             self._take(message)
         for server, link in enumerate(self._links.all):
@@ -211,11 +211,11 @@ class Client:
         key = header.chunk, header.update, header.slot
         asked = self._due.get(key)
         if asked is None or asked.header.sequence != header.sequence:
-            return  # an answer to what was asked before, and is asked again
+            return  # an answer to an earlier pull, which has been repeated
         del self._due[key]
         span = self.layout.span(header.chunk)
         if header.length != len(span) * self.weights.element_size():
-            raise WireError(f"{header.length} bytes of weights where {len(span)} values are expected")
+            raise WireError(f"{header.length} bytes of weights instead of {len(span)} values")
         if asked.kind == Kind.PUSH:
             self.meter.messages_received += 1
             self.meter.bytes_received += header.length
@@ -233,7 +233,7 @@ class Client:
                     message = read(frames)
                 except OtherProtocol as error:
                     raise UsageError(
-                        f"rank {server}, a server, speaks {error}: install one version everywhere"
+                        f"rank {server}, a server, uses {error}: install the same version of paceline everywhere"
                     ) from error
                 if message.header.run == self.run or message.kind == Kind.REFUSED:
                     found.append(message)
@@ -249,7 +249,7 @@ class Client:
         return self._links.all[server].send(message, track)
 
     def leave(self, why: str | None = None) -> None:
-        """Go: for good, or because something went wrong."""
+        """Leave the run, or report an error."""
         self._send(0, say(Kind.LEAVE, {"about": self.about(), "why": why}))
 
     def close(self) -> None:
@@ -258,11 +258,11 @@ class Client:
 
 
 class Unanswered(CommTimeout):
-    """Nobody has answered at all."""
+    """No server has answered."""
 
 
 class Pulse:
-    """Shows from a thread of its own that this worker lives, also while it computes, and hears whether servers do."""
+    """Sends heartbeats to the servers from its own thread, also while the worker computes, and checks theirs."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -302,11 +302,11 @@ class Pulse:
             return
         now, client = time.monotonic(), self._client
         if self._error:
-            raise PacelineError(f"rank {client.rank} can no longer show its servers that it lives ({self._error})")
+            raise PacelineError(f"rank {client.rank} can no longer send heartbeats to its servers ({self._error})")
         for server, heard in enumerate(self.heard):
             if now - heard > client.timeout:
                 raise CommTimeout(
-                    f"rank {client.rank} has heard nothing for {client.timeout:g} s from rank {server}, a server",
+                    f"rank {client.rank} has received nothing from rank {server}, a server, for {client.timeout:g} s",
                     server,
                 )
 

@@ -1,4 +1,4 @@
-"""What a server does with each message: no sockets, no clock, so that tests can play any order of arrival."""
+"""How a server handles each message; no sockets and no clock, so that tests can simulate any order of arrival."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.server.wire import Buffer, Header, Kind, Message, OtherProtocol, W
 
 Address = bytes
 Reply = tuple[Address, Message]
-# No worker waits for weights that are further ahead than this, and the staleness; who asks for more may not pile up.
+# No worker may wait for weights that are further ahead than this plus the staleness; such requests must not pile up.
 FARTHEST = 16
 ORDERS = (Kind.ATTACH, Kind.RESTORE, Kind.KEEP, Kind.RECALL, Kind.FINISH)
 
@@ -35,7 +35,7 @@ class Store(Protocol):
 
 @dataclass
 class Traffic:
-    """What a server has moved: the bytes of gradients and of the weights that answer them, and what it dropped."""
+    """A server's traffic: bytes of gradients received and weights sent, and messages dropped."""
 
     bytes_received: int = 0
     bytes_sent: int = 0
@@ -47,31 +47,31 @@ class Traffic:
 
 
 class Core:
-    """A server's data side: takes gradients in, answers with weights, keeps snapshots."""
+    """A server's data side: receives gradients, answers with weights, saves snapshots."""
 
     def __init__(
         self, rank: int, run: int, life: int, shard: Shard, store: Store | None = None, every: int = 0
     ) -> None:
         self.rank, self.run, self.life, self.shard = rank, run, life, shard
-        self.generation = 0  # no gradient has this one: they are refused until the leader has said where to start
+        self.generation = 0  # no gradient has it: gradients are refused until the leader has sent a generation
         self.about: dict[str, Any] = {}
         self.traffic = Traffic()
-        self._waiting: dict[int, dict[tuple[Address, int, int], Header]] = {}  # by chunk: who wants newer weights
+        self._waiting: dict[int, dict[tuple[Address, int, int], Header]] = {}  # by chunk: requests for newer weights
         self.store, self._every = store, every
         self._staged: dict[int, dict[int, tuple[dict[str, Tensor], dict[str, Any]]]] = {}  # by snapshot, by chunk
         self._facts: dict[int, dict[str, Any]] = {}
         self._out: list[Reply] = []
         self.finished = self.stopping = False
         self.refusal: str | None = None
-        # Told what the leader tells everybody who comes; says why this server cannot be one of its, if it cannot.
+        # Called with the leader's welcome; returns why this server cannot take part, or None.
         self.on_attach: Callable[[dict[str, Any]], str | None] = lambda words: None
         shard.after = self._after
-        if shard.staleness is None:  # each server goes its own way, also after a restart
+        if shard.staleness is None:  # servers are independent of each other, also after a restart
             self.generation = run
             self.restore(max(self.snapshots()))
 
     def handle(self, sender: Address, frames: Sequence[Buffer], now: float) -> list[Reply]:
-        """The messages that one message leads to. What is not from a rank of this run is dropped and counted."""
+        """Handle a message; return the replies. Messages of other programs or runs are dropped and counted."""
         try:
             message = read(frames)
             if message.header.run == self.run:
@@ -82,13 +82,14 @@ class Core:
                     self.send(sender, say(Kind.REFUSED, {"why": "the server at this address belongs to another run"}))
         except OtherProtocol as error:
             self.traffic.dropped["of another version"] += 1
-            self.send(sender, say(Kind.REFUSED, {"why": f"this rank speaks {error}; install one version everywhere"}))
+            why = f"this rank uses {error}; install the same version of paceline everywhere"
+            self.send(sender, say(Kind.REFUSED, {"why": why}))
         except (WireError, Refused):
             self.traffic.dropped["malformed"] += 1
         return self._flush()
 
     def tick(self, now: float) -> list[Reply]:
-        """Time has passed."""
+        """Do what is due at this time."""
         return self._flush()
 
     def send(self, to: Address, message: Message) -> None:
@@ -101,7 +102,7 @@ class Core:
         return out
 
     def take(self, sender: Address, message: Message, now: float) -> None:
-        """A message of this run, or one that asks to belong to it."""
+        """Handle a message of this run, or of a rank that wants to join it."""
         header = message.header
         if header.kind in (Kind.PUSH, Kind.PULL):
             if header.generation != self.generation:
@@ -116,15 +117,15 @@ class Core:
         elif header.kind in ORDERS:
             self._obey(sender, message)
         elif header.kind in (Kind.HELLO, Kind.REPORT, Kind.LEAVE):
-            self.send(sender, say(Kind.REFUSED, {"why": f"rank {self.rank} does not lead this run: speak to rank 0"}))
+            self.send(sender, say(Kind.REFUSED, {"why": f"rank {self.rank} is not the leader of this run: ask rank 0"}))
         else:
-            raise WireError(f"a server is not told {Kind(header.kind).name}")
+            raise WireError(f"a server does not accept {Kind(header.kind).name}")
 
     def _obey(self, sender: Address, message: Message) -> None:
-        """An order of the server that leads."""
+        """Carry out an order of the leader."""
         header = message.header
         if header.rank != 0 or self.rank == 0:
-            raise WireError(f"{Kind(header.kind).name}, and not from the server that leads")
+            raise WireError(f"{Kind(header.kind).name} that is not from the leader")
         if header.kind == Kind.ATTACH:
             self.refusal = self.refusal or self.on_attach(message.words())
         elif header.kind == Kind.RESTORE:
@@ -163,10 +164,10 @@ class Core:
                 self._answer(key[0], waiting)
 
     def gradient(self, header: Header, missed: int) -> None:
-        """A gradient is taken in; the leader counts it."""
+        """Called when a gradient is accepted; the leader counts it."""
 
     def updated(self, number: int) -> None:
-        """A chunk has had an update; the leader counts it."""
+        """Called when a chunk has been updated; the leader counts it."""
 
     def _answer_when_ready(self, sender: Address, header: Header) -> None:
         chunk = self.shard.chunks.get(header.chunk)
@@ -175,7 +176,7 @@ class Core:
         if chunk.version >= header.want:
             self._answer(sender, header)
         elif header.want > chunk.version + (self.shard.staleness or 0) + FARTHEST:
-            raise WireError(f"weights {header.want} of chunk {header.chunk}, which is at {chunk.version}")
+            raise WireError(f"version {header.want} of chunk {header.chunk}, which has version {chunk.version}")
         else:
             self._waiting.setdefault(header.chunk, {})[sender, header.update, header.slot] = header
 
@@ -189,7 +190,7 @@ class Core:
                         slot=asked.slot, version=chunk.version, staleness=asked.staleness)  # fmt: skip
         self.send(sender, Message(answer, weights))
 
-    # Snapshots: each chunk's state is copied when it has had a multiple of `every` updates, and written when all have.
+    # Snapshots: each chunk's state is copied when its updates are a multiple of `every`, and written when all are.
 
     def _after(self, number: int) -> None:
         self.updated(number)
@@ -198,7 +199,7 @@ class Core:
             self._stage(number)
 
     def _stage(self, number: int) -> None:
-        """Copy a chunk's state; write the snapshot when all chunks have come to this version."""
+        """Copy a chunk's state; write the snapshot when all chunks have reached this version."""
         assert self.store is not None
         version = self.shard.chunks[number].version
         staged = self._staged.setdefault(version, {})
@@ -211,15 +212,15 @@ class Core:
         facts = {"chunks": {str(n): facts for n, (_, facts) in staged.items()}, **self._facts.pop(version)}
         try:
             self.store.save(version, tensors, facts)
-        except (OSError, SafetensorError):  # a full disk: training goes on, and the older snapshots are there
+        except (OSError, SafetensorError):  # a full disk: training continues, with the older snapshots
             self.traffic.dropped["snapshot that could not be written"] += 1
 
     def facts(self, number: int, *, first: bool) -> dict[str, Any]:
-        """What the leader adds to a snapshot when this chunk is copied, the first of all or not."""
+        """What the leader adds to a snapshot when a chunk is copied; `first`: it is the first chunk."""
         return {}
 
     def restore(self, number: int) -> dict[str, Any]:
-        """Go back to a snapshot; number 0 is the beginning. Returns what the snapshot says besides the weights."""
+        """Restore a snapshot (0: the initial state); return its facts."""
         self._waiting, self._staged, self._facts = {}, {}, {}
         if self.store:
             self.store.forget_after(number)
@@ -234,8 +235,8 @@ class Core:
             self.shard.load(n, own, facts["chunks"][str(n)])
         return facts
 
-    # Both happen when no gradient is on its way. With a bound, a server that dies goes back with all others and is told
-    # again; without, it comes back alone, with what it has saved.
+    # `keep` and `recall` are called when no gradient is in flight. With a staleness bound, a server that dies goes back
+    # with all others and gets the order again; without, it restarts alone, with what it has saved.
 
     def keep(self) -> None:
         self.shard.keep()
@@ -266,6 +267,6 @@ class Core:
 
 
 def as_values(payload: Buffer, dtype: torch.dtype) -> Tensor:
-    """The payload's own memory as a tensor; a copy only where it does not start at a multiple of a value's size."""
+    """The payload as a tensor, without a copy unless it is not aligned to the size of a value."""
     values = torch.frombuffer(payload, dtype=dtype)
     return values if values.data_ptr() % dtype.itemsize == 0 else values.clone()

@@ -1,4 +1,4 @@
-"""The server that leads: who takes part, who computes what, when to evaluate, when to go back, when it is over."""
+"""The leader: decides who takes part, who computes what, when to evaluate, restore a snapshot, and end the run."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from paceline.errors import CommTimeout, DivergedError, PacelineError, UsageError
 from paceline.layout import share
 from paceline.server.core import Address, Core, Store
-from paceline.server.fellows import Fellows
 from paceline.server.ledger import TRAIN, Ledger, UpdatePlan
+from paceline.server.other_servers import OtherServers
 from paceline.server.roles import WAS_INTERRUPTED, Member, Return, Rules, Watcher, mismatch
 from paceline.server.shard import Layout, Shard
 from paceline.server.tally import Result, Tally
 from paceline.server.wire import Header, Kind, Message, WireError, numbers, say, take
 
-# How long to wait for the other servers' weights before they are asked for again.
+# How long to wait for the other servers' weights before asking again.
 COLLECT_SECONDS = 5.0
 
 
 class Leader(Core):
-    """Adds to a server what one of them must decide for all."""
+    """A server that also decides for all servers and workers."""
 
     def __init__(
         self,
@@ -43,21 +43,21 @@ class Leader(Core):
         self.welcome = {"fingerprint": fingerprint, **(welcome or {})}
         self.ledger, self.tally = Ledger(plan), Tally()
         self.members: dict[int, Member] = {}
-        self.said: dict[tuple[int, int], dict[str, Any]] = {}  # what each worker last said of itself, by its life
+        self.said: dict[tuple[int, int], dict[str, Any]] = {}  # the latest counts of each worker, by rank and process
         self.collected: dict[int, memoryview] = {}  # the other servers' chunks, at the end
-        self._collecting = (-math.inf, 0)  # since when, and by which order
+        self._collecting = (-math.inf, 0)  # when it started, and by which order
         self.validation: list[float] = []  # losses
-        self.results: dict[str, Result] = {}  # of evaluations under way or over
+        self.results: dict[str, Result] = {}  # of evaluations, current and past
         self.error: PacelineError | None = None
         self.lost: dict[int, str] = {}
         self.begun = self.recalled = self.trained = False
         super().__init__(0, run, life, shard, store, every)
-        self.fellows = Fellows(rules.servers - 1, self._identity, self.welcome)
+        self.others = OtherServers(rules.servers - 1, self._identity, self.welcome)
         self.restarted = bool(restarted or self.snapshots()[1:])
         self.returns: list[Return] = []  # to snapshots
         self._doubles: dict[int, tuple[Address, Message, float]] = {}
-        self._spoilers: dict[int, list[int]] = {}  # by update: who made its loss or gradient not finite
-        self.spoiled_place = 0  # where the first gradient that was not finite was not, from 1
+        self._nonfinite: dict[int, list[int]] = {}  # by update: ranks whose loss or gradient was not finite
+        self.nonfinite_place = 0  # position, from 1, of the first value of a gradient that was not finite
         self._why = ""
         self._alone_since: float | None = None
         self._first_came: float | None = None
@@ -103,17 +103,17 @@ class Leader(Core):
             self.traffic.dropped["refused"] += 1
             self.send(sender, say(Kind.REFUSED, {"why": refusal}))
             return
-        if not self.fellows.ready:
-            return  # servers are coming, or going back to a snapshot: it will ask again
+        if not self.others.ready:
+            return  # servers are starting, or restoring a snapshot: the worker will ask again
         member = self.members.get(rank)
         if member and member.life != message.header.life:
-            self._doubles.setdefault(rank, (sender, message, now))  # until it is clear that the other one is gone
+            self._doubles.setdefault(rank, (sender, message, now))  # until it is clear whether the other one is gone
             return
         if member is None:
             self.ledger.join(rank, now)
             self.members[rank] = Member(sender, message.header.life, about)
             back = self.lost.pop(rank, None) is not None
-            # After this server's own restart, who has seen the newest weights knows how many updates are gone.
+            # After a restart of this server, the newest weights that workers have seen tell how many updates are lost.
             if self.returns and not self.begun:
                 self.returns[-1].lost = max(self.returns[-1].lost, seen - self.returns[-1].number)
             if self.begun:
@@ -123,7 +123,7 @@ class Leader(Core):
     def _mismatch(self, rank: int, fingerprint: dict[str, Any]) -> str | None:
         if rank not in self.rules.workers:
             allowed = f"{self.rules.workers[0]} to {self.rules.workers[-1]}"
-            return f"rank {rank} is no worker of this run: they are ranks {allowed}"
+            return f"rank {rank} is not a worker of this run: its workers are ranks {allowed}"
         return mismatch(rank, fingerprint, self.fingerprint)
 
     def _report(self, rank: int, member: Member, message: Message, now: float) -> None:
@@ -131,13 +131,13 @@ class Leader(Core):
         self.said[rank, member.life] = about
         for row in done:
             if not isinstance(row, list) or len(row) != 3 or type(row[1]) is not float:
-                raise WireError("a lease, a loss and a number of correct predictions are expected")
+                raise WireError("not a lease, a loss and a number of correct predictions")
             lease, correct = numbers([row[0], row[2]])
             part = self.ledger.done(rank, lease)
             if part and part.kind != TRAIN:
                 self.results[part.kind].add(row[1], correct, part.stop - part.start)
         member.target = min(max(target, 0), 16)
-        member.told = None  # a report is answered
+        member.told = None  # answer the report
         self.ledger.beat(rank, self.ledger.workers[rank].computing, now)
 
     def _tell(self, rank: int, member: Member) -> None:
@@ -168,19 +168,19 @@ class Leader(Core):
         if header.chunk == 0:
             count = len(share(len(self.plan.span(header.update)), header.slots, header.slot))
             self.tally.gradient(header.rank, header.update, missed, header.loss, header.correct, count)
-            if header.spoiled or not math.isfinite(header.loss):
-                self._spoiled(header)
+            if header.nonfinite or not math.isfinite(header.loss):
+                self._not_finite(header)
 
     def updated(self, number: int) -> None:
         if number:
             return
-        # Of a bounded run the updates are made in order; of the others each as it comes.
+        # With a staleness bound updates are made in order; without, on arrival.
         update = self.tally.updates if self.plan.staleness is not None else next(iter(self.tally.open))
         epoch, ranks = self.plan.epoch(update), [rank for rank, _ in self.tally.pending[update]]
         result = self.tally.made(update, epoch)
-        if update in self._spoilers:
+        if update in self._nonfinite:
             step, others = self.tally.updates, self.rules.workers if self.plan.staleness is None else ranks
-            since = {rank: step if rank in self._spoilers[update] else None for rank in others}
+            since = {rank: step if rank in self._nonfinite[update] else None for rank in others}
             self.fail(DivergedError.found("the loss or a gradient is not finite", step, since))
             return
         self.watcher.updated(self.tally.updates - 1, epoch, result)
@@ -188,14 +188,14 @@ class Leader(Core):
         if self.tally.epochs[epoch].parts == whole:
             self.watcher.epoch_ended(epoch, self.tally.epochs[epoch])
 
-    def _spoiled(self, header: Header) -> None:
-        """A loss or a gradient is not finite. Where the weights still are, the worker that sends it has made it."""
-        spoilers = self._spoilers.setdefault(header.update, [])
-        self.spoiled_place = self.spoiled_place or header.spoiled
+    def _not_finite(self, header: Header) -> None:
+        """A loss or a gradient is not finite. If the weights still are finite, the worker that sent it caused it."""
+        ranks = self._nonfinite.setdefault(header.update, [])
+        self.nonfinite_place = self.nonfinite_place or header.nonfinite
         if self.shard.chunks[0].values.isfinite().all():
-            spoilers.append(header.rank)
+            ranks.append(header.rank)
 
-    # What comes next: looked at after every message and every while, from what is, not from what was said.
+    # Decisions are taken after every message and at intervals, from the current state only.
 
     def tick(self, now: float) -> list[tuple[Address, Message]]:
         for rank, why in self.ledger.overdue(now, self.rules.silent, self.rules.patience).items():
@@ -207,79 +207,79 @@ class Leader(Core):
             if worker is None:
                 del self._doubles[rank]
                 self._hello(sender, hello, now)
-            elif worker.heard > since + self.rules.silent / 2:  # no message that was on its way
+            elif worker.heard > since + self.rules.silent / 2:  # not a message that was still in flight
                 del self._doubles[rank]
                 about = self.members[rank].about
-                why = f"rank {rank} is taken, by process {about.get('pid')} on {about.get('host')}"
+                why = f"rank {rank} is already running as process {about.get('pid')} on {about.get('host')}"
                 self.send(sender, say(Kind.REFUSED, {"why": why}))
-        for server, state in self.fellows.states.items():
+        for server, state in self.others.states.items():
             if now - state.heard > self.rules.patience:
                 self.fail(
-                    CommTimeout(f"rank {server}, a server, has been silent for {now - state.heard:.0f} s", server)
+                    CommTimeout(f"rank {server}, a server, has sent nothing for {now - state.heard:.0f} s", server)
                 )
-        self.fellows.order_all(Kind.ATTACH)
+        self.others.order_all(Kind.ATTACH)
         self.go_on(now)
         return super().tick(now)
 
     def go_on(self, now: float) -> None:
-        """Do what is to be done next, and give every worker the leases that it may have."""
+        """Take the next decision, and give every worker the leases that it may have."""
         if self.error is None and not self.finished:
             self._notice_absence(now)
-            if self.fellows.ready and self._has_begun(now):
+            if self.others.ready and self._has_begun(now):
                 self._choose_phase(now)
         over = self.finished or self.error is not None
         for rank, member in self.members.items():
             if over and member.target >= 0:
-                member.target = -1  # it is told once, and again whenever it asks
+                member.target = -1  # it is sent once, and again whenever the worker asks
                 self._tell(rank, member)
             elif member.told is None or (self._leased(rank, member) - member.told):
                 self._leased(rank, member)
                 self._tell(rank, member)
 
     def _leased(self, rank: int, member: Member) -> set[int]:
-        """The leases of a worker, with what it may have now."""
+        """The leases of a worker, including new ones."""
         over = self.finished or self.error is not None or not self.begun
         return set(self.ledger.lease(rank, 0 if over else member.target))
 
     def will_not_come(self, gone: dict[int, str]) -> None:
-        """Workers that ended before they said hello, and why: the others begin without them."""
+        """Workers that ended before they joined, and why: the others start without them."""
         for rank, why in gone.items():
             if rank not in self.members and rank not in self.lost:
                 self.lost[rank] = why
                 self.watcher.lost(rank, why, [])
 
     def _notice_absence(self, now: float) -> None:
-        """Nobody is left, or not everybody has come."""
+        """Fail if no worker is left, or if some have not joined in time."""
         missing = [rank for rank in self.rules.workers if rank not in self.members]
         if not self.begun:
             missing = [rank for rank in missing if rank not in self.lost] or ([] if self.members else missing)
-            missing = [rank for rank in self.fellows.ranks if rank not in self.fellows.states] + missing
+            missing = [rank for rank in self.others.ranks if rank not in self.others.states] + missing
         if not (missing if not self.begun else not self.members):
             self._alone_since = None
         elif self._alone_since is None:
             self._alone_since = now
         elif now - self._alone_since > self.rules.patience:
             names = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-            who = f"no worker is left ({names})" if self.begun else f"{names} did not come"
+            who = f"no worker is left ({names})" if self.begun else f"{names} did not connect"
             self.fail(CommTimeout(f"{who} within {self.rules.patience:g} s", missing[0]))
 
     def _has_begun(self, now: float) -> bool:
-        """Everybody is there who has not been lost; after a restart, everybody who has come in a while."""
+        """Whether all workers that were not lost have joined; after a restart, all that have joined in time."""
         if self.members and self._first_came is None:
             self._first_came = now
         late = self.restarted and self._first_came is not None and now - self._first_came > self.rules.silent
         complete = bool(self.members) and {*self.members, *self.lost} >= {*self.rules.workers}
         if not self.begun and (late or complete):
             self.begun = True
-            servers = {rank: state.about for rank, state in self.fellows.states.items()}
+            servers = {rank: state.about for rank, state in self.others.states.items()}
             self.watcher.begun(servers | {rank: member.about for rank, member in self.members.items()})
         return self.begun
 
     def _choose_phase(self, now: float) -> None:
-        """From what is, not from what was said: so it can go back at any time."""
+        """Decide from the current state only, so that training can go back at any time."""
         ledger, plan = self.ledger, self.plan
         if self.stopping and self._alone_since is not None and now - self._alone_since > self.rules.silent:
-            self.trained = True  # nobody is left to finish what is under way
+            self.trained = True  # no worker is left to complete the open updates
             return
         if ledger.evaluating:
             if not ledger.idle:
@@ -289,7 +289,7 @@ class Leader(Core):
                 return
         over = ledger.complete == plan.updates
         epochs = plan.epoch(ledger.complete + plan.per_epoch - 1) if over else plan.epoch(ledger.complete)
-        if not self.fellows.ready:
+        if not self.others.ready:
             return
         if self.stopping:
             ledger.limit = ledger.opened
@@ -302,7 +302,7 @@ class Leader(Core):
         elif self.validation and not self.recalled:
             self.recalled = True
             self.recall()
-            self.fellows.order_all(Kind.RECALL)
+            self.others.order_all(Kind.RECALL)
         elif self.rules.test and "test" not in self.results:
             self._evaluate("test", self.rules.test)
         else:
@@ -310,7 +310,7 @@ class Leader(Core):
 
     def _evaluate(self, name: str, samples: int) -> None:
         self.results[name] = Result()
-        # Without a bound, a server that went back may have had fewer updates than another.
+        # Without a bound, a server that restored a snapshot may have fewer updates than another.
         version = self.shard.chunks[0].version if self.plan.staleness is not None else 0
         self.ledger.evaluate(name, samples, self.rules.evaluation_batch, version)
 
@@ -325,13 +325,13 @@ class Leader(Core):
             self.validation.append(result.loss / result.count)
             if self.validation[-1] == min(self.validation):
                 self.keep()
-                self.fellows.order_all(Kind.KEEP)
+                self.others.order_all(Kind.KEEP)
 
     def fail(self, error: PacelineError) -> None:
         self.error = self.error or error
 
     def stop(self) -> None:
-        """Finish what is under way, and end."""
+        """Complete the leased parts, and end."""
         self.stopping = True
         if not self.begun:
             self.finished = True
@@ -342,7 +342,7 @@ class Leader(Core):
         return {"run": self.run, "generation": self.generation, "life": self.life}
 
     def answered(self, server: int, message: Message, now: float) -> None:
-        """Another server has said STATE, or sent weights at the end."""
+        """Handle STATE of another server, or the weights that it sends at the end."""
         if message.kind == Kind.WEIGHTS and message.header.generation == self.generation:
             self.collected[message.header.chunk] = memoryview(message.payload)
         if message.kind != Kind.STATE:
@@ -351,53 +351,53 @@ class Leader(Core):
             self.fail(UsageError(str(refusal)))
         if message.words().get("stopping") is True:
             self.stop()
-        known = self.fellows.heard(server, message, now)
+        known = self.others.heard(server, message, now)
         if known is None or known.life != message.header.life:
             self._server_came(server, again=known is not None)
-        elif lost := self.fellows.lost_order(server):
+        elif lost := self.others.lost_order(server):
             kind, told = lost
-            if kind == Kind.RESTORE and told["update"] not in self.fellows.states[server].snapshots:
-                self._go_back("")  # there are newer ones now
+            if kind == Kind.RESTORE and told["update"] not in self.others.states[server].snapshots:
+                self._go_back("")  # there are newer snapshots now
             else:
-                self.fellows.order(server, kind, **told)
+                self.others.order(server, kind, **told)
         self.go_on(now)
 
     def _server_came(self, server: int, *, again: bool) -> None:
         """A server is up, for the first time or after it was killed."""
-        fellows = self.fellows
+        others = self.others
         if again:
             self.collected = {}
             self._why = f"rank {server} was restarted"
-            if self.plan.staleness is None:  # it has gone back by itself, and alone
-                number = max(fellows.states[server].snapshots)
+            if self.plan.staleness is None:  # it has restored its own snapshot, alone
+                number = max(others.states[server].snapshots)
                 self._returned(number, self.tally.updates - number, self._why)
                 return
-            # What the others last said of their snapshots is old: they are asked again.
-            fellows.states = {server: fellows.states[server]}
-        if len(fellows.states) == len(fellows.ranks) and self.plan.staleness is not None:
+            # The other servers' lists of snapshots may be outdated: ask again.
+            others.states = {server: others.states[server]}
+        if len(others.states) == len(others.ranks) and self.plan.staleness is not None:
             self._go_back(self._why or ("rank 0 was restarted" if self.restarted else ""))
             self._why = ""
 
     def collect(self, now: float) -> bool:
-        """Whether the weights and the counts of all servers are here, now that nothing will change them."""
+        """Collect the final weights and counts of all servers; true when all have arrived."""
         missing = [chunk for chunk in range(self.layout.chunks) if chunk not in {*self.shard.chunks, *self.collected}]
         since, order = self._collecting
         if now - since > COLLECT_SECONDS:
-            self._collecting = now, self.fellows.orders + 1
+            self._collecting = now, self.others.orders + 1
             for chunk in missing:
-                self.fellows.pull(self.layout.server_of(chunk), chunk)
-            self.fellows.order_all(Kind.ATTACH)
-            return not self.fellows.ranks
-        return not missing and all(state.sequence >= order for state in self.fellows.states.values())
+                self.others.pull(self.layout.server_of(chunk), chunk)
+            self.others.order_all(Kind.ATTACH)
+            return not self.others.ranks
+        return not missing and all(state.sequence >= order for state in self.others.states.values())
 
     def _go_back(self, why: str) -> None:
-        """All servers to the latest snapshot that all have; all workers start again from there."""
-        common = max(set(self.snapshots()).intersection(*(state.snapshots for state in self.fellows.states.values())))
+        """Restore the latest snapshot that all servers have; all workers start again from there."""
+        common = max(set(self.snapshots()).intersection(*(state.snapshots for state in self.others.states.values())))
         before = self.tally.updates
         self.generation = random.getrandbits(63) | 1
         self.restore(common)
         self.members, self.trained, self.collected = {}, False, {}
-        self.fellows.order_all(Kind.RESTORE, update=common)
+        self.others.order_all(Kind.RESTORE, update=common)
         if why:
             self._returned(common, before - common, why)
 

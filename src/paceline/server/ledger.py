@@ -1,4 +1,4 @@
-"""Who computes what: the run's work in parts, leased to workers, each part done once; pure bookkeeping."""
+"""Divides the run's work into parts and leases them to workers, so that each part is done once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ TRAIN = "train"
 
 @dataclass(frozen=True)
 class UpdatePlan:
-    """The updates of a run: how many there are, and which samples each is computed from.
+    """The updates of a run: how many there are, and the samples of each.
 
-    `staleness` is by how many updates the weights of a gradient may be older than those it is applied to. None is
-    no bound: then an update is one worker's batch, applied when it comes.
+    `staleness` is the maximum number of updates between reading the weights for a gradient and applying it. None is no
+    bound: then an update is the batch of one worker, applied on arrival.
     """
 
     samples: int
@@ -32,18 +32,18 @@ class UpdatePlan:
         return update // self.per_epoch
 
     def ends_epoch(self, update: int) -> bool:
-        """Whether it is the last of an epoch, or of all."""
+        """Whether it is the last update of an epoch, or of the run."""
         return update + 1 == self.updates or (update + 1) % self.per_epoch == 0
 
     def span(self, update: int) -> range:
-        """The places in the epoch's shuffle that an update's samples have."""
+        """The positions of an update's samples in the epoch's shuffle."""
         start = update % self.per_epoch * self.batch
         return range(start, min(start + self.batch, self.samples))
 
 
 @dataclass(frozen=True, order=True)
 class Part:
-    """A piece of work. Of training: the gradient of some samples, slot `slot` of `slots` of an update."""
+    """A piece of work. In training: the gradient of some samples, slot `slot` of `slots` of an update."""
 
     update: int
     slot: int
@@ -58,21 +58,21 @@ class Part:
 
 @dataclass
 class Worker:
-    """What the ledger knows of a worker that takes part."""
+    """A worker, as the ledger sees it."""
 
     heard: float
     held: dict[int, Part] = field(default_factory=dict)  # leases by number
-    mine: deque[Part] = field(default_factory=deque)  # its parts of updates that are open, not leased yet
-    computing: int | None = None  # the lease it says it is at work on, and since when
+    mine: deque[Part] = field(default_factory=deque)  # its parts of open updates that are not leased yet
+    computing: int | None = None  # the lease that it is computing; `since`: from when
     since: float = 0.0
 
 
 class Ledger:
-    """Gives out leases; takes them back from workers that are lost.
+    """Leases parts to workers, and takes them back from lost workers.
 
-    Updates are opened in order. Each is divided over the workers that take part just then, in the order of their
-    ranks; an unbounded update goes whole to the worker that asks. At most `ahead` updates more than the staleness
-    allows are open, so that workers can prepare their batches; when to start on one is the part's `need`.
+    Updates are opened in order. Each is divided over the current workers, in the order of their ranks; without a bound,
+    a whole update goes to the worker that asks. At most `ahead` updates more than the staleness allows are open, so
+    that workers can prepare their batches; the part's `need` says when they may start to compute.
     """
 
     def __init__(self, plan: UpdatePlan, ahead: int = 3) -> None:
@@ -81,19 +81,19 @@ class Ledger:
         self.limit = 0  # updates that may be opened
         self.opened = 0
         self.complete = 0  # updates that are done, without a gap
-        self._left: dict[int, int] = {}  # parts not done of updates that are open
-        self._free: list[Part] = []  # parts that nobody has: of workers that are gone, and of evaluation
+        self._left: dict[int, int] = {}  # by open update: the number of parts that are not done
+        self._free: list[Part] = []  # parts without a worker: of lost workers, and of evaluation
         self._leases = 0
         self.evaluating: str | None = None
 
-    # Workers come and go.
+    # Membership.
 
     def join(self, rank: int, now: float) -> None:
         self.drop(rank)
         self.workers[rank] = Worker(heard=now)
 
     def drop(self, rank: int) -> list[Part]:
-        """A worker is gone: its parts are free for others. Returns those it had been leased."""
+        """Remove a worker, and free its parts for others; return those that it had leased."""
         worker = self.workers.pop(rank, None)
         if worker is None:
             return []
@@ -102,7 +102,7 @@ class Ledger:
         return sorted(worker.held.values())
 
     def beat(self, rank: int, computing: int | None, now: float) -> bool:
-        """A sign of life; false from a worker that does not take part."""
+        """Record a heartbeat; false if the worker is not a member."""
         worker = self.workers.get(rank)
         if worker is None:
             return False
@@ -112,11 +112,11 @@ class Ledger:
         return True
 
     def overdue(self, now: float, silent: float, stuck: float) -> dict[int, str]:
-        """The workers that must be given up, and why."""
+        """The workers that count as lost, and why."""
         found = {}
         for rank, worker in self.workers.items():
             if now - worker.heard > silent:
-                found[rank] = f"it has been silent for {now - worker.heard:.1f} s"
+                found[rank] = f"it has sent nothing for {now - worker.heard:.1f} s"
             elif worker.computing is not None and now - worker.since > stuck:
                 found[rank] = f"it has been computing one gradient for {now - worker.since:.0f} s"
         return found
@@ -124,9 +124,9 @@ class Ledger:
     # Work.
 
     def lease(self, rank: int, target: int) -> dict[int, Part]:
-        """Let the worker hold up to `target` leases; all that it holds, by number.
+        """Let the worker hold up to `target` leases; return all that it holds, by number.
 
-        A part of the oldest update comes on top: those that hold all they want may be waiting for just that one.
+        A part of the oldest update comes on top, because workers with `target` leases may be waiting for just that one.
         """
         worker = self.workers[rank]
         while (len(worker.held) < target or self._awaited(worker)) and (part := self._next(rank, worker)):
@@ -142,7 +142,7 @@ class Ledger:
         return worker.mine.popleft() if worker.mine else None
 
     def _awaited(self, worker: Worker) -> bool:
-        """Whether a part of the oldest update is there for this worker."""
+        """Whether this worker can get a part of the oldest update."""
         first = [parts[0] for parts in (self._free, worker.mine) if parts]
         return any(part.kind == TRAIN and part.update == self.complete for part in first)
 
@@ -168,7 +168,7 @@ class Ledger:
         self.opened += 1
 
     def done(self, rank: int, lease: int) -> Part | None:
-        """A lease is fulfilled: its part, the first time."""
+        """Mark a lease as done; return its part, the first time."""
         worker = self.workers.get(rank)
         part = worker.held.pop(lease, None) if worker else None
         if part is None:
@@ -180,15 +180,15 @@ class Ledger:
                 self.complete += 1
         return part
 
-    # Evaluation: all updates that were opened are complete; nothing is opened until it is over.
+    # Evaluation: starts when all open updates are complete; none is opened until it is over.
 
     @property
     def idle(self) -> bool:
-        """No part is open."""
+        """Whether no part is open."""
         return not any(self._left.values())
 
     def evaluate(self, name: str, samples: int, size: int, version: int) -> None:
-        """Leases that say how good the weights of this version are."""
+        """Add parts that evaluate the weights of this version."""
         assert self.idle
         self.evaluating = name
         starts = range(0, samples, size)
@@ -202,10 +202,10 @@ class Ledger:
     def end_evaluation(self) -> None:
         self.evaluating, self._left = None, {}
 
-    # Going back.
+    # Snapshots.
 
     def state(self) -> dict[str, Any]:
-        """What must be known to go on from here; leases are given anew."""
+        """The state that is needed to continue from here; parts are leased again."""
         open_parts = sorted([*self._free, *(p for w in self.workers.values() for p in (*w.held.values(), *w.mine))])
         return {
             "opened": self.opened,
@@ -214,7 +214,7 @@ class Ledger:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go back to a state; workers must join again."""
+        """Restore a state; workers must join again."""
         self.opened, self.complete = state["opened"], state["complete"]
         self._free = [Part(**part) for part in state["open"]]
         self._left = {}
@@ -226,5 +226,5 @@ class Ledger:
         self.workers = {}
 
     def restart_at(self, update: int) -> None:
-        """Go back to where exactly the updates before this one are done."""
+        """Go back to the point where exactly the updates before this one are done."""
         self.restore({"opened": update, "complete": update, "open": []})

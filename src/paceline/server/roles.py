@@ -1,4 +1,4 @@
-"""Who is who to the server that leads: what it goes by, what it knows of the others, whom it tells."""
+"""The leader's rules, its view of servers and workers, and the interface of its observer."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ WAS_INTERRUPTED = "it was interrupted"
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where the servers are reached, the secret that only ranks of the run share, and the run's number.
+    """The servers' endpoints, the secret that the ranks of the run share, and the run's number.
 
-    `security` says it in a word: ipc (sockets in a private folder), curve (encrypted) or plain (neither, as asked for).
+    `security` is ipc (sockets in a private folder), curve (encrypted) or plain (not encrypted, on request).
     """
 
     endpoints: tuple[str, ...]
     run: int
     security: str
     secret: bytes | None = None
-    store: Any = field(default=None, repr=False, compare=False)  # where ranks still find all this: open while held
+    store: Any = field(default=None, repr=False, compare=False)  # kept open for ranks that still read all this
 
 
 @dataclass(frozen=True)
 class Rules:
-    """How long to wait for whom, what to evaluate, who must come."""
+    """Timeouts, evaluation, and the ranks of servers and workers."""
 
     workers: tuple[int, ...]  # ranks
     servers: int = 1
-    silent: float = 5.0  # a worker that has said nothing for so long is lost
-    patience: float = 120.0  # for all to come, for one gradient, for anyone at all
+    silent: float = 5.0  # a worker that has sent nothing for this many seconds is lost
+    patience: float = 120.0  # timeout for all ranks to join, for one gradient, and for any worker at all
     validation: int = 0  # samples
     test: int = 0
     evaluation_batch: int = 512
 
 
 class Watcher(Protocol):
-    """Is told what happens, as it happens."""
+    """Is called on every event of the run."""
 
     def begun(self, ranks: dict[int, dict[str, Any]]) -> None: ...
 
@@ -60,7 +60,7 @@ class Watcher(Protocol):
 
 @dataclass
 class Return:
-    """Training went back to a snapshot: to after how many updates, how many were lost, why."""
+    """A return to a snapshot: after how many updates it was taken, how many updates were lost, why."""
 
     number: int
     lost: int
@@ -69,7 +69,7 @@ class Return:
 
 @dataclass
 class ServerState:
-    """What another server has said of itself, when, and in answer to which order."""
+    """The last state that another server reported, when, and in answer to which order."""
 
     life: int
     heard: float
@@ -81,22 +81,22 @@ class ServerState:
 
 @dataclass
 class Member:
-    """A worker that has said HELLO: where it is reached, which process it is, how many leases it wants to hold."""
+    """A worker that has joined: its address, its process, how many leases it wants to hold."""
 
     address: Address
     life: int
     about: dict[str, Any]
     heard: int = 0  # the number of its latest report
     target: int = 0
-    told: set[int] | None = field(default_factory=set)  # leases; None: it has asked, and must be told
+    told: set[int] | None = field(default_factory=set)  # leases sent to it; None: its report must be answered
 
 
 def mismatch(rank: int, theirs: dict[str, Any], mine: dict[str, str]) -> str | None:
-    """What a rank has otherwise than the server that leads, for people; nothing where all is alike."""
+    """A message about the first difference between a rank and the leader; None if there is none."""
     for name, value in mine.items():
         if theirs.get(name) != value:
             return (
-                f"rank {rank} has another {name} than the server ({theirs.get(name)!s:.80}, not {value!s:.80}): start "
-                f"all ranks with the same command, in the same version"
+                f"rank {rank} has a different {name} than the server ({theirs.get(name)!s:.80}, not {value!s:.80}): "
+                f"start all ranks with the same command and the same version"
             )
     return None

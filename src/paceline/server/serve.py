@@ -1,4 +1,4 @@
-"""A server's loop: messages in, messages out, until the run is over."""
+"""The message loop of a server, until the run is over."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from paceline.server.sockets import Diallers, Listener
 from paceline.server.wire import Buffer, Kind, WireError, read, say
 
 TICK_SECONDS = 0.25
-# How long servers get to say goodbye; also, of silence, after which one that was asked to stop does not wait for it.
+# How long servers may take to end; and how long a server that was asked to stop waits for a silent leader.
 GOODBYE_SECONDS = 3.0
 
 
 def serve(core: Core, listener: Listener, patience: float, stop: Callable[[], bool]) -> bool:
-    """Of a server that does not lead: until the leader says that it is over; true if it was asked to stop.
+    """The loop of a server that is not the leader, until the leader ends the run; true if it was asked to stop.
 
-    Then the leader learns of it, and ends the run: the model cannot be saved without this server's part.
+    If so, the leader ends the run, because the model cannot be saved without this server's part.
     """
     heard, began = time.monotonic(), time.process_time()
     while not core.finished:
@@ -38,7 +38,7 @@ def serve(core: Core, listener: Listener, patience: float, stop: Callable[[], bo
         if core.stopping and now - heard > GOODBYE_SECONDS:
             return True
         if now - heard > patience:
-            raise CommTimeout(f"rank {core.rank}, a server, has heard nothing for {patience:g} s: rank 0 is gone", 0)
+            raise CommTimeout(f"rank {core.rank}, a server, has received nothing for {patience:g} s: rank 0 is gone", 0)
     return core.stopping
 
 
@@ -51,11 +51,11 @@ def lead(
     save: Callable[[], None],
     gone: Callable[[], dict[int, str]] = dict,
 ) -> None:
-    """Of the server that leads: until the run is over and all have gone.
+    """The loop of the leader, until the run is over and all other ranks have left.
 
-    `save` is called when nothing will change the weights any more, before the workers are let go: until then, whoever
-    dies can be replaced. It makes the leader fail if there is nothing worth saving. `gone` are workers that will never
-    come, and why, where somebody knows that.
+    `save` is called when the weights are final, before the workers are released: until then, a rank that dies can be
+    replaced. It makes the leader fail if the weights are not finite. `gone` returns the workers that will never join,
+    and why, if a launcher knows that.
     """
     began, ticked, over_since = time.process_time(), 0.0, None
     with closing(Diallers(endpoints[1:], f"0.{leader.life:x}", secret)) as links:
@@ -92,7 +92,7 @@ def _exchange(leader: Leader, listener: Listener, links: Diallers, now: float) -
     for server, link in enumerate(links.all, 1):
         for answer in link.messages():
             _answered(leader, server, answer, now)
-    orders, leader.fellows.outbox = leader.fellows.outbox, []
+    orders, leader.others.outbox = leader.others.outbox, []
     for server, message in orders:
         links.all[server - 1].send(message)
 
@@ -105,7 +105,7 @@ def _answered(leader: Leader, server: int, frames: Sequence[Buffer], now: float)
 
 
 def _dismiss(leader: Leader, links: Diallers) -> None:
-    """Let the other servers go; one that does not hear it ends by its own deadline."""
+    """Release the other servers; one that does not get the message ends at its own deadline."""
     for link in links.all:
         link.send(say(Kind.FINISH, run=leader.run, generation=leader.generation, life=leader.life))
     deadline, waiting = time.monotonic() + GOODBYE_SECONDS, set(range(len(links.all)))

@@ -1,4 +1,4 @@
-"""A server's part of the parameters, in chunks: gradients come in, weights go out; no sockets, no clock."""
+"""A server's part of the parameters, in chunks: adds up gradients and makes updates; no sockets, no clock."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch import Tensor
 from paceline.collectives.plan import Cost
 from paceline.layout import share
 
-# A message carries about this many bytes: one is added up while the next is on its way.
+# A message has about this many bytes: one is added up while the next is in flight.
 CHUNK_BYTES = 4 * 2**20
 
 MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 
 class Refused(Exception):
-    """A push that no worker of this run would make."""
+    """An invalid push, which no worker of this run would send."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a flat vector of values is cut into chunks, and which server has which.
+    """How a flat vector of values is cut into chunks, and which server has which chunk.
 
-    The first `trainable` values are parameters; what follows are buffers, such as batch-norm statistics.
+    The first `trainable` values are parameters; the rest are buffers, such as batch-norm statistics.
     """
 
     length: int
@@ -44,7 +44,7 @@ class Layout:
         return share(self.length, self.chunks, chunk)
 
     def of_server(self, server: int) -> range:
-        """The chunks of a server; chunks are of one size, so servers get equal parts of the bytes."""
+        """The chunks of a server; chunks have the same size, so servers get equal parts of the bytes."""
         return share(self.chunks, self.servers, server)
 
     def server_of(self, chunk: int) -> int:
@@ -55,7 +55,7 @@ class Layout:
 
 
 class Applied:
-    """The numbers of updates that are in the weights, where they come in any order: all below `low`, and some above."""
+    """The numbers of applied updates, which may arrive in any order: all below `low`, and some above."""
 
     def __init__(self, low: int = 0, above: Iterable[int] = ()) -> None:
         self.low, self.above = low, set(above)
@@ -72,7 +72,7 @@ class Applied:
 
 @dataclass
 class Sum:
-    """The gradients of one update, added in the order of their slots, whatever order they come in."""
+    """The gradients of one update, added in the order of their slots, in whatever order they arrive."""
 
     slots: int
     next: int = 0
@@ -84,7 +84,7 @@ class Sum:
         return self.next == self.slots
 
     def add(self, slot: int, values: Tensor) -> None:
-        """The first tensor becomes the sum: it is the message's own memory."""
+        """Add a gradient; the first one to arrive becomes the sum, in the memory of its message."""
         self.early[slot] = values
         while self.next in self.early:
             values = self.early.pop(self.next)
@@ -96,9 +96,9 @@ class Sum:
 
 
 class Chunk:
-    """Some of the values, their optimizer, and how many updates they have had. The first values stay as they are.
+    """Some of the values, their optimizer, and the number of updates. The initial values are kept.
 
-    Behind the `trainable` values are buffers. An update leaves `kept` of each of them, and adds what the workers sent.
+    After the `trainable` values come buffers. An update multiplies each buffer by `kept` and adds the workers' changes.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Chunk:
         self._published: memoryview | None = None
 
     def apply(self, gradient: Tensor, lr: float) -> None:
-        """One update: parameters by the optimizer, buffers by what the workers' sum says."""
+        """Make one update: parameters with the optimizer, buffers with the workers' changes."""
         if self.optimizer:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
@@ -127,13 +127,13 @@ class Chunk:
         self._published = None
 
     def replace(self, values: Tensor) -> None:
-        """Other weights, under a version of their own."""
+        """Set other weights, under a new version."""
         self.values.copy_(values)
         self.version += 1
         self._published = None
 
     def published(self) -> memoryview:
-        """The weights as they are now, in memory that no update will change: sends to many workers share it."""
+        """A copy of the current weights that no update changes; messages to all workers share it."""
         if self._published is None:
             self._published = self.values.clone().numpy().data.cast("B")
         return self._published
@@ -154,10 +154,9 @@ class Chunk:
 class Shard:
     """The chunks of one server.
 
-    With a staleness bound, update c is the sum of its parts, applied when all are there, in the order of c. Without
-    (None), each part is an update of its own and applied as it comes; with `adapt` its rate is divided by how many
-    updates its weights had missed (Zhang et al. 2016). `kept` says for each chunk how much of its buffers an update
-    leaves: all, by default.
+    With a staleness bound, update c is the sum of its parts, applied when all have arrived, in the order of c. Without
+    (None), each part is an update, applied on arrival; with `adapt` its learning rate is divided by its staleness
+    (Zhang et al. 2016). `kept` has for each chunk the factor by which an update multiplies its buffers; by default 1.
     """
 
     def __init__(
@@ -180,7 +179,7 @@ class Shard:
         self.after: Callable[[int], None] = lambda _: None  # called with the number of a chunk that has been updated
 
     def check(self, number: int, update: int, slot: int, slots: int, version: int, length: int) -> int | None:
-        """Whether a gradient may be taken in: how many updates its weights had missed; None if it is there already."""
+        """Check whether a gradient can be accepted; return its staleness, or None if it has already been applied."""
         chunk = self.chunks.get(number)
         if chunk is None or length != len(chunk.values) or not 0 <= slot < slots:
             raise Refused(f"{length} values for slot {slot} of {slots} of chunk {number}")
@@ -188,19 +187,19 @@ class Shard:
             raise Refused(f"update {update} of {self.updates}")
         if self.staleness is None:
             if slots != 1:
-                raise Refused(f"a part of update {update}, which is one worker's")
+                raise Refused(f"a part of update {update}, which is the whole batch of one worker")
             return None if update in chunk.applied else max(0, chunk.version - version)
         if update < chunk.version:
             return None
         if update > chunk.version + self.staleness or version < update - self.staleness:
-            raise Refused(f"update {update} with weights {version}, and the chunk has had {chunk.version}")
+            raise Refused(f"update {update} with weights of version {version}; the chunk has version {chunk.version}")
         total = chunk.open.get(update)
         if total is not None and slots != total.slots:
-            raise Refused(f"update {update} in {slots} parts, and there are {total.slots}")
+            raise Refused(f"update {update} in {slots} parts instead of {total.slots}")
         return None if total is not None and total.has(slot) else update - min(update, version)
 
     def add(self, number: int, update: int, slot: int, slots: int, missed: int, values: Tensor) -> None:
-        """Take a gradient in that has been checked, and make the updates that can be made now."""
+        """Add a gradient that has been checked, and make the updates that are now complete."""
         chunk = self.chunks[number]
         if self.staleness is None:
             chunk.applied.add(update)
@@ -217,7 +216,7 @@ class Shard:
         self.chunks[number].apply(gradient, lr)
         self.after(number)
 
-    # The best weights so far, where there is a validation set.
+    # The best weights so far, if there is a validation set.
 
     def keep(self) -> None:
         self.kept = {number: chunk.values.clone() for number, chunk in self.chunks.items()}
@@ -229,7 +228,7 @@ class Shard:
     # Snapshots.
 
     def copy_of(self, number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """A chunk's state, apart from the gradients that have not been applied."""
+        """A chunk's state, without gradients that have not been applied."""
         chunk = self.chunks[number]
         facts = {"version": chunk.version, "low": chunk.applied.low, "above": sorted(chunk.applied.above)}
         tensors = {key: value.clone() for key, value in chunk.tensors().items()}
@@ -245,10 +244,10 @@ class Shard:
 
 
 def cost(workers: int, layout: Layout) -> Cost:
-    """What one update moves, by rank, servers first: each worker sends a gradient and gets the weights.
+    """The traffic of one update by rank, servers first: each worker sends a gradient and receives the weights.
 
-    A worker's traffic does not depend on the workers, a server's grows with them: with one server it carries W times
-    what a worker does, where in a ring all ranks carry the same, at most twice a gradient.
+    A worker's traffic does not depend on the number of workers; a server's grows with it: a single server moves W times
+    as many bytes as a worker. In a ring all ranks move the same, at most twice the gradient.
     """
     chunks = [len(layout.of_server(server)) * workers for server in range(layout.servers)]
     moved = [layout.bytes_of_server(server) * workers for server in range(layout.servers)]

@@ -1,4 +1,4 @@
-"""A server's state on disk: whole files, the latest two; safetensors, so that reading one runs no code."""
+"""Saves a server's state on disk: the latest two, written atomically as safetensors, so that loading runs no code."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch import Tensor
 from paceline.run.atomic import replacing
 from paceline.strict_json import dump
 
-# The one before is kept until all servers have the latest.
+# The previous one is kept until all servers have the latest.
 KEPT = 2
 
 
 class Snapshots:
-    """Files of one server in a folder, by the number of updates that they are after."""
+    """The snapshot files of one server, by the number of updates."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank = folder, rank
@@ -42,7 +42,7 @@ class Snapshots:
             return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["facts"])  # noqa: SIM118
 
     def forget_after(self, number: int) -> None:
-        """Training goes back to there: what came later is not what will come now."""
+        """Remove later snapshots: training goes back to this one, and will not repeat them exactly."""
         for later in self.numbers():
             if later > number:
                 self._path(later).unlink()

@@ -1,4 +1,4 @@
-"""ZeroMQ: listening and dialling, with keys where machines are between; the only file that imports zmq."""
+"""ZeroMQ sockets of servers and workers, encrypted between machines; the only file that imports zmq."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from zmq.utils import z85
 from paceline.errors import UsageError
 from paceline.server.wire import Buffer, Message
 
-# A frame that is larger than any of ours is not read: the connection is closed.
+# ZeroMQ closes a connection that sends a larger frame than any of ours.
 MOST_BYTES = 64 * 2**20
 LINGER_MS = 2000
-# A connection over which nothing comes for so long is made anew.
+# A connection is reopened if nothing arrives for this long.
 HEARTBEAT_MS = 2000
 BURST = 64
 FAILED_HANDSHAKES = (
@@ -26,7 +26,7 @@ FAILED_HANDSHAKES = (
 
 
 def key_pair(secret: bytes, who: str) -> tuple[bytes, bytes]:
-    """The public and private CURVE key of the `server` or the `worker`s of the run that has this secret."""
+    """The public and private CURVE key of the `server` or the `worker`s of the run with this secret."""
     private = z85.encode(hashlib.sha256(b"paceline " + who.encode() + secret).digest())
     return zmq.curve_public(private), private
 
@@ -40,7 +40,7 @@ class _OnlyWorkers:
 
 
 class Listener:
-    """A server's socket: messages come with the address to answer to. With a secret, only those who share it get in."""
+    """A server's socket; messages come with a reply address. With a secret, only ranks that share it can connect."""
 
     def __init__(self, endpoint: str, secret: bytes | None = None) -> None:
         self._context = zmq.Context()
@@ -67,16 +67,16 @@ class Listener:
         self._dialled: dict[Any, Dialler] = {}
 
     def watch(self, dialler: Dialler) -> None:
-        """Wake up for what comes there, too."""
+        """Let `wait` also return for messages of this dialler."""
         self._dialled[dialler.socket] = dialler
         self._poller.register(dialler.socket, zmq.POLLIN)
 
     def wait(self, seconds: float) -> None:
-        """Until something has come, or the time has passed."""
+        """Wait until a message arrives, or until the time has passed."""
         self._poller.poll(max(0, int(seconds * 1000)))
 
     def messages(self) -> Iterator[tuple[bytes, list[Buffer]]]:
-        """What has come, some of it."""
+        """Some of the messages that have arrived."""
         for _ in range(BURST):
             try:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -85,7 +85,7 @@ class Listener:
             yield frames[0].bytes, [frame.buffer for frame in frames[1:]]
 
     def send(self, to: bytes, message: Message) -> None:
-        """Never waits: what a peer that is gone does not take is dropped."""
+        """Send without waiting; messages to a peer that is gone are dropped."""
         header, payload = message.frames()
         try:
             self._socket.send_multipart([to, header, payload], zmq.NOBLOCK, copy=len(payload) < 65536)
@@ -93,7 +93,7 @@ class Listener:
             return
 
     def denied(self) -> int:
-        """How often somebody has tried to get in without the key, since this was last asked."""
+        """How many connections without the right key were refused since the last call."""
         found = 0
         while self._monitor.poll(0):
             self._monitor.recv_multipart()
@@ -110,7 +110,7 @@ class Listener:
 
 
 class Dialler:
-    """A socket to one server. What is sent while there is no connection waits; it is lost when one breaks."""
+    """A socket to one server. Messages wait while there is no connection; they are lost if a connection breaks."""
 
     def __init__(self, context: zmq.Context[Any], endpoint: str, name: str, secret: bytes | None = None) -> None:
         self.endpoint = endpoint
@@ -125,7 +125,7 @@ class Dialler:
         self.socket.connect(endpoint)
 
     def send(self, message: Message, track: bool = False) -> Any:
-        """With `track`, the payload's memory is in use until the tracker is done."""
+        """Send a message; with `track`, its payload's memory is in use until the tracker is done."""
         header, payload = message.frames()
         self.socket.send(header, zmq.SNDMORE)
         return self.socket.send(payload, copy=not track, track=track)
@@ -139,7 +139,7 @@ class Dialler:
             yield [frame.buffer for frame in frames]
 
     def broken(self) -> bool:
-        """Whether the connection has been lost since the last time this was asked."""
+        """Whether the connection has been lost since the last call."""
         found = False
         while self._monitor.poll(0):
             self._monitor.recv_multipart()
@@ -163,7 +163,7 @@ class Diallers:
             self._poller.register(dialler.socket, zmq.POLLIN)
 
     def wait(self, seconds: float) -> list[int]:
-        """The servers from which something has come."""
+        """The servers from which messages have arrived."""
         ready = dict(self._poller.poll(max(0, int(seconds * 1000))))
         return [i for i, dialler in enumerate(self.all) if dialler.socket in ready]
 
@@ -174,10 +174,10 @@ class Diallers:
 
 
 def _end(context: zmq.Context[Any]) -> None:
-    """End a context whose sockets are closed, in the time that they were given for their last messages.
+    """End a context whose sockets are closed, within their linger time.
 
-    libzmq sometimes never returns from this where a socket was monitored (its issues 1279 and 2330). What is left then
-    are two idle threads, of a process that is about to end.
+    libzmq sometimes never returns from this if a socket was monitored (its issues 1279 and 2330). Then two idle threads
+    are left, in a process that is about to end.
     """
     ending = threading.Thread(target=context.term, name="zmq-end", daemon=True)
     ending.start()

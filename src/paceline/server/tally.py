@@ -1,4 +1,4 @@
-"""What the updates of a run added up to: losses by epoch, gradients by worker, how stale they were."""
+"""Counts of a run's updates: losses by epoch, gradients by worker, and their staleness."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ class Result:
 
 @dataclass
 class Tally:
-    """Counts a gradient when it is taken in, and an update when it is made; each once."""
+    """Counts each gradient once, when it is accepted, and each update once, when it is made."""
 
     updates: int = 0
     epochs: dict[int, Result] = field(default_factory=dict)
     gradients: Counter[int] = field(default_factory=Counter)  # by worker
     staleness: Counter[int] = field(default_factory=Counter)
     open: dict[int, Result] = field(default_factory=dict)  # of updates that have not been made
-    pending: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # likewise: workers, and what they missed
+    pending: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # likewise: workers and staleness
 
     def gradient(self, rank: int, update: int, missed: int, loss: float, correct: int, count: int) -> None:
         self.pending.setdefault(update, []).append((rank, missed))
         self.open.setdefault(update, Result()).add(loss, correct, count)
 
     def made(self, update: int, epoch: int) -> Result:
-        """An update is made: its sums."""
+        """Count an update that was made; return its sums."""
         result = self.open.pop(update)
         for rank, missed in self.pending.pop(update):
             self.gradients[rank] += 1
@@ -52,7 +52,7 @@ class Tally:
         return result
 
     def state(self) -> dict[str, Any]:
-        """What can be written down; gradients of updates that have not been made are not part of it."""
+        """The state for a snapshot, without gradients of updates that have not been made."""
         return {
             "updates": self.updates,
             "epochs": {epoch: asdict(result) for epoch, result in self.epochs.items()},
@@ -62,7 +62,7 @@ class Tally:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Tally:
-        """From a state that may have been through JSON, whose keys are texts."""
+        """Restore from a state that may have been through JSON, whose keys are strings."""
         return cls(
             state["updates"],
             {int(epoch): _result(**result) for epoch, result in state["epochs"].items()},
@@ -72,5 +72,5 @@ class Tally:
 
 
 def _result(loss: float | None, **counts: int) -> Result:
-    """JSON has null where a sum is not finite."""
+    """JSON has null for a sum that is not finite."""
     return Result(nan if loss is None else loss, **counts)

@@ -1,4 +1,4 @@
-"""What goes over the wire: a fixed binary header, then raw values or a few words of JSON; never a pickle."""
+"""The message format: a fixed binary header, then raw values or a little JSON; never a pickle."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from typing import Any
 from paceline.errors import PacelineError
 
 MAGIC, PROTOCOL = b"PLPS", 3
-# Words are few: more than this is not from a rank.
+# The largest JSON payload that a rank sends.
 MOST_WORDS = 2**20
 
 Buffer = bytes | bytearray | memoryview
 
 
 class Kind(IntEnum):
-    """Who says it: w a worker, s a server, 0 the server that leads; what an answer answers."""
+    """Kinds of messages. Sender and receiver: w a worker, s a server, 0 the leader."""
 
-    HELLO = 1  # w→0: who I am, and what I was started to do
-    WELCOME = 2  # 0→w: HELLO
-    REFUSED = 3  # s→w: you cannot take part, and why
-    AGAIN = 4  # s→w: I do not know you (any more): say HELLO again
-    REPORT = 5  # w→0: what I have done, how many leases I want to hold
-    LEASES = 6  # 0→w: REPORT
-    BEAT = 7  # w→s: I live
-    ALIVE = 8  # s→w: BEAT
-    LEAVE = 9  # w→0: I go, and this is what I did
+    HELLO = 1  # w→0: a worker wants to join, with its fingerprint
+    WELCOME = 2  # 0→w: answer to HELLO
+    REFUSED = 3  # s→w: the worker cannot join, and why
+    AGAIN = 4  # s→w: the worker is unknown, or not known any more: it must send HELLO again
+    REPORT = 5  # w→0: completed leases, and how many leases the worker wants to hold
+    LEASES = 6  # 0→w: answer to REPORT
+    BEAT = 7  # w→s: heartbeat
+    ALIVE = 8  # s→w: answer to BEAT
+    LEAVE = 9  # w→0: the worker leaves, with its counts
     PUSH = 10  # w→s: a chunk of a gradient; answered by WEIGHTS
     PULL = 11  # w→s: answered by WEIGHTS
     WEIGHTS = 12  # s→w: a chunk of the weights
-    ATTACH = 13  # 0→s: I lead; where are you?
-    RESTORE = 14  # 0→s: go back to this snapshot
-    KEEP = 15  # 0→s: remember these weights, they are the best so far
-    RECALL = 16  # 0→s: go back to the weights you were told to remember
+    ATTACH = 13  # 0→s: the leader asks for the server's state
+    RESTORE = 14  # 0→s: restore this snapshot
+    KEEP = 15  # 0→s: keep a copy of these weights, the best so far
+    RECALL = 16  # 0→s: restore the weights that were kept
     FINISH = 17  # 0→s: the training is over
-    STATE = 18  # s→0: ATTACH, RESTORE, KEEP, RECALL, FINISH
+    STATE = 18  # s→0: answer to ATTACH, RESTORE, KEEP, RECALL, FINISH
     RECORDS = 19  # a rank that does not see the run folder → rank 0: a part of one of its files
-    RECORDED = 20  # 0→ the rank: RECORDS
+    RECORDED = 20  # 0→ the rank: answer to RECORDS
 
 
 class WireError(PacelineError):
-    """A message that no rank of ours has sent."""
+    """An invalid message, which no rank of this run has sent."""
 
 
 @dataclass(slots=True)
 class Header:
-    """What every message begins with; a kind uses the fields it needs, the others are 0."""
+    """The header of every message; fields that a kind does not use are 0."""
 
     kind: int
-    run: int = 0  # of this training
-    generation: int = 0  # changes when training goes back to a snapshot: older messages are void
+    run: int = 0  # the run's number
+    generation: int = 0  # grows when training goes back to a snapshot; messages of older generations are refused
     rank: int = 0  # the sender
     life: int = 0  # the sender's process: another one after a restart
     sequence: int = 0
@@ -68,7 +68,7 @@ class Header:
     staleness: int = 0
     loss: float = 0.0  # summed over the part's samples
     correct: int = 0
-    spoiled: int = 0  # of a gradient that is not finite: the place of its first such value in the whole, from 1
+    nonfinite: int = 0  # position, from 1, of the first value of the whole gradient that is not finite; 0: none
     length: int = 0  # of what follows, in bytes
 
 
@@ -93,9 +93,9 @@ class Message:
         return [header + _CHECK.pack(zlib.crc32(header)), self.payload]
 
     def words(self) -> dict[str, Any]:
-        """The payload of a message of words."""
+        """The payload of a JSON message."""
         if self.header.length > MOST_WORDS:
-            raise WireError(f"{self.header.length} bytes of words")
+            raise WireError(f"{self.header.length} bytes of JSON")
         try:
             words = json.loads(bytes(self.payload))
         except (ValueError, RecursionError) as error:
@@ -106,7 +106,7 @@ class Message:
 
 
 def say(kind: Kind, words: dict[str, Any] | None = None, /, **header: Any) -> Message:
-    """A message of words."""
+    """A JSON message."""
     return Message(Header(kind, **header), json.dumps(words or {}).encode())
 
 
@@ -116,39 +116,39 @@ def read(frames: Sequence[Buffer]) -> Message:
         raise WireError(f"frames of {[len(frame) for frame in frames][:4]} bytes")
     magic, protocol = _START.unpack_from(frames[0])
     if magic != MAGIC:
-        raise WireError("no message of ours")
+        raise WireError("not a message of paceline")
     if protocol != PROTOCOL:
         raise OtherProtocol(protocol)
     if len(frames[0]) != SIZE:
         raise WireError(f"a header of {len(frames[0])} bytes")
     header = Header(*_LAYOUT.unpack_from(frames[0])[2:])
     if _CHECK.unpack_from(frames[0], _LAYOUT.size)[0] != zlib.crc32(memoryview(frames[0])[: _LAYOUT.size]):
-        raise WireError("a header that was changed on its way")
+        raise WireError("a header with a wrong checksum")
     if header.kind not in Kind._value2member_map_:
         raise WireError(f"unknown kind {header.kind}")
     if header.length != len(frames[1]):
-        raise WireError(f"{len(frames[1])} bytes where {header.length} were announced")
+        raise WireError(f"{len(frames[1])} bytes instead of {header.length}")
     return Message(header, frames[1])
 
 
 class OtherProtocol(WireError):
-    """A rank of another version of ours: it gets an answer."""
+    """A message of another version of paceline; it gets an answer."""
 
     def __init__(self, protocol: int) -> None:
-        super().__init__(f"protocol {protocol}, and this is protocol {PROTOCOL}")
+        super().__init__(f"protocol {protocol} instead of protocol {PROTOCOL}")
         self.protocol = protocol
 
 
 def take(words: dict[str, Any], **kinds: type) -> list[Any]:
-    """The values of these names, each of the type given; WireError for what is missing or of another type."""
+    """The values of these names; WireError if one is missing or has another type than the one given."""
     for name, kind in kinds.items():
         if type(words.get(name)) is not kind:
-            raise WireError(f"{name} is {words.get(name)!r:.60}, and {kind.__name__} is expected")
+            raise WireError(f"{name} is {words.get(name)!r:.60} instead of {kind.__name__}")
     return [words[name] for name in kinds]
 
 
 def numbers(values: Sequence[Any]) -> list[int]:
-    """Whole numbers of a list that came as words."""
+    """The list as integers; WireError if it has anything else."""
     if not all(type(value) is int and 0 <= value < 2**63 for value in values):
-        raise WireError("a list of whole numbers is expected")
+        raise WireError("not a list of integers")
     return list(values)

@@ -124,7 +124,7 @@ def test_who_is_silent_or_stuck_is_overdue() -> None:
     made.beat(1, 5, 100.0)
     made.beat(2, None, 100.0)
     assert "computing" in (found := made.overdue(101.5, 5.0, 100.0))[1]
-    assert "silent" in found[3]
+    assert "has sent nothing" in found[3]
     assert set(found) == {1, 3}
     assert not made.beat(7, None, 0.0)
 

@@ -93,7 +93,7 @@ def test_a_worker_whose_heartbeat_fails_says_so_instead_of_going_on(monkeypatch:
             monkeypatch.setattr("paceline.server.client.Diallers", lambda *_: 1 / 0)
             client._pulse.start()
             client._pulse._thread.join()
-            with pytest.raises(PacelineError, match=r"rank 3 can no longer show .* that it lives \(ZeroDivisionError"):
+            with pytest.raises(PacelineError, match=r"rank 3 can no longer send heartbeats .* \(ZeroDivisionError"):
                 client.poll(0)
 
 
@@ -135,7 +135,7 @@ def thrown_at(where: Meeting) -> Iterator[Meeting]:
         say(Kind.HELLO, {"fingerprint": {}, "seen": 0, "about": {}}, run=where.run, rank=1).frames()
     )
     answer = b""
-    while b"has another version" not in answer:  # all before it has been read, then
+    while b"has a different version" not in answer:  # all before it has been read, then
         answer = stranger.recv_multipart()[1]
     for frames in thrown:
         stranger.send_multipart(frames)

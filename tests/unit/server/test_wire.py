@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server_play import CREED, RUN, Play, script
+from server_play import FINGERPRINT, RUN, Play, script
 
 from paceline.server.ledger import UpdatePlan
 from paceline.server.wire import (
@@ -152,15 +152,15 @@ def test_another_protocol_is_told_so_in_words() -> None:
     assert play.leader.traffic.dropped["of another version"] == 1
 
 
-def test_another_run_is_told_so_in_words() -> None:
+def test_another_run_is_refused_with_a_reason() -> None:
     play = half_way()
     ((_, answer),) = play.leader.handle(STRANGER, frames(say(Kind.HELLO, run=RUN + 1)), play.now)
     assert (answer.kind, "another run" in answer.words()["why"]) == (Kind.REFUSED, True)
 
 
-def test_another_creed_is_told_so_in_words() -> None:
+def test_another_fingerprint_is_refused_with_a_reason() -> None:
     play = half_way()
-    for fingerprint, rank, word in (({"toy": "eleven"}, 1, "eleven"), (CREED, 9, "no worker")):
+    for fingerprint, rank, word in (({"toy": "eleven"}, 1, "eleven"), (FINGERPRINT, 9, "not a worker")):
         hello = say(Kind.HELLO, {"fingerprint": fingerprint, "seen": 0, "about": {}}, run=RUN, rank=rank)
         ((_, answer),) = play.leader.handle(STRANGER, frames(hello), play.now)
         assert (answer.kind, word in answer.words()["why"]) == (Kind.REFUSED, True)

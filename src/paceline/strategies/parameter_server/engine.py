@@ -226,7 +226,7 @@ class LeadServer(Server):
             meeting = member.meeting
             lead(leader, self.listener, meeting.endpoints, meeting.secret, job.stop, save_all, member.gone)
         if isinstance(leader.error, DivergedError):
-            raise leader.error.naming(self.flat.name(leader.spoiled_place) or bad_tensor())
+            raise leader.error.naming(self.flat.name(leader.nonfinite_place) or bad_tensor())
         if leader.error:
             raise leader.error
         if not leader.begun:  # there is nothing to save
@@ -297,8 +297,8 @@ def _count(leader: Leader, spec: RunSpec, summary: Summary, figures: Figures) ->
     """Add every rank's counts to the summary, in rank order."""
     ranks: list[list[dict[str, Any]]] = [[] for _ in range(spec.ranks)]  # one row for each start of the rank
     ranks[0].append(vars(leader.traffic))
-    fellows = leader.fellows
-    for server, traffic in [*fellows.past, *((server, state.traffic) for server, state in fellows.states.items())]:
+    others = leader.others
+    for server, traffic in [*others.past, *((server, state.traffic) for server, state in others.states.items())]:
         ranks[server].append(traffic)
     for (rank, _), about in leader.said.items():
         ranks[rank].append(about)

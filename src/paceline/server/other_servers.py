@@ -1,4 +1,4 @@
-"""The other servers, as the one that leads sees them: what they were told, what they have said."""
+"""The other servers, as the leader sees them: the orders sent to them, and the states they reported."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from paceline.server.roles import ServerState
 from paceline.server.wire import Header, Kind, Message, numbers, say, take
 
 
-class Fellows:
-    """Gives orders to servers 1 to `count`, again where one was lost, and keeps what they say of themselves."""
+class OtherServers:
+    """Sends orders to servers 1 to `count`, repeats lost ones, and keeps the states that servers report."""
 
     def __init__(self, count: int, identity: Callable[[], dict[str, int]], welcome: dict[str, Any]) -> None:
         self.ranks = range(1, count + 1)
         self.states: dict[int, ServerState] = {}
-        self.past: list[tuple[int, dict[str, Any]]] = []  # what servers had moved when they were killed
+        self.past: list[tuple[int, dict[str, Any]]] = []  # traffic of servers up to when they were killed
         self.outbox: list[tuple[int, Message]] = []
         self.orders = 0
         self._identity, self._welcome = identity, welcome
-        self._awaited: dict[int, int] = {}  # the number of the order that a server has not obeyed yet
+        self._awaited: dict[int, int] = {}  # the number of the order that a server has not confirmed yet
         self._given: dict[int, tuple[Kind, dict[str, Any]]] = {}
 
     @property
     def ready(self) -> bool:
-        """All are up, and have done what they were told."""
+        """Whether all are up and have carried out their orders."""
         return len(self.states) == len(self.ranks) and not self._awaited
 
     def order(self, server: int, kind: Kind, **header: Any) -> None:
@@ -44,7 +44,7 @@ class Fellows:
         self.outbox.append((server, Message(Header(Kind.PULL, chunk=chunk, **self._identity()))))
 
     def heard(self, server: int, message: Message, now: float) -> ServerState | None:
-        """A server has said STATE: what it was before, or None for one that is new."""
+        """Handle STATE of a server; return its state before, or None if it is new."""
         header = message.header
         snapshots, traffic, about = take(message.words(), snapshots=list, traffic=dict, about=dict)
         known = self.states.get(server)
@@ -57,5 +57,5 @@ class Fellows:
         return known
 
     def lost_order(self, server: int) -> tuple[Kind, dict[str, Any]] | None:
-        """An order that was lost with its connection: something that was said later has been answered."""
+        """An order that was lost with its connection: a later message has already been answered."""
         return self._given[server] if self.states[server].sequence > self._awaited.get(server, math.inf) else None
