@@ -51,4 +51,4 @@ def test_mpi_io_on_a_file_that_is_too_short_or_not_there_is_an_error(worlds: Wor
 @pytest.mark.parametrize("transport", ["threads", "gloo"])
 def test_other_transports_say_that_they_cannot_read_files(worlds: Worlds, transport: str) -> None:
     messages = worlds.get(transport, 2).run(cases.reads_nothing_there, path="anything")
-    assert messages == [f"{transport} cannot read files: only MPI's ranks can, together"] * 2
+    assert messages == [f"{transport} cannot read files collectively: only mpi can"] * 2

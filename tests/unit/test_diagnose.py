@@ -19,7 +19,7 @@ from paceline.launch.diagnose import diagnose, failed_before, find_stopped, wait
 from paceline.run.folder import read_summary, write_summary
 from paceline.run.records import COMPLETED, FAILED, INTERRUPTED, RUNNING, Summary
 
-LOST = "rank {} of 3 lost another rank while it wanted to sum with it over gloo: Connection closed by peer"
+LOST = "rank {} of 3 lost another rank while trying to sum with it over gloo: Connection closed by peer"
 
 
 def own(error: str, time: float, **values: Any) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Ways to make one sum out of every rank's tensor: one algorithm a file, over send and receive."""
+"""All-reduce algorithms on send and receive, one per file."""

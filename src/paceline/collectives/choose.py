@@ -1,4 +1,4 @@
-"""The averagings by name."""
+"""The all-reduce algorithms by name."""
 
 from paceline.collectives.gather import GATHER
 from paceline.collectives.native import NATIVE

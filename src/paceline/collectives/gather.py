@@ -1,4 +1,4 @@
-"""Gather every rank's data at rank 0, sum there, send the sum to each (what Singh ran)."""
+"""Gather every rank's data on rank 0, sum there, and send the sum to each rank (as Singh did)."""
 
 from paceline.collectives.plan import Plan, Planned, Recv, Send, pieces
 

@@ -19,7 +19,7 @@ class Native:
         comm.allreduce(tensor)
 
     def cost(self, ranks: int, length: int, itemsize: int = 4) -> Cost:
-        """The payload alone: what goes over the wire is the transport's choice."""
+        """The payload only: the transport decides what it sends."""
         payload = (length * itemsize,) * ranks if ranks > 1 else (0,)
         return Cost(payload, payload, (0,) * ranks, exact=False)
 

@@ -1,4 +1,4 @@
-"""A collective as data: the list of sends and receives of one rank, what it costs, and how to carry it out."""
+"""A collective as data: the list of sends and receives of one rank, its cost, and the executor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from paceline.comm.base import Comm, Work
 
-# A message is cut into pieces of at most this many values, so that one is added while the next is on its way.
+# A message is cut into pieces of at most this many values, so that one is added while the next is in flight.
 # Measured with 2 and 4 ranks on gloo and Open MPI: 16 Ki values are up to three times slower, 4 Mi no faster.
 PIECE = 262_144
 # Receives that are posted ahead.
@@ -25,7 +25,7 @@ WINDOW = 8
 
 @dataclass(frozen=True)
 class Send:
-    """Send values start to stop as they are when the plan comes to this."""
+    """Send the values from start to stop, as they are at this point of the plan."""
 
     to: int
     start: int
@@ -34,7 +34,7 @@ class Send:
 
 @dataclass(frozen=True)
 class Recv:
-    """Receive into start to stop: add to what is there, or replace it."""
+    """Receive values for start to stop: add them to the present ones, or replace these."""
 
     source: int
     start: int
@@ -48,7 +48,7 @@ MakePlan = Callable[[int, int, int], Plan]
 
 @dataclass(frozen=True)
 class Cost:
-    """What each rank sends and receives, by rank. `exact` is false where only the payload is known."""
+    """Bytes and messages that each rank sends and receives, by rank. `exact` is false if only the payload is known."""
 
     bytes_sent: tuple[int, ...]
     bytes_received: tuple[int, ...]
@@ -57,7 +57,7 @@ class Cost:
 
 
 class Averaging(Protocol):
-    """A way to sum: `run` does it in place, `cost` prices it for `ranks` ranks and `length` values."""
+    """An all-reduce algorithm: `run` sums in place, `cost` is its cost for `ranks` ranks and `length` values."""
 
     @property
     def name(self) -> str: ...
@@ -69,7 +69,7 @@ class Averaging(Protocol):
 
 @dataclass(frozen=True)
 class Planned:
-    """An algorithm that is a plan."""
+    """An algorithm that is given by a plan."""
 
     name: str
     plan: MakePlan
@@ -104,7 +104,7 @@ _kept = threading.local()
 
 
 def _scratch(like: Tensor) -> list[Tensor]:
-    """This thread's buffers for pieces on their way to be added; kept, since fresh memory costs page faults."""
+    """This thread's buffers for received pieces; kept, because new memory costs page faults."""
     import torch
 
     buffers: dict[tuple[torch.dtype, torch.device], list[Tensor]] = _kept.__dict__.setdefault("buffers", {})
@@ -114,10 +114,10 @@ def _scratch(like: Tensor) -> list[Tensor]:
 
 
 def carry_out(comm: Comm, plan: Plan, tensor: Tensor) -> None:
-    """Go through the plan in order, with the next receives posted ahead.
+    """Execute the plan in order, with the next receives posted ahead.
 
-    A receive that replaces may be posted early although the place is still in use: the final value of a place cannot
-    come back before this rank's own contribution has left, since it contains it.
+    A receive that replaces values may be posted while they are still in use: the final value cannot arrive before this
+    rank's own contribution has been sent, because it contains it.
     """
     free = list(_scratch(tensor))
     posted: deque[tuple[Work, Tensor, Tensor | None]] = deque()

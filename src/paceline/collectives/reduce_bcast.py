@@ -1,4 +1,4 @@
-"""Reduce to rank 0 along a binomial tree, then broadcast along the same tree (what Wang and Yang ran)."""
+"""Reduce to rank 0 along a binomial tree, then broadcast along the same tree (as Wang and Yang did)."""
 
 from paceline.collectives.plan import Plan, Planned, Recv, Send, pieces
 
@@ -7,7 +7,7 @@ def plan(rank: int, ranks: int, length: int) -> Plan:
     """Rank r's children are r + 1, r + 2, r + 4 … below its lowest set bit; its parent is r without that bit.
 
     0 ─┬─ 1          up:   a rank adds its children's pieces to its own, smallest child first, and sends the sum
-       ├─ 2 ── 3     down: the other way round
+       ├─ 2 ── 3     down: in the opposite order
        └─ 4 ─┬─ 5
              └─ 6 ── 7
     """

@@ -1,21 +1,21 @@
-"""Ring all-reduce: scatter-reduce, then all-gather (Patarasuk and Yuan, 2009). Each rank sends 2(N-1)/N of the data."""
+"""Ring all-reduce: reduce-scatter, then all-gather (Patarasuk and Yuan, 2009). Each rank sends 2(N-1)/N of the data."""
 
 from paceline.collectives.plan import Plan, Planned, Recv, Send, pieces
 from paceline.layout import share
 
 
 def plan(rank: int, ranks: int, length: int) -> Plan:
-    """The data are N chunks; every chunk travels the ring twice, once gathering sums, once handing them out.
+    """The data has N chunks; every chunk goes around the ring twice, first to be summed, then to be distributed.
 
-    Chunk that rank r sends in each step, N = 3 (a plus: the receiver adds it to its own; then it replaces):
+    The chunk that rank r sends in each step, N = 3 (+: the receiver adds it to its own; otherwise it replaces its own):
 
         step     0    1   |  2    3
         rank 0   0+   2+  |  1    0
         rank 1   1+   0+  |  2    1
         rank 2   2+   1+  |  0    2
 
-    What a rank receives in one step is what it sends in the next, piece by piece, so that a piece moves on as soon
-    as it has been added.
+    What a rank receives in one step it sends in the next, piece by piece, so that a piece is sent on as soon as it has
+    been added.
     """
     if ranks == 1:
         return []

@@ -1,4 +1,4 @@
-"""The Comm protocol: ranks that send flat tensors to each other."""
+"""The Comm protocol: ranks exchange flat tensors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from paceline.errors import CommError
 
 
 class Work(Protocol):
-    """A send or receive under way. The tensor belongs to the transport until `wait` returns."""
+    """A send or receive in progress. The tensor belongs to the transport until `wait` returns."""
 
     def wait(self) -> None:
-        """Return when it is done; raise CommTimeout, naming both ranks, once the communicator's timeout has passed."""
+        """Return when it is done; raise CommTimeout, naming both ranks, after the communicator's timeout."""
 
 
 class Comm(ABC):
@@ -26,8 +26,8 @@ class Comm(ABC):
 
     Tensors are one-dimensional and contiguous. Messages between two ranks with the same tag arrive in the order they
     were sent; the receiver knows the length. A send may wait for its receive: post receives before waiting for sends.
-    Every wait ends after `timeout` seconds with CommTimeout, and the communicator is then of no more use.
-    One thread uses a communicator at a time; `dup` gives a second thread its own.
+    Every wait ends after `timeout` seconds with CommTimeout; the communicator cannot be used afterwards.
+    Only one thread may use a communicator at a time; `dup` creates one for a second thread.
     """
 
     transport: str
@@ -35,9 +35,9 @@ class Comm(ABC):
     size: int
     timeout: float
     device = torch.device("cpu")
-    numbers: tuple[int, ...] | None = None  # of a group: what its ranks are called in the world
-    allows_threads = True  # two threads may communicate at once, each over a communicator of its own
-    # Called, from another thread, when a wait that cannot be interrupted outlives its deadline; the rank must end then.
+    numbers: tuple[int, ...] | None = None  # of a group: the world ranks of its ranks
+    allows_threads = True  # two threads may communicate at the same time, each with its own communicator
+    # Called from another thread when a wait that cannot be interrupted exceeds its deadline; the rank must then exit.
     on_stuck: Callable[[CommError], object] | None = None
 
     @abstractmethod
@@ -48,7 +48,7 @@ class Comm(ABC):
 
     @abstractmethod
     def allreduce(self, tensor: Tensor) -> None:
-        """Sum over all ranks, in place, by the transport's own algorithm."""
+        """Sum over all ranks, in place, with the transport's own algorithm."""
 
     @abstractmethod
     def broadcast(self, tensor: Tensor, root: int = 0) -> None: ...
@@ -58,27 +58,27 @@ class Comm(ABC):
 
     @abstractmethod
     def group(self, ranks: list[int]) -> Comm:
-        """A communicator of these ranks of this one, in this order. All of them call it, with the same list."""
+        """A communicator of these ranks, in this order. All of them must call it, with the same list."""
 
     @abstractmethod
     def abort(self, reason: str, code: int = 1) -> None:
-        """End every rank's waits, now or soon: this rank cannot go on. Where that ends processes, `code` is theirs."""
+        """Make every rank's waits fail, because this rank cannot continue; `code`: exit code of ended processes."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back sockets and threads. Closing twice is fine."""
+        """Close sockets and stop threads; may be called twice."""
 
     def read_records(self, path: Path, offsets: Tensor, length: int) -> Tensor:
-        """`length` bytes at each of this rank's offsets in a file, [offsets, length]; all ranks call it together."""
-        raise CommError(f"{self.transport} cannot read files: only MPI's ranks can, together")
+        """Read `length` bytes at each of this rank's offsets in a file, [offsets, length]; all ranks must call it."""
+        raise CommError(f"{self.transport} cannot read files collectively: only mpi can")
 
     def name(self, rank: int | None = None) -> int:
-        """What a rank of this group, or this one, is called in the world: the number that people know."""
+        """The world rank of a rank of this group (by default this one), for messages."""
         rank = self.rank if rank is None else rank
         return self.numbers[rank] if self.numbers else rank
 
     def named(self, ranks: list[int]) -> tuple[int, ...] | None:
-        """The `numbers` of a group of these ranks; none where all have their own."""
+        """The `numbers` of a group of these ranks; None if they equal the ranks."""
         return None if self.numbers is None and ranks == list(range(self.size)) else tuple(map(self.name, ranks))
 
     def send(self, tensor: Tensor, to: int, tag: int = 0) -> None:
@@ -88,11 +88,11 @@ class Comm(ABC):
         self.irecv(tensor, source, tag).wait()
 
     def dup(self) -> Comm:
-        """The same ranks again, with messages of their own."""
+        """A communicator of the same ranks, whose messages are separate."""
         return self.group(list(range(self.size)))
 
     def split(self, color: int, key: int = 0) -> Comm:
-        """One communicator for each color, its ranks ordered by key, then by rank here. All ranks call it."""
+        """One communicator per color, its ranks ordered by key, then by rank. All ranks must call it."""
         table = torch.zeros(self.size, 2, dtype=torch.int64, device=self.device)
         table[self.rank] = torch.tensor([color, key])
         self.allreduce(table.view(-1))
@@ -100,9 +100,9 @@ class Comm(ABC):
         return self.group(sorted((r for r in range(self.size) if chosen[r][0] == color), key=lambda r: chosen[r][1]))
 
     def check(self, tensor: Tensor, peer: int | None = None) -> None:
-        """Refuse what would hang or overwrite silently."""
-        assert tensor.dim() == 1, f"a flat tensor is expected, not one of shape {tuple(tensor.shape)}"
-        assert tensor.is_contiguous(), "a contiguous tensor is expected"
+        """Refuse calls that would hang or silently overwrite data."""
+        assert tensor.dim() == 1, f"the tensor must be flat, not of shape {tuple(tensor.shape)}"
+        assert tensor.is_contiguous(), "the tensor must be contiguous"
         if peer is not None and (peer == self.rank or not 0 <= peer < self.size):
             raise CommError(f"rank {self.rank} of {self.size} cannot exchange messages with rank {peer}", peer)
 
@@ -114,12 +114,12 @@ class Comm(ABC):
 
 
 def whoami(comm: Comm) -> str:
-    """This rank, in words."""
+    """This rank, for messages."""
     return f"rank {comm.name()} {f'in a group of {comm.size}' if comm.numbers else f'of {comm.size}'}"
 
 
 def lost(comm: Comm, peer: int | None) -> int | None:
-    """The peer that an error is about, as the world calls it."""
+    """The world rank of the peer that an error is about."""
     return None if peer is None else comm.name(peer)
 
 

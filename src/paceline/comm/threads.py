@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, which exchange tensors through shared memory."""
+"""The threads transport: ranks are threads of one process, and exchange tensors through its memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.layout import share
 
 @dataclass
 class Parcel:
-    """One side of a message, held out until the other side comes; then the values are copied."""
+    """One side of a message, which waits for the other side; then the values are copied."""
 
     comm: ThreadComm
     tensor: Tensor
@@ -36,7 +36,7 @@ class Parcel:
 
 @dataclass
 class Meeting:
-    """What the ranks of one group share."""
+    """The shared state of the ranks of one group."""
 
     size: int
     changed: threading.Condition
@@ -66,7 +66,7 @@ class ThreadComm(Comm):
         return self._put(Parcel(self, tensor, "receive from", source, tag), (source, self.rank, tag), sending=False)
 
     def _put(self, mine: Parcel, way: tuple[int, int, int], *, sending: bool) -> Parcel:
-        """Hand over if the other side is there already, else wait in line."""
+        """Copy the values if the other side is already there, otherwise wait in line."""
         meeting = self._meeting
         with meeting.changed:
             theirs = (meeting.awaited if sending else meeting.sent)[way]
@@ -86,7 +86,7 @@ class ThreadComm(Comm):
         return mine
 
     def allreduce(self, tensor: Tensor) -> None:
-        """Each rank sums one part over all ranks, in rank order; then all take all parts."""
+        """Each rank sums one part over all ranks, in rank order; then all ranks copy all parts."""
         self.check(tensor)
         theirs = self._exchange(tensor)
         part = share(tensor.numel(), self.size, self.rank)
@@ -115,7 +115,7 @@ class ThreadComm(Comm):
         self.until(lambda: meeting.round > mine, "meet", None, 0)
 
     def group(self, ranks: list[int]) -> Comm:
-        # The n-th call for these ranks belongs with the others' n-th, so that each gets a meeting of its own.
+        # The n-th call for these ranks matches the n-th call on the other ranks; each gets its own shared state.
         self._groups[tuple(ranks)] += 1
         key = (self._groups[tuple(ranks)], tuple(ranks))
         with self._meeting.changed:

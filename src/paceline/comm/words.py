@@ -1,4 +1,4 @@
-"""What ranks tell each other in words: few, short, and never a pickle."""
+"""Short text messages between ranks (never pickles), and errors that are raised on all ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def share_text(text: str, comm: Comm) -> list[str]:
-    """Every rank's text (its first 4096 bytes), in the order of the ranks."""
+    """Every rank's text (its first 4096 bytes), in rank order."""
     raw = text.encode(errors="backslashreplace")[:_TEXT]
     table = torch.zeros(comm.size, _TEXT, dtype=torch.int32)
     table[comm.rank, : len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else 0
@@ -27,7 +27,7 @@ def share_text(text: str, comm: Comm) -> list[str]:
 
 
 def tell(text: str, comm: Comm, root: int = 0) -> str:
-    """The text of one rank, of any length, on all of them."""
+    """Broadcast the text of one rank, of any length."""
     raw = bytearray(text.encode())
     length = torch.tensor([len(raw)], dtype=torch.int64, device=comm.device)
     comm.broadcast(length, root)
@@ -42,9 +42,9 @@ def tell(text: str, comm: Comm, root: int = 0) -> str:
 
 
 def all_or_none(action: Callable[[], T], comm: Comm) -> T:
-    """Do it on every rank; if it is refused on one, every rank refuses, with the words of the first.
+    """Do it on every rank; if it is refused on one, raise the first rank's error on all ranks.
 
-    It may take longer than the communicator's timeout: a thread does it, and meanwhile the ranks go on meeting.
+    It may take longer than the communicator's timeout: a thread does it, while the ranks keep exchanging messages.
     """
     pool = ThreadPoolExecutor(1, "paceline-all-or-none")
     done = pool.submit(action)
