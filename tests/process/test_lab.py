@@ -62,7 +62,7 @@ def test_two_labs_do_not_meet_and_a_name_is_taken_once() -> None:
         assert other.run("n1", sys.executable, "-c", connect)[0] != 0
         until("the server is up", lambda: lab.run("n1", sys.executable, "-c", connect)[0] == 0)
         client.wait([serving])
-        with pytest.raises(UsageError, match=r"a lab named 'test-other' is up already"):
+        with pytest.raises(UsageError, match=r"a lab named 'test-other' is already up"):
             client.start(make_plan({"preset": "1gbit", "name": "test-other"}, "test"), detached=False)
         assert {lab.plan.name, "test-other"} <= set(client.names())
     check_nothing_left(before)

@@ -1,1 +1,1 @@
-"""The lab: a cluster on one Linux machine. Nodes are namespaces, links have a speed that the kernel keeps."""
+"""The lab: a cluster on one Linux machine. Nodes are namespaces; the kernel limits the speed of links."""

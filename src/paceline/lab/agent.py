@@ -1,9 +1,9 @@
-"""What mpiexec, and our own launcher, start instead of ssh to run a command in another node of the lab.
+"""Runs a command on another node of the lab; mpiexec and Paceline's launcher use it instead of ssh.
 
     python -m paceline.lab.agent NODE WORD...          a shell runs the words, as with ssh
-    python -m paceline.lab.agent --words NODE WORD...  they are run as they are
+    python -m paceline.lab.agent --words NODE WORD...  runs the words without a shell
 
-It ends as the command did: with its exit code, or by the same signal.
+It ends like the command: with the same exit code, or by the same signal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.errors import EXIT_USAGE, PacelineError
 from paceline.lab.client import begin, wait
 from paceline.messages import configure
 
-# Those of ssh's options that are followed by a value.
+# Options of ssh that are followed by a value.
 WITH_VALUE = {f"-{letter}" for letter in "BDEFIJLOPQRSWbceilmopw"}
 
 
@@ -43,7 +43,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     assert running.exit_code is not None
     if running.exit_code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it is not this one that crashed
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dump: the command crashed, not this process
         signal.signal(-running.exit_code, signal.SIG_DFL) if -running.exit_code != signal.SIGKILL else None
         os.kill(os.getpid(), -running.exit_code)
     sys.exit(running.exit_code)

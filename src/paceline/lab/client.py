@@ -1,4 +1,4 @@
-"""Labs from outside, and from within their nodes: start one, find one, ask it, run commands in its nodes."""
+"""The client of labs: starts one, finds one, sends requests, runs commands on nodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from paceline.messages import LOGGER
 
 START_SECONDS = 60.0
 ANSWER_SECONDS = 30.0
-# How the names of labs begin that `lab run` makes: they end with its command, and only by name before that.
+# Prefix of the names of labs that `lab run` creates; such a lab is used by others only if they name it.
 FOR_A_COMMAND = "run-"
 LAB_NAME = re.compile(r"[a-z][a-z0-9-]*")
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
@@ -33,15 +33,15 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signa
 
 
 def check_here(plan: LabPlan) -> None:
-    """Refuse what cannot work on this machine, or from this folder, in one sentence."""
+    """Raise UsageError if a lab cannot work on this machine, or in this folder."""
     if sys.platform != "linux":
-        raise UsageError("a lab is made of Linux namespaces, and this is not Linux: use a Linux machine or a VM")
+        raise UsageError("a lab needs Linux namespaces, and this is not Linux: use a Linux machine or a VM")
     here = os.path.realpath(working_folder())
     if here in PRIVATE:
-        raise UsageError(f"{here} is private to every node of a lab, and what is written there is lost: go to another")
+        raise UsageError(f"{here} is private to every node of a lab, and files there are lost: use another folder")
     for path in plan.shared:
         if not os.path.isdir(path):
-            raise UsageError(f"share: {path!r} is not a folder of this machine")
+            raise UsageError(f"share: {path!r} is not a folder on this machine")
         if os.path.realpath(path) in PRIVATE:
             raise UsageError(f"share: {path} is private to every node of a lab; share a folder in it")
 
@@ -50,11 +50,11 @@ def working_folder() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:
-        raise UsageError("the working folder has been removed: go to another") from None
+        raise UsageError("the working folder has been removed: change to another") from None
 
 
 def start(plan: LabPlan, *, detached: bool) -> subprocess.Popen[str]:
-    """Make a lab; returns its keeper when all nodes are up. Unless detached, the lab ends with this process."""
+    """Create a lab; return its keeper when all nodes are up. Unless detached, the lab ends with this process."""
     check_here(plan)
     shared = (*plan.shared, *_needed_folders())
     plan = replace(plan, shared=tuple(dict.fromkeys(shared)))
@@ -70,15 +70,15 @@ def start(plan: LabPlan, *, detached: bool) -> subprocess.Popen[str]:
     assert keeper.stdin is not None
     assert keeper.stdout is not None
     try:
-        with contextlib.suppress(BrokenPipeError):  # it has ended, and below is seen that it has
+        with contextlib.suppress(BrokenPipeError):  # the keeper has ended, which is handled below
             keeper.stdin.write(plan.to_json() + "\n")
             keeper.stdin.flush()
         ready, _, _ = select.select([keeper.stdout], [], [], START_SECONDS)
         line = keeper.stdout.readline() if ready else ""
-    except BaseException:  # Ctrl-C: a lab that is not there yet is not to come
+    except BaseException:  # Ctrl-C: do not leave a lab that is still starting
         stop(keeper)
         raise
-    why = "its keeper has ended" if ready else f"it did not come up within {START_SECONDS:g} s"
+    why = "its keeper has exited" if ready else f"it did not start within {START_SECONDS:g} s"
     answer = json.loads(line) if line else {"error": why}
     if "ready" not in answer:
         stop(keeper)
@@ -89,7 +89,7 @@ def start(plan: LabPlan, *, detached: bool) -> subprocess.Popen[str]:
 
 
 def _needed_folders() -> list[str]:
-    """What nodes must see as this process does: the working folder, the program, the data."""
+    """Folders that nodes must see as this process does: the working folder, the program, the data."""
     program = Path(__file__).resolve().parents[2]
     found = [working_folder(), sys.prefix, sys.base_prefix, str(program), os.environ.get("PACELINE_CACHE", "")]
     home = os.path.expanduser("~")
@@ -97,7 +97,7 @@ def _needed_folders() -> list[str]:
 
 
 def stop(keeper: subprocess.Popen[str]) -> None:
-    """End a lab that this process has started, and wait until nothing is left of it."""
+    """End a lab that this process has started, and wait until it is removed."""
     assert keeper.stdin is not None
     assert keeper.stdout is not None
     with contextlib.suppress(BrokenPipeError):
@@ -106,7 +106,7 @@ def stop(keeper: subprocess.Popen[str]) -> None:
     try:
         keeper.wait(ANSWER_SECONDS)
     except subprocess.TimeoutExpired:
-        keeper.kill()  # the holder notices, and ends
+        keeper.kill()  # the holder notices, and exits
         keeper.wait()
     keeper.stdout.close()
 
@@ -114,7 +114,7 @@ def stop(keeper: subprocess.Popen[str]) -> None:
 def names() -> list[str]:
     """The labs of this user that are up."""
     prefix = wire.name_of("").replace("\0", "@")
-    # Anybody may have sockets, of any name.
+    # Other users may have sockets of any name.
     text = Path("/proc/net/unix").read_bytes().decode(errors="replace") if sys.platform == "linux" else ""
     found = {
         path.removeprefix(prefix) for line in text.split("\n")[1:] if (path := line.split(" ")[-1]).startswith(prefix)
@@ -137,7 +137,7 @@ def _is_ours(name: str) -> bool:
 
 
 def connect(lab: str | None) -> socket.socket:
-    """To a lab by its name, to the only one there is, or, in a node, to its own."""
+    """Connect to a lab by its name; by default to the only one, or, on a node, to its own lab."""
     inside = is_around(lab)
     if lab is None and not inside:
         lab = only(names())
@@ -148,31 +148,31 @@ def connect(lab: str | None) -> socket.socket:
     except OSError:
         connection.close()
         up = ", ".join(names()) or "none"
-        raise UsageError(f"no lab named {lab!r} is up (up: {up}); `paceline lab up 1gbit:3` makes one") from None
+        raise UsageError(f"no lab named {lab!r} is up (up: {up}); `paceline lab up 1gbit:3` starts one") from None
     if not wire.is_own(connection):
         connection.close()
-        raise UsageError(f"the lab {lab!r} is another user's")
+        raise UsageError(f"the lab {lab!r} belongs to another user")
     return connection
 
 
 def only(found: list[str]) -> str:
-    """The lab that is meant where none is named: of several, the one that is not there for a command only."""
+    """The lab to use if none is named: the only one that was not created by `lab run`, or else the only one."""
     kept = [name for name in found if not name.startswith(FOR_A_COMMAND)] or found
     if len(kept) != 1:
-        what = f"{len(kept)} labs are up ({', '.join(kept)}): say which" if kept else "no lab is up"
-        raise UsageError(f"{what}; `paceline lab up 1gbit:3` makes one")
+        what = f"{len(kept)} labs are up ({', '.join(kept)}): name one" if kept else "no lab is up"
+        raise UsageError(f"{what}; `paceline lab up 1gbit:3` starts one")
     return kept[0]
 
 
 def is_around(lab: str | None) -> bool:
-    """Whether this process is in a node of that lab. (In a node, there may be other labs, made there.)"""
+    """Whether this process is on a node of that lab. (A node may have other labs, created there.)"""
     if LAB not in os.environ:
         return False
     return lab is None or (lab == json.loads(os.environ[LAB])["name"] and lab not in names())
 
 
 def ask(lab: str | None, do: str, **values: Any) -> dict[str, Any]:
-    """One question, one answer."""
+    """Send one request; return the answer."""
     with connect(lab) as connection:
         _request(connection, {"do": do, **values})
         try:
@@ -196,9 +196,9 @@ def _checked(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def down(lab: str | None) -> None:
-    """End a lab; returns when nothing is left of it."""
+    """End a lab; return when it is removed."""
     if is_around(lab):
-        raise UsageError("a lab cannot be ended from one of its nodes: leave the node, and do it there")
+        raise UsageError("a lab cannot be ended from one of its nodes: leave the node first")
     lab = lab or only([name for name in names() if not name.startswith(FOR_A_COMMAND)])
     keeper = ask(lab, "status")["keeper"]
     try:
@@ -215,7 +215,7 @@ def down(lab: str | None) -> None:
 
 @dataclass
 class Command:
-    """A command that runs in a node, and how to hear of its end."""
+    """A command that runs on a node, and the connection that reports its end."""
 
     node: str
     connection: socket.socket
@@ -226,7 +226,7 @@ class Command:
             wire.say(self.connection, {"signal": number})
 
     def hear(self) -> None:
-        """Take what has come: the exit code, negative for a signal, as subprocess has it."""
+        """Read the exit code, negative for a signal, as in subprocess."""
         heard = wire.hear(self.connection)
         self.exit_code = int(_checked(heard[0])["exit"]) if heard else -signal.SIGKILL
         self.connection.close()
@@ -241,7 +241,7 @@ def begin(
     *,
     tty: bool = False,
 ) -> Command:
-    """Start a command in a node, with this process's folder and environment, and with these open files."""
+    """Start a command on a node, with this process's working folder and environment, and with these open files."""
     folder, connection = working_folder(), connect(lab)
     message = {"do": "exec", "node": node, "argv": words, "cwd": folder, "env": dict(environment), "tty": tty}
     _request(connection, message, files)
@@ -250,7 +250,7 @@ def begin(
 
 
 def wait(commands: list[Command], timers: list[tuple[float, Callable[[], None]]] | None = None) -> None:
-    """Until all have ended; signals that this process gets are passed on. A timer's action runs at its time."""
+    """Wait until all have ended; pass signals on to them. A timer's action runs at its time."""
     todo = sorted(timers or [], key=lambda timer: timer[0])
     begun = time.monotonic()
     with passing_on(commands) as wake:
@@ -271,11 +271,11 @@ def wait(commands: list[Command], timers: list[tuple[float, Callable[[], None]]]
 
 @contextlib.contextmanager
 def passing_on(commands: list[Command]) -> Iterator[int]:
-    """Catches signals while commands run; what is read from the descriptor are their numbers."""
+    """Catch signals while commands run; their numbers can be read from the descriptor."""
     wake, write = os.pipe()
     os.set_blocking(write, False)
     old_wake = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    # As stopping() has it, nohup's wish not to hear of hang-ups is respected.
+    # As in stopping(): SIGHUP only if it is not ignored, as under nohup.
     deaf = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else set()
     old = {number: signal.signal(number, lambda *_: None) for number in PASSED_ON if number not in deaf}
     try:
@@ -291,5 +291,5 @@ def passing_on(commands: list[Command]) -> Iterator[int]:
 
 
 def finish_like(exit_code: int) -> int:
-    """The exit code for a shell: 128 and the signal for a command that was killed."""
+    """The exit code for a shell: 128 plus the signal if the command was killed."""
     return 128 - exit_code if exit_code < 0 else exit_code

@@ -1,4 +1,4 @@
-"""Control groups: how many cores and how much memory a node may use. Only root can make them."""
+"""Control groups limit the cores and the memory of a node. Only root can create them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def needed(plan: LabPlan) -> bool:
 
 
 def check_possible(plan: LabPlan) -> None:
-    """Refuse a plan whose limits nobody would keep."""
+    """Raise UsageError if this machine or user cannot enforce the plan's limits."""
     if not needed(plan):
         return
     if os.geteuid() != 0:
         raise UsageError(
-            "cpu and memory of a node are kept by control groups, and only root can make these: run as root, or leave "
-            "them out (speed works without, for emulated compute)"
+            "cpu and memory of a node need control groups, which only root can create: run as root, or leave them out "
+            "(speed, for emulated compute, works without root)"
         )
     wanted = {"cpu": any(node.cpu for node in plan.nodes), "memory": any(node.memory for node in plan.nodes)}
     missing = [name for name, asked in wanted.items() if asked and not _root(name)]
@@ -35,7 +35,7 @@ def check_possible(plan: LabPlan) -> None:
 
 
 def _root(controller: str) -> tuple[Path, int] | None:
-    """Where a controller's groups are, and the version of its files."""
+    """The folder of a controller's groups, and the version of its files."""
     for line in Path("/proc/mounts").read_text().splitlines():
         _, place, kind, options = line.split()[:4]
         if kind == "cgroup" and controller in options.split(","):
@@ -47,7 +47,7 @@ def _root(controller: str) -> tuple[Path, int] | None:
 
 
 def make(plan: LabPlan) -> list[Path]:
-    """Groups for the nodes that have limits; the folders, for `remove`. Those of labs that are gone are removed."""
+    """Create groups for the nodes with limits; return their folders, for `remove`. Removes those of dead labs."""
     if not needed(plan):
         return []
     check_possible(plan)
@@ -74,7 +74,7 @@ def make(plan: LabPlan) -> list[Path]:
                 _limit(inner, controller, version, node)
     except OSError as error:
         remove(made)
-        raise UsageError(f"cannot limit the nodes by control groups: {error}; leave cpu and memory out") from error
+        raise UsageError(f"cannot create control groups for the nodes: {error}; leave cpu and memory out") from error
     return made
 
 
@@ -91,7 +91,7 @@ def _limit(group: Path, controller: str, version: int, node: Node) -> None:
 
 
 def enter(made: list[Path], node: str, pid: int) -> None:
-    """Put a process, and so all that it will start, into the node's groups."""
+    """Move a process, and so all that it will start, into the node's groups."""
     for group in made:
         if group.name == node:
             (group / "cgroup.procs").write_text(str(pid))
@@ -111,7 +111,7 @@ def remove(made: list[Path]) -> None:
 
 
 def _sweep(place: Path) -> None:
-    """The groups of a lab whose processes were all killed at once had nobody to remove them."""
+    """Remove the groups of labs whose processes were all killed at once."""
     for group in place.glob(f"{PREFIX}{_numbers()}-*"):
         pid, _, started = group.name.removeprefix(f"{PREFIX}{_numbers()}-").partition("-")
         if _started(int(pid) if pid.isdecimal() else 0) != started:
@@ -119,12 +119,12 @@ def _sweep(place: Path) -> None:
 
 
 def _numbers() -> int:
-    """Whose process numbers these are: in a container, or in a node of another lab, they are others."""
+    """The PID namespace of this process: in a container or on a node of another lab, process numbers differ."""
     return os.stat("/proc/self/ns/pid").st_ino
 
 
 def _started(pid: int) -> str | None:
-    """When a living process was started, in the kernel's ticks: with its number, this is it and no later one."""
+    """The start time of a process in the kernel's ticks; together with its number, it identifies the process."""
     try:
         state, *values = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:

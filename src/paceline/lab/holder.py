@@ -1,4 +1,4 @@
-"""The first process of a lab's namespaces: it makes the nodes, serves requests, and with it everything ends."""
+"""The holder, the first process of a lab's namespaces: it creates nodes and serves requests; the lab ends with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.lab.capacity import flags, pair_capacity
 from paceline.lab.node import Init, furnish
 from paceline.lab.plan import Fault, LabPlan, Node, check_fault
 
-# A node's first process answers at once; one that was stopped must not stop the lab.
+# A node's first process answers at once; if it was stopped, the lab must not wait for it.
 NODE_SECONDS = 20.0
 
 
@@ -41,7 +41,7 @@ class Holder:
         self.selector.register(source, selectors.EVENT_READ, callback)
 
     def build(self) -> None:
-        """All nodes, and then their links, which have carried nothing yet: the machine's speed is measured before."""
+        """Create all nodes, measure the machine's speed, then create the links, whose counters thus start at zero."""
         for node in self.plan.nodes:
             self._add(node)
         self.flags = flags(self.plan, self._capacity() if len(self.plan.nodes) > 1 else None)
@@ -58,7 +58,7 @@ class Holder:
         links.inside(self.pids[name], lambda: links.set_up(up, self.plan.mtu))
 
     def _capacity(self) -> float:
-        """Bits per second that this machine moves from one node to another, over links that are then removed."""
+        """Measure bits per second from one node to another, over links that are then removed."""
         pair = self.plan.nodes[:2]
         for number, node in enumerate(pair):
             self._connect(number, node)
@@ -78,7 +78,7 @@ class Holder:
             _be_node(self.plan, node, theirs)
         theirs.close()
         os.waitpid(between, 0)
-        pid = (self._answer(ours, node) | self._answer(ours, node))["pid"]  # and that it is furnished, in any order
+        pid = (self._answer(ours, node) | self._answer(ours, node))["pid"]  # pid and set-up, in any order
         groups.enter(self.groups, node.name, pid)
         self.pids[node.name], self.channels[node.name] = pid, ours
         self._watch(ours, lambda _: self._lost(node.name))
@@ -90,12 +90,12 @@ class Holder:
         except TimeoutError:
             raise PacelineError(f"node {node.name} has not answered for {NODE_SECONDS:g} s") from None
         if heard is None or "error" in heard[0]:
-            raise PacelineError(f"node {node.name}: {heard[0]['error'] if heard else 'its first process has ended'}")
+            raise PacelineError(f"node {node.name}: {heard[0]['error'] if heard else 'its first process has exited'}")
         return heard[0]
 
     def serve(self) -> None:
-        """Until somebody says `down`, or the keeper has gone."""
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans are buried by the kernel
+        """Serve until a request `down` arrives, or the keeper has ended."""
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps orphans
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         while True:
@@ -107,7 +107,7 @@ class Holder:
                 key.data(source)
 
     def _lost(self, name: str) -> None:
-        """A node's first process has been killed, and so all of the node."""
+        """A node's first process has been killed, and with it all processes of the node."""
         channel = self.channels.pop(name, None)
         if channel:
             self.selector.unregister(channel)
@@ -122,7 +122,7 @@ class Holder:
             connection.close()
 
     def _request(self, connection: socket.socket) -> None:
-        """One request a connection."""
+        """Handle the one request of a connection."""
         self.selector.unregister(connection)
         heard = wire.hear(connection)
         files = heard[1] if heard else []
@@ -160,7 +160,7 @@ class Holder:
 
     def _channel(self, name: str) -> socket.socket:
         if name not in self.channels:
-            raise UsageError(f"node {name} has been killed; `paceline lab down` and `up` make a new one")
+            raise UsageError(f"node {name} has been killed; `paceline lab down` and `up` create a new one")
         return self.channels[name]
 
     def _break(self, fault: Fault) -> None:
@@ -178,7 +178,7 @@ class Holder:
 
 
 def _be_node(plan: LabPlan, node: Node, channel: socket.socket) -> None:
-    """The process between: it makes the namespaces, whose first process is its child, and ends."""
+    """An intermediate process: it creates the namespaces, whose first process is its child, and exits."""
     try:
         kernel.unshare(kernel.OWN_SPACES)
         pid = os.fork()
@@ -197,7 +197,7 @@ def _be_node(plan: LabPlan, node: Node, channel: socket.socket) -> None:
 
 
 def _close_all_but(channel: socket.socket) -> None:
-    """Other nodes' channels must end with the holder, not live on here."""
+    """Close other nodes' channels here, so that they end with the holder."""
     kept = {0, 1, 2, channel.fileno()}
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in kept:

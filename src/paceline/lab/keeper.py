@@ -1,9 +1,9 @@
-"""Outside of a lab's namespaces: makes them, waits for their end, and removes what the kernel does not.
+"""The keeper, outside a lab's namespaces: creates them, waits for their end, removes what the kernel does not remove.
 
     python -m paceline.lab.keeper [--detached]
 
-reads a plan from its input and says how it went on its output, one line of JSON each. Unless detached, the lab ends
-when the input does. The keeper and the holder (the first process inside) watch each other: whichever is killed, the
+reads a plan from standard input and writes the result to standard output, one line of JSON each. Unless detached, the
+lab ends with the input. The keeper and the holder (the first process inside) watch each other: if one is killed, the
 other one cleans up.
 """
 
@@ -24,14 +24,14 @@ from paceline.lab import groups, kernel, wire
 from paceline.lab.plan import LabPlan
 
 WHY_NOT = (
-    "a lab needs Linux namespaces, and this machine refuses them ({error}): run as root, or let users make them "
+    "a lab needs Linux namespaces, and this machine refuses them ({error}): run as root, or let users create them "
     "(sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0, "
     "user.max_user_namespaces=10000; in a container: start it with --privileged)"
 )
 
 
 def isolate() -> None:
-    """New namespaces: root's own, or below a user namespace in which this user is nobody else."""
+    """Create new namespaces; without root, inside a user namespace that maps only this user."""
     uid, gid = os.geteuid(), os.getegid()
     try:
         if uid == 0:
@@ -39,8 +39,8 @@ def isolate() -> None:
                 kernel.unshare(kernel.OWN_SPACES)
                 return
         if uid == int(Path("/proc/sys/kernel/overflowuid").read_text()):
-            # In a user namespace all other users look like this one, and the lab would obey them.
-            raise UsageError("a lab of the user that stands for nobody could be entered by everybody: be another user")
+            # In a user namespace all unmapped users appear as this one, so they could control the lab.
+            raise UsageError("the user nobody cannot create a lab, because every user could enter it: use another user")
         kernel.unshare(kernel.NEW_USER | kernel.OWN_SPACES)
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
@@ -50,7 +50,7 @@ def isolate() -> None:
 
 
 def _be_holder(plan: LabPlan, listener: socket.socket, keeper: socket.socket, pid: int, made: list[Path]) -> None:
-    """In the child, which never returns: what it has made ends with it."""
+    """Run the holder in the child, which never returns; what it has created ends with it."""
     try:
         from paceline.lab.holder import Holder
 
@@ -69,7 +69,7 @@ def _be_holder(plan: LabPlan, listener: socket.socket, keeper: socket.socket, pi
         with contextlib.suppress(OSError):
             wire.say(keeper, {"error": text, "usage": usage})
     finally:
-        if made and os.getpid() == 1:  # of its own namespace: the groups can be removed when nobody is in them
+        if made and os.getpid() == 1:  # of its own namespace: the groups can be removed when they are empty
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
             groups.remove(made)
@@ -77,14 +77,14 @@ def _be_holder(plan: LabPlan, listener: socket.socket, keeper: socket.socket, pi
 
 
 def keep(plan: LabPlan, *, detached: bool) -> None:
-    """Make the lab and keep it until its end."""
+    """Create the lab and keep it until its end."""
     try:
         listener = wire.listen(wire.name_of(plan.name))
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
         raise UsageError(
-            f"a lab named {plan.name!r} is up already: `paceline lab down {plan.name}` ends it, or give this one "
+            f"a lab named {plan.name!r} is already up: `paceline lab down {plan.name}` ends it, or give this one "
             f"another name with --name"
         ) from None
     wake = _catch_signals(detached=detached)
@@ -100,11 +100,11 @@ def keep(plan: LabPlan, *, detached: bool) -> None:
         theirs.close()
         listener.close()
         if ours not in select.select([ours, sys.stdin, wake], [], [])[0]:
-            return  # whoever wanted the lab has gone before it was there
+            return  # the parent has ended before the lab was up
         heard = wire.hear(ours)
-        told = _tell(heard[0] if heard else {"error": "its first process has ended"})
+        told = _tell(heard[0] if heard else {"error": "its first process has exited"})
         if told and heard and "ready" in heard[0]:
-            # Until the holder has gone or says `down`, the parent has gone, or a signal asks to end.
+            # Wait until the holder ends or sends `down`, the parent ends, or a signal arrives.
             select.select([ours, wake, *([] if detached else [sys.stdin])], [], [])
     finally:
         if pid:
@@ -115,7 +115,7 @@ def keep(plan: LabPlan, *, detached: bool) -> None:
 
 
 def _tell(message: dict[str, object]) -> bool:
-    """Whether somebody was there to be told."""
+    """Write a line to the parent; false if it has ended."""
     try:
         os.write(1, f"{json.dumps(message)}\n".encode())
     except BrokenPipeError:
@@ -124,12 +124,12 @@ def _tell(message: dict[str, object]) -> bool:
 
 
 def _catch_signals(*, detached: bool) -> int:
-    """A descriptor that can be read when a signal has asked to end; nothing is ever left half removed."""
+    """A descriptor that becomes readable when a signal asks to end, so that cleaning up is never interrupted."""
     wake, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        # The parent ends the lab when its command has ended; Ctrl-C is for the command.
+        # The parent ends the lab after its command; Ctrl-C is for the command.
         deaf = not detached and number != signal.SIGTERM
         signal.signal(number, signal.SIG_IGN if deaf else lambda *_: None)
     return wake
@@ -139,7 +139,7 @@ def main() -> None:
     detached = "--detached" in sys.argv[1:]
     given = sys.stdin.readline()
     if not given:
-        return  # whoever wanted the lab has gone
+        return  # the parent has ended
     plan = LabPlan.from_json(given)
     try:
         keep(plan, detached=detached)

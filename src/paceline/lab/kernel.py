@@ -1,4 +1,4 @@
-"""The calls of the Linux kernel that the lab needs and Python's library does not have."""
+"""Linux system calls that the lab needs and Python's standard library lacks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import struct
 
 NEW_MOUNT, NEW_HOSTNAME, NEW_IPC = 0x0002_0000, 0x0400_0000, 0x0800_0000
 NEW_USER, NEW_PIDS, NEW_NETWORK = 0x1000_0000, 0x2000_0000, 0x4000_0000
-# What a machine has of its own, and so has a lab, and each of its nodes.
+# The namespaces of a lab, and of each of its nodes.
 OWN_SPACES = NEW_NETWORK | NEW_MOUNT | NEW_HOSTNAME | NEW_IPC | NEW_PIDS
 
 MS_BIND, MS_RECURSIVE, MS_PRIVATE = 0x1000, 0x4000, 0x4_0000
 MS_NOSUID, MS_NODEV = 0x2, 0x4
 
 SIOCETHTOOL = 0x8946
-# Without segmentation offload, an interface counts packets and not bundles of them. Receive offload merges them only
-# after they were counted; a veth needs it on, or several CPUs receive the packets of one flow and mix up their order.
+# Without segmentation offload, an interface counts single packets. Receive offload merges packets only after they were
+# counted; a veth needs it, or several CPUs receive the packets of one flow and change their order.
 OFFLOADS = {"tso": (0x1F, 0), "gso": (0x24, 0), "gro": (0x2C, 1)}
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -31,7 +31,7 @@ def _call(name: str, *arguments: object) -> None:
 
 
 def unshare(flags: int) -> None:
-    """New namespaces for this process (of processes: for its children)."""
+    """Create new namespaces for this process (a PID namespace: for its children)."""
     _call("unshare", flags)
 
 
@@ -45,7 +45,7 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
 
 
 def send_single_packets(interface: str) -> None:
-    """Let an interface of this namespace count packets as they would be on a wire."""
+    """Make an interface of this namespace count packets as on a wire."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for command, on in OFFLOADS.values():
             value = ctypes.create_string_buffer(struct.pack("II", command, on))

@@ -1,4 +1,4 @@
-"""The lab's network, through netlink: veth pairs, bridges, and token buckets that keep every link to its speed."""
+"""The lab's network, with netlink: veth pairs, bridges, and token buckets that limit the speed of every link."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from paceline.lab.plan import LEAST_RATE, LabPlan, Node
 
 INSIDE = "eth0"
 PREFIX = 24
-# Whatever the machine's own is: links are shared the same way everywhere. Only the second is surely there.
+# TCP congestion control of all nodes, independent of the machine's own. Only the second is always available.
 CONGESTION = ("cubic", "reno")
 
 
 def burst_bytes(rate: int, mtu: int) -> int:
-    """What a link that has been idle lets pass at once.
+    """Bytes that a link can send at once after it was idle.
 
-    Enough for the milliseconds that a busy machine may wake late; little beside what a training step sends.
+    Enough for late wake-ups of some milliseconds on a busy machine; little compared with the bytes of a training step.
     """
     a_second = rate / 8
     return round(max(3 * (mtu + 14), min(a_second * 0.004, 128 * 1024), a_second * 0.0005))
 
 
 def queue_bytes(rate: int, mtu: int) -> int:
-    """What a link lets wait before it drops: 50 ms, as a switch's port would, within limits."""
+    """Bytes that a link queues before it drops: 50 ms, as on a switch port, within limits."""
     return round(burst_bytes(rate, mtu) + max(64 * 1024, min(rate / 8 * 0.05, 2**20)))
 
 
 def shape(ip: Any, index: int, rate: int, mtu: int) -> None:
-    """Let an interface send at this many bits per second, headers of Ethernet included.
+    """Limit an interface to this many bits per second, Ethernet headers included.
 
-    At none, every frame is dropped, for not even one fits into the queue; the link stays up, and nobody is told.
+    At 0, every frame is dropped, because not even one fits into the queue; the link silently stays up.
     """
     limit, rate = (queue_bytes(rate, mtu), rate) if rate else (1, LEAST_RATE)
     ip.tc("replace", "tbf", index, rate=round(rate / 8), burst=burst_bytes(rate, mtu), limit=limit)
 
 
 def join(node: Node, mtu: int) -> None:
-    """In the node's own namespace: its address and its loopback."""
+    """Set the node's address and its loopback; runs in the node's namespace."""
     for congestion in CONGESTION:
         with contextlib.suppress(OSError):
             Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(congestion)
@@ -57,20 +57,20 @@ def join(node: Node, mtu: int) -> None:
 
 
 def set_up(rate: int, mtu: int) -> None:
-    """In the node's own namespace: its speed towards the switch."""
+    """Set the node's speed towards the switch; runs in the node's namespace."""
     with IPRoute() as ip:
         shape(ip, ip.link_lookup(ifname=INSIDE)[0], rate, mtu)
 
 
 def counters() -> dict[str, int]:
-    """What this node's interface has carried so far, as the kernel counts: bytes, packets, errors, drops."""
+    """The kernel's counters of this node's interface: bytes, packets, errors, drops."""
     with IPRoute() as ip:
         index = ip.link_lookup(ifname=INSIDE)[0]
         return dict(ip.get_links(index)[0].get_attr("IFLA_STATS64"))
 
 
 class Switches:
-    """The lab's switches, in a namespace of their own: one bridge, or one for each rack and one between them."""
+    """The lab's switches, in their own namespace: one bridge, or one for each rack and one between them."""
 
     def __init__(self, plan: LabPlan) -> None:
         self.plan = plan
@@ -90,7 +90,7 @@ class Switches:
         return int(self._ip.link_lookup(ifname=name)[0])
 
     def _bridge(self, name: str) -> int:
-        # No spanning tree, no learning of groups: frames go where they are sent, from the first one on.
+        # No spanning tree, no multicast snooping: frames are forwarded from the first one on.
         self._ip.link("add", ifname=name, kind="bridge", br_stp_state=0, br_mcast_snooping=0)
         index = self._index(name)
         self._ip.link("set", index=index, mtu=self.plan.mtu, state="up")
@@ -108,22 +108,22 @@ class Switches:
         return index
 
     def connect(self, number: int, node: Node, pid: int) -> None:
-        """A cable from the node's namespace, where it is eth0, to its switch; as fast as the machine can."""
+        """Connect the node's namespace, where the interface is eth0, to its switch, without a limit."""
         name = f"port{number}"
         self._pair(name, {"ifname": INSIDE, "net_ns_pid": pid})
         self._ports[node.name] = self._plug(name, self._bridges[node.rack], 0)
 
     def disconnect(self, node: Node) -> None:
-        """Without the cable, there is no eth0 in the node either."""
+        """Remove the link; the node then has no eth0 either."""
         self._ip.link("del", index=self._ports.pop(node.name))
 
     def set_down(self, node: str, rate: int) -> None:
-        """A node's speed from the switch."""
+        """Set a node's speed from the switch."""
         shape(self._ip, self._ports[node], rate, self.plan.mtu)
 
 
 def inside(pid: int, work: Callable[[], Any]) -> Any:
-    """Do something in the network namespace of a process, and come back."""
+    """Call a function in the network namespace of a process."""
     here = os.open("/proc/self/ns/net", os.O_RDONLY)
     there = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""The links of a lab as they are, beside what they should be: one pair of nodes, and all pairs at once."""
+"""Measures the links of a lab and compares them with the plan: one pair of nodes, and all pairs at once."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from paceline.errors import PacelineError, UsageError
 from paceline.lab import client
 from paceline.lab.plan import LabPlan, in_words
 
-# Nodes need this long to start their programs.
+# Time for nodes to start their programs.
 LEAD_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Of a node in one direction, in bit/s."""
+    """The speed of a node in one direction, in bit/s."""
 
     node: str
     way: str
@@ -27,7 +27,7 @@ class Rate:
 
 
 def fair_rates(plan: LabPlan, flows: list[tuple[str, str]]) -> list[float]:
-    """What each flow gets where links are shared evenly: all grow alike until a link on their way is full."""
+    """The rate of each flow if links are shared fairly: all rates grow equally until a link on their path is full."""
     room: dict[str, float] = {}
     paths: list[list[str]] = []
     for source, target in flows:
@@ -52,7 +52,7 @@ def fair_rates(plan: LabPlan, flows: list[tuple[str, str]]) -> list[float]:
 
 
 def measure(lab: str | None, plan: LabPlan, flows: list[tuple[str, str]], seconds: float) -> list[Rate]:
-    """Send along the flows at once; what every sending and receiving node's interface carried."""
+    """Send along all flows at once; return the rates of all sending and receiving nodes."""
     start = time.monotonic() + LEAD_SECONDS + 0.1 * len(plan.nodes)
     used = [node for node in plan.nodes if any(node.name in flow for flow in flows)]
     commands, outputs = [], []
@@ -83,12 +83,12 @@ def measure(lab: str | None, plan: LabPlan, flows: list[tuple[str, str]], second
 
 
 def show(lab: str | None, seconds: float, *, as_json: bool = False) -> int:
-    """Both tables, for people; or as JSON."""
+    """Print both tables, or JSON."""
     answer = client.ask(lab, "status")
     plan = LabPlan.from_json(answer["plan"])
     names = [node.name for node in plan.nodes if answer["states"][node.name] == "up"]
     if len(names) < 2:
-        raise UsageError("a link is between two nodes that are up, and this lab has not that many")
+        raise UsageError("measuring needs two nodes that are up, and this lab has fewer")
     every = [(a, b) for a in names for b in names if a != b]
     tables = ((f"{names[0]} to {names[1]}", every[:1]), ("all pairs at once", every))
     if as_json:

@@ -1,4 +1,4 @@
-"""A node of the lab, from within: the first process of its namespaces, which starts what is to run there."""
+"""The first process of a node's namespaces: it sets up the node and starts commands on it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from paceline.lab import kernel, wire
 from paceline.lab.plan import LAB, LabPlan, Node
 from paceline.layout import cores
 
-# Every node has its own of these: where programs keep sockets, shared memory and other things of one machine.
+# Private to every node: folders where programs keep sockets, shared memory and other local files.
 PRIVATE = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 FILES = "/run/lab"
 
 
 def furnish(plan: LabPlan, node: Node) -> None:
-    """The node's host name and file system: the machine's, but for what is private to a node."""
+    """Set up the node's host name and file system: the machine's, except for private folders."""
     socket.sethostname(node.name)
     kernel.mount("none", "/", flags=kernel.MS_RECURSIVE | kernel.MS_PRIVATE)
     shared = _shared(plan.shared)
@@ -51,7 +51,7 @@ def furnish(plan: LabPlan, node: Node) -> None:
 
 
 def _show_own_interfaces() -> None:
-    """/sys/class/net is that of whoever has mounted it. Where a node may not mount its own, it keeps the machine's."""
+    """Mount /sys/class/net with the node's own interfaces; if that is not allowed, the machine's stay visible."""
     groups = os.open("/sys/fs/cgroup", os.O_PATH) if os.path.ismount("/sys/fs/cgroup") else None
     with contextlib.suppress(OSError):
         kernel.mount("sysfs", "/sys", "sysfs", kernel.MS_NOSUID | kernel.MS_NODEV)
@@ -62,7 +62,7 @@ def _show_own_interfaces() -> None:
 
 
 def _shared(paths: tuple[str, ...]) -> dict[str, int]:
-    """Folders that all nodes see, as on a cluster's common file system, and that lie in a private one; held open."""
+    """Shared folders inside private ones, held open so that they can be mounted on every node."""
     real = sorted({os.path.realpath(path) for path in paths})
     hidden = [path for path in real if any(path.startswith(f"{os.path.realpath(folder)}/") for folder in PRIVATE)]
     outermost = [path for path in hidden if not any(path.startswith(f"{other}/") for other in hidden)]
@@ -70,10 +70,10 @@ def _shared(paths: tuple[str, ...]) -> dict[str, int]:
 
 
 def environment(plan: LabPlan, node: Node, flags: list[str]) -> dict[str, str]:
-    """What programs in the node find: where they are, and how mpiexec reaches the other nodes."""
+    """Environment variables for programs on the node: where they are, and how mpiexec reaches other nodes."""
     agent = f"{sys.executable} -m paceline.lab.agent"
     about = asdict(plan) | {"node": node.name, "flags": flags}
-    # Who makes a lab as root wants to be root in it; Open MPI asks twice.
+    # A lab of root runs programs as root, which Open MPI wants confirmed twice.
     root = [f"{prefix}_ALLOW_RUN_AS_ROOT{end}" for prefix in ("OMPI", "PRTE") for end in ("", "_CONFIRM")]
     fills = "slot" if any(other.processes for other in plan.nodes) else "node"
     return {
@@ -93,7 +93,7 @@ def environment(plan: LabPlan, node: Node, flags: list[str]) -> dict[str, str]:
 
 
 class Init:
-    """Starts commands for clients, tells them how these ended, and buries orphans, as the first process must."""
+    """Starts commands for clients, reports how they ended, and reaps orphans, as the first process must."""
 
     def __init__(self, plan: LabPlan, node: Node, holder: socket.socket) -> None:
         self.plan, self.node, self.holder = plan, node, holder
@@ -108,12 +108,12 @@ class Init:
         self.selector.register(holder, selectors.EVENT_READ)
 
     def serve(self) -> None:
-        """Until the holder has gone."""
+        """Serve until the holder has ended."""
         while True:
             for key, _ in self.selector.select():
                 if key.fileobj is self._wake or key.fd == self._wake:
                     os.read(self._wake, 4096)
-                    self._bury()
+                    self._reap()
                 elif key.fileobj is self.holder:
                     heard = wire.hear(self.holder)
                     if heard is None:
@@ -142,17 +142,17 @@ class Init:
                 os.kill(-1, signal.SIGSTOP if do == "stop" else signal.SIGCONT)  # all but this one
 
     def _listen_to(self, pid: int) -> None:
-        """A client passes signals on; one that has gone takes its command along."""
+        """Pass on a client's signals; if the client has ended, kill its command."""
         client = self.clients.get(pid)
         if client is None:
-            return  # its command has been buried since the selector looked
+            return  # its command has been reaped since the selector returned
         heard = wire.hear(client)
         number = signal.SIGKILL if heard is None else heard[0].get("signal")
         if number in signal.valid_signals():
             with contextlib.suppress(ProcessLookupError):
                 try:
                     os.killpg(pid, number)
-                except ProcessLookupError:  # it was started just now, and is not a group yet
+                except ProcessLookupError:  # it has just been started, and is not a group yet
                     os.kill(pid, number)
         if heard is None:
             self._forget(pid)
@@ -162,7 +162,7 @@ class Init:
         self.selector.unregister(client)
         client.close()
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -176,7 +176,7 @@ class Init:
     def _start(self, message: dict[str, Any], files: list[int]) -> int:
         given = {key: value for key, value in message["env"].items() if key != "XDG_RUNTIME_DIR"}
         given.setdefault("OMP_NUM_THREADS", str(self._threads()))
-        # Until it has its own handlers, a signal for it waits.
+        # Signals are blocked until the command has its own handlers.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         pid = os.fork()
         if pid:
@@ -202,6 +202,6 @@ class Init:
             os._exit(127)
 
     def _threads(self) -> int:
-        """The machine's cores over the processes of all nodes: they compute at the same time."""
+        """The machine's cores divided by the processes of all nodes, which compute at the same time."""
         processes = sum(node.processes or 1 for node in self.plan.nodes)
         return max(1, cores() // processes)

@@ -1,4 +1,4 @@
-"""What a lab is: nodes, links, racks and faults, from a TOML file or a preset; checked before anything starts."""
+"""The plan of a lab: nodes, links, racks and faults, from a TOML file or a preset; checked before anything starts."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from typing import Any
 
 from paceline.errors import UsageError, nearest, refuse_pipe, unknown
 
-# The variable that tells programs in a node about their lab.
+# The environment variable that describes the lab to programs on its nodes.
 LAB = "PACELINE_LAB"
 MOST_NODES = 64
-# Below, a link could not carry a few frames in a burst; above, the kernel's token bucket cannot count.
+# A slower link could not carry a few frames in a burst; a faster one exceeds the kernel's token bucket.
 LEAST_RATE, MOST_RATE = 100_000, 30_000_000_000
 NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
 PRESETS: dict[str, dict[str, Any]] = {
     "1gbit": {"rate": "1gbit"},
-    "10gbit": {"rate": "10gbit", "mtu": 9000},  # jumbo frames, as such networks usually have
+    "10gbit": {"rate": "10gbit", "mtu": 9000},  # jumbo frames, as usual in such networks
     "home": {"down": "100mbit", "up": "20mbit"},
     "two-racks": {"nodes": 4, "rate": "1gbit", "racks": 2, "rack_rate": "500mbit"},
 }
 ABOUT = {
     "1gbit": "every node at 1 Gbit/s, in both directions",
     "10gbit": "every node at 10 Gbit/s, with jumbo frames",
-    "home": "100 Mbit/s down and 20 Mbit/s up, as at home",
+    "home": "100 Mbit/s down and 20 Mbit/s up, like a home connection",
     "two-racks": "two switches; nodes at 1 Gbit/s, 500 Mbit/s between the racks",
 }
-# They are in the environment of every command, where one variable has room for 128 kB.
+# They are in the environment of every command, where a variable is limited to 128 kB.
 MOST_FAULTS = 500
 FAULTS = ("cut", "heal", "slow", "stop", "continue", "kill")
 
@@ -62,7 +62,7 @@ class Rack:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that happens `at` so many seconds after the command was started."""
+    """A fault `at` this many seconds after the start of the command."""
 
     at: float
     do: str
@@ -75,7 +75,7 @@ class Fault:
 class LabPlan:
     name: str
     nodes: tuple[Node, ...]
-    racks: tuple[Rack, ...] = ()  # none: all nodes are at one switch
+    racks: tuple[Rack, ...] = ()  # none: all nodes are on one switch
     mtu: int = 1500
     shared: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
@@ -104,7 +104,7 @@ def read_plan(given: str) -> LabPlan:
         if preset not in PRESETS:
             close = nearest(preset, PRESETS)
             raise UsageError(
-                f"no lab file {given!r}, and no preset of that name{close} (presets: {', '.join(PRESETS)}; "
+                f"there is no lab file {given!r}, and no preset of that name{close} (presets: {', '.join(PRESETS)}; "
                 f"PRESET:4 has 4 nodes)"
             )
         nodes = {"nodes": int(count) if count.isdecimal() and len(count) < 10 else count} if ":" in given else {}
@@ -120,13 +120,13 @@ def read_plan(given: str) -> LabPlan:
 
 
 def make_plan(given: Mapping[str, Any], where: str) -> LabPlan:
-    """The plan that these values mean; `where` they are from, for errors."""
+    """The plan with these values; `where` they are from, for error messages."""
     top = Table(given, where, ("preset", "name", "nodes", "node", "rate", "up", "down", "racks", "rack_rate", "rack_up",
                                "rack_down", "mtu", "processes", "speed", "share", "fault"))  # fmt: skip
     if preset := top.text("preset"):
         if preset not in PRESETS:
             raise UsageError(f"{where}: {unknown('preset', preset, PRESETS)}")
-        # What the file says wins, whichever way it says it.
+        # The file's own rates override the preset's, in any form.
         values = dict(PRESETS[preset])
         for general, parts in (("rate", ("up", "down")), ("nodes", ("node",))):
             if general in given:
@@ -144,7 +144,7 @@ def make_plan(given: Mapping[str, Any], where: str) -> LabPlan:
         nodes = [_in_rack(node, i, len(nodes), racks) for i, node in enumerate(nodes)]
         switches = tuple(Rack(up, down) for _ in range(racks))
     elif any(f"rack_{way}" in top.values for way in ("rate", "up", "down")):
-        raise UsageError(f"{where}: a rate of racks is given, and no racks; add racks = 2")
+        raise UsageError(f"{where}: a rate between racks is given, but no racks; add racks = 2")
     else:
         switches = ()
     name = top.text("name") or "lab"
@@ -155,7 +155,7 @@ def make_plan(given: Mapping[str, Any], where: str) -> LabPlan:
 
 
 class Table:
-    """The values of a TOML table, by what they have to be."""
+    """A TOML table whose values are read and checked by type."""
 
     def __init__(self, values: Any, where: str, allowed: tuple[str, ...]) -> None:
         if not isinstance(values, Mapping):
@@ -171,13 +171,13 @@ class Table:
     def text(self, key: str) -> str | None:
         value = self.values.get(key)
         if value is not None and (not isinstance(value, str) or not value):
-            raise self._wrong(key, "a text")
+            raise self._wrong(key, "a string")
         return value
 
     def texts(self, key: str) -> list[str]:
         value = self.values.get(key, [])
         if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-            raise self._wrong(key, "a list of texts")
+            raise self._wrong(key, "a list of strings")
         return value
 
     def tables(self, key: str) -> list[Any]:
@@ -193,7 +193,7 @@ class Table:
         return value
 
     def number(self, key: str, *, above: float | None, most: float) -> float | None:
-        """Above something, or, where that is None, from 0 on."""
+        """A number above `above`, or, if that is None, from 0 on."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -219,7 +219,7 @@ class Table:
         if not least <= value <= most:
             unit_name = next(iter(units))
             low, high = (f"{limit / units[unit_name]:,.10g} {unit_name}" for limit in (least, most))
-            raise self._wrong(key, f"a text such as {example}, from {low} to {high}")
+            raise self._wrong(key, f"a string such as {example}, from {low} to {high}")
         return round(value)
 
 
@@ -228,24 +228,24 @@ BYTES = {"mb": 10**6, "gb": 10**9, "mib": 2**20, "gib": 2**30, "m": 2**20, "g": 
 
 
 def _rates(table: Table, prefix: str, default: tuple[int, int] | None) -> tuple[int, int]:
-    """Up and down: each by its name, or both by `rate`."""
+    """The rates up and down, each by its name, or both as `rate`."""
     both = table.rate(f"{prefix}rate")
     up, down = (table.rate(prefix + way) or both or (default[i] if default else None)
                 for i, way in enumerate(("up", "down")))  # fmt: skip
     if up is None or down is None:
         raise UsageError(
-            f'{table.where}: no speed of the links is given: write {prefix}rate = "1gbit", or {prefix}up and '
+            f'{table.where}: the speed of the links is missing: write {prefix}rate = "1gbit", or {prefix}up and '
             f"{prefix}down" + ("" if prefix else f", or a preset ({', '.join(PRESETS)})")
         )
     return up, down
 
 
 def _nodes(top: Table, where: str) -> list[Node]:
-    """Nodes as a number, or one by one."""
+    """The nodes, given as a number or one by one."""
     listed = top.tables("node")
     count = top.whole("nodes", least=1, most=MOST_NODES)
     if listed and count:
-        raise UsageError(f"{where}: nodes are given as a number and one by one; leave one of the two out")
+        raise UsageError(f"{where}: nodes are given both as a number and one by one; leave one of the two out")
     if len(listed) > MOST_NODES:
         raise UsageError(f"{where}: {len(listed)} nodes; a lab has up to {MOST_NODES}")
     processes, speed = top.whole("processes", least=1, most=1024), top.number("speed", above=0, most=1e6)
@@ -258,7 +258,7 @@ def _nodes(top: Table, where: str) -> list[Node]:
         name = table.text("name") or f"n{i + 1}"
         check_name(name, table.where)
         if any(node.name == name for node in nodes):
-            raise UsageError(f"{table.where}: the name {name} is taken by another node")
+            raise UsageError(f"{table.where}: another node already has the name {name}")
         nodes.append(Node(name, f"10.0.0.{i + 1}", up, down, cpu=table.number("cpu", above=0, most=1024),
                           memory=table.size("memory"), speed=table.number("speed", above=0, most=1e6) or speed or 1.0,
                           processes=table.whole("processes", least=1, most=1024) or processes))  # fmt: skip
@@ -266,7 +266,7 @@ def _nodes(top: Table, where: str) -> list[Node]:
 
 
 def _general(top: Table, node: Table) -> tuple[int, int] | None:
-    """The rates that nodes have unless they say another."""
+    """The default rates of nodes."""
     said = {"rate", "up", "down"} & set(top.values)
     return _rates(top, "", None) if said or not {"rate", "up", "down"} & set(node.values) else None
 
@@ -307,12 +307,12 @@ def check_fault(fault: Fault, plan: LabPlan, where: str) -> Fault:
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
     if (fault.do == "slow") != bool(fault.up or fault.down):
-        raise UsageError(f"{where}: slow, and only slow, takes a rate, or up or down")
+        raise UsageError(f"{where}: slow needs a rate, or up or down; other faults take none")
     return fault
 
 
 def in_words(rate: int) -> str:
-    """A rate for people."""
+    """A rate as text."""
     for size, unit in ((10**9, "Gbit/s"), (10**6, "Mbit/s")):
         if rate >= size:
             return f"{rate / size:.4g} {unit}"

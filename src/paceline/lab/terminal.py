@@ -1,4 +1,4 @@
-"""A command in a node, at the user's own terminal: a shell there has job control, colours and the window's size."""
+"""Runs a command on a node in the user's terminal, with job control, colours and the window's size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.lab import client
 
 
 def run_in_terminal(lab: str | None, node: str, words: list[str]) -> int:
-    """Run a command behind a terminal of its own whose input and output are passed on; its exit code."""
+    """Run a command in its own pseudo-terminal, whose input and output are passed on; return its exit code."""
     ours, theirs = pty.openpty()
     command = client.begin(lab, node, words, (theirs, theirs, theirs), tty=True)
     os.close(theirs)
@@ -27,7 +27,7 @@ def run_in_terminal(lab: str | None, node: str, words: list[str]) -> int:
     resize()
     old = signal.signal(signal.SIGWINCH, resize)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))  # not before the terminal is as it was
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # exit only after restoring the terminal
     tty.setraw(0)
     try:
         _pass_on(ours, command)
@@ -52,7 +52,7 @@ def _pass_on(terminal: int, command: client.Command) -> None:
 
 
 def _copy(source: int, target: int) -> bool:
-    """Some bytes; false at the end. (Linux says EIO when nobody has the terminal open any more.)"""
+    """Copy some bytes; false at the end. (Linux returns EIO when no process has the terminal open.)"""
     try:
         data = os.read(source, 65536)
     except OSError:

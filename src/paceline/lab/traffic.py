@@ -1,9 +1,9 @@
-"""Sends as fast as it can to other nodes and counts what its interface carries: python -m paceline.lab.traffic.
+"""Sends to other nodes as fast as possible and measures its interface: python -m paceline.lab.traffic.
 
     traffic START SECONDS ADDRESS...
 
-All nodes run it with the same START, a time on the machine's monotonic clock, and each sends to the addresses it is
-given. It prints the bits per second that its interface sent and received in the last SECONDS, as the kernel counts.
+All nodes run it with the same START, a time on the machine's monotonic clock, and each sends to its addresses. It
+prints the bits per second that its interface sent and received in the last SECONDS, from the kernel's counters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from paceline.lab.links import counters
 
 PORT = 5001
-WARM_SECONDS = 0.5  # bursts and slow starts are over by then
+WARM_SECONDS = 0.5  # TCP slow start and bursts are over by then
 CHUNK = bytes(1 << 18)
 
 
@@ -41,11 +41,11 @@ def _accept(listener: socket.socket) -> None:
 
 
 def flood(own: str, start: float, seconds: float, addresses: list[str]) -> dict[str, float]:
-    """Bits per second that were sent and received."""
+    """Bits per second sent and received."""
     with socket.create_server((own, PORT), backlog=64) as listener:
         threading.Thread(target=_accept, args=(listener,), daemon=True).start()
         time.sleep(max(0.0, start - time.monotonic()))
-        # Others stop at the same time: a link is not to be idle while somebody still counts.
+        # All nodes stop at the same time, so that no link is idle while another node still measures.
         until = start + WARM_SECONDS + seconds + 0.1
         for address in addresses:
             threading.Thread(target=_send, args=(address, until), daemon=True).start()

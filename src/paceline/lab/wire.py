@@ -1,4 +1,4 @@
-"""How a lab's processes speak: JSON messages with open files beside them, over local sockets of this user."""
+"""Messages between a lab's processes: JSON with open files, over local sockets of this user."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import socket
 import struct
 from typing import Any
 
-# How much a socket takes at once is the machine's choice, often 200 kB, and an environment may be larger: what is
-# longer than this travels as a file in memory, of which only the descriptor is sent.
+# The machine limits the size of a message, often to 200 kB, and an environment may be larger: longer messages are sent
+# as a file in memory, of which only the descriptor is sent.
 MESSAGE_BYTES = 1 << 16
 MOST_BYTES = 1 << 26
 IN_A_FILE = b"@"
 MOST_FILES = 8
-# In every node's own network, where no other lab can be.
+# In every node's own network namespace, where no other lab can be.
 IN_NODE = "\0paceline-lab"
 
 
 def name_of(lab: str) -> str:
-    """A lab's name among the machine's abstract sockets: nothing is left of it when its holder ends."""
+    """The name of a lab's abstract socket, which disappears when the holder ends."""
     return f"\0paceline-lab/{os.getuid()}/{lab}"
 
 
@@ -51,7 +51,7 @@ def say(to: socket.socket, message: dict[str, Any], files: tuple[int, ...] = ())
 
 
 def hear(source: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """The next message and its open files; nothing when the other side has gone."""
+    """The next message and its open files; None if the other side has closed."""
     size = array.array("i").itemsize * MOST_FILES
     try:
         data, extra, flags, _ = source.recvmsg(MESSAGE_BYTES, socket.CMSG_SPACE(size), socket.MSG_CMSG_CLOEXEC)
@@ -78,7 +78,7 @@ def hear(source: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
 
 
 def _whole(files: list[int]) -> bytes:
-    """A long message, which the first of the files is."""
+    """A long message, which is in the first of the files."""
     if not files:
         raise ValueError("its file is missing")
     with open(files.pop(0), "rb") as whole:

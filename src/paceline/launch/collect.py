@@ -23,6 +23,7 @@ PERIOD = 5.0
 LAST_SECONDS = 10.0  # the end of a run waits this long for records that are on their way
 LOOK_SECONDS = 0.2
 CHUNK = 256 * 1024
+DONE = b"done"  # in the place of a file without a name: all has been sent
 
 
 class Collector:
@@ -63,7 +64,7 @@ class Collector:
         """Append a part of a file, unless it is here already; the answer says how much of the file is."""
         header, (name, _, data) = message.header, bytes(message.payload).partition(b"\n")
         if not name:
-            (self._open.discard if header.nonfinite else self._open.add)(header.rank)
+            (self._open.discard if data == DONE else self._open.add)(header.rank)
             return Message(Header(Kind.RECORDED, sequence=header.sequence))
         path, start = self._place(header.rank, header.life, name.decode(errors="replace"))
         size = (path.stat().st_size if path.exists() else 0) - start
@@ -153,13 +154,13 @@ class Forwarder:
 
     def _say(self, diallers: Diallers, *, done: bool) -> bool:
         """That there is somebody who will send, or that all has been sent."""
-        return self._ask(diallers, b"", 0, done=done) is not None
+        return self._ask(diallers, b"\n" + (DONE if done else b""), 0) is not None
 
-    def _ask(self, diallers: Diallers, payload: bytes, offset: int, *, done: bool = False) -> int | None:
+    def _ask(self, diallers: Diallers, payload: bytes, offset: int) -> int | None:
         """Send a message and wait for its answer; None if there is none."""
         (dialler,), deadline = diallers.all, time.monotonic() + LAST_SECONDS / 2
         number = int(time.monotonic() * 1e6)
-        header = Header(Kind.RECORDS, rank=self._rank, life=self._life, version=offset, nonfinite=done, sequence=number)
+        header = Header(Kind.RECORDS, rank=self._rank, life=self._life, version=offset, sequence=number)
         dialler.send(Message(header, payload))
         while time.monotonic() < deadline:
             diallers.wait(LOOK_SECONDS)

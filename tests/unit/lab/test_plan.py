@@ -67,30 +67,30 @@ def test_nodes_one_by_one_racks_and_faults() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({}, "no speed of the links is given"),
+    ({}, "the speed of the links is missing"),
     ({"preset": "1gibt"}, "did you mean '1gbit'"),
     ({"preset": "1gbit", "proceses": 2}, "unknown key 'proceses'; did you mean 'processes'"),
     ({"preset": "1gbit", "nodes": 0}, "nodes is 0; it takes a whole number from 1 to 64"),
     ({"preset": "1gbit", "nodes": 2.0}, "nodes is 2.0"),
     ({"preset": "1gbit", "nodes": 2, "node": [{}]}, "as a number and one by one"),
-    ({"preset": "1gbit", "node": [{"name": "a"}, {"name": "a"}]}, "node 2: the name a is taken"),
+    ({"preset": "1gbit", "node": [{"name": "a"}, {"name": "a"}]}, "node 2: another node already has the name a"),
     ({"preset": "1gbit", "node": [{"name": "A b"}]}, "not a host name"),
     ({"preset": "1gbit", "node": [{"cpu": -1}]}, "node 1: cpu is -1; it takes a number above 0"),
-    ({"preset": "1gbit", "node": [{"memory": "2"}]}, "memory is '2'; it takes a text such as \"512MB\""),
+    ({"preset": "1gbit", "node": [{"memory": "2"}]}, "memory is '2'; it takes a string such as \"512MB\""),
     ({"preset": "1gbit", "node": [3]}, "3 is not a table"),
-    ({"rate": "fast"}, "rate is 'fast'; it takes a text such as \"100mbit\""),
+    ({"rate": "fast"}, "rate is 'fast'; it takes a string such as \"100mbit\""),
     ({"rate": "1 bit"}, "from 0.1 mbit to 30,000 mbit"),
     ({"rate": "400gbit"}, "rate is '400gbit'"),
     ({"rate": 100}, "rate is 100"),
-    ({"up": "1gbit"}, "no speed of the links is given"),
+    ({"up": "1gbit"}, "the speed of the links is missing"),
     ({"rate": "1gbit", "racks": 2}, "write rack_rate"),
     ({"rate": "1gbit", "rack_rate": "1gbit"}, "no racks; add racks = 2"),
     ({"rate": "1gbit", "mtu": 20}, "mtu is 20"),
-    ({"rate": "1gbit", "share": "/data"}, "share is '/data'; it takes a list of texts"),
+    ({"rate": "1gbit", "share": "/data"}, "share is '/data'; it takes a list of strings"),
     ({"rate": "1gbit", "fault": [{"do": "cut"}]}, "it needs at, do and node"),
     ({"rate": "1gbit", "fault": [{"at": 1, "do": "cute", "node": "n1"}]}, "did you mean 'cut'"),
     ({"rate": "1gbit", "fault": [{"at": 1, "do": "cut", "node": "n7"}]}, "unknown node 'n7'"),
-    ({"rate": "1gbit", "fault": [{"at": 1, "do": "slow", "node": "n1"}]}, "only slow, takes a rate"),
+    ({"rate": "1gbit", "fault": [{"at": 1, "do": "slow", "node": "n1"}]}, "slow needs a rate"),
     ({"rate": "1gbit", "fault": [{"at": -1, "do": "cut", "node": "n1"}]}, "at is -1"),
     ({"rate": "1gbit", "fault": {"at": 1}}, r"each under \[\[fault\]\]"),
 ]
@@ -142,9 +142,9 @@ def test_what_a_machine_cannot_reach_is_flagged() -> None:
     assert one.startswith("n1, n2: 10 Gbit/s is out of reach")
     [near] = flags(plan_of(rate="1gbit", nodes=2), 1.532e9)
     assert "moves about 1.53 Gbit/s" in near
-    assert near.endswith("ask for 689 Mbit/s at most")  # less than what it says that it moves, and why
+    assert near.endswith("use at most 689 Mbit/s")  # less than what it says that it moves, and why
     [total] = flags(plan_of(rate="1gbit", nodes=64), 12e9)
-    assert "all nodes sending at once ask for 64 Gbit/s" in total
+    assert "all nodes sending at once need 64 Gbit/s" in total
 
 
 @pytest.mark.parametrize("capacity", [9e6, 1.532e9, 4.4444e9, 12e9])
@@ -153,7 +153,7 @@ def test_what_a_machine_cannot_reach_is_flagged() -> None:
 def test_what_is_advised_is_in_reach(monkeypatch: pytest.MonkeyPatch, capacity: float, nodes: int, there: int) -> None:
     monkeypatch.setattr("paceline.lab.capacity.cores", lambda: there)
     [flag] = flags(plan_of(rate="10gbit", nodes=nodes), capacity)
-    advice = re.search(r"ask for ([\d.]+ .bit/s) at most", flag)
+    advice = re.search(r"use at most ([\d.]+ .bit/s)", flag)
     assert advice
     assert flags(plan_of(rate=advice[1], nodes=nodes), capacity) == []
 
