@@ -20,6 +20,7 @@ from isolation import isolate_files
 from plain_loop import Trained
 from safetensors.torch import save_file
 from worlds import TRANSPORTS, World, Worlds
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 from paceline import messages
 
@@ -48,24 +49,43 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         shutil.rmtree(os.environ["TMPDIR"], ignore_errors=True)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What must not run at the same time is in one group: tests of a file, all that use worlds, and all labs.
+USE_WORLDS = ("tests/parity/", "tests/contract/", "tests/unit/test_weights_parts.py")
 
-    Long groups come first, so that no process of the two ends long before the other.
+
+def group(file: str) -> str:
+    """Tests of a file share what its fixtures make, those of worlds the worlds; two labs must not be there at once.
+
+    Marks of `xdist_group` would do, but pytest 9.2 ignores them (pytest-xdist's issue 1386).
     """
+    return "worlds" if file.startswith(USE_WORLDS) else "labs" if "lab" in file else file
 
-    def group(item: pytest.Item) -> str:
-        names, file = getattr(item, "fixturenames", ()), item.path.relative_to(item.config.rootpath).as_posix()
-        return "worlds" if {"world", "worlds"} & set(names) else "labs" if "lab" in file else file
 
-    groups = {item: group(item) for item in items}
-    first = ("worlds", "labs", "tests/process/")
-    items.sort(
-        key=lambda item: next((n for n, start in enumerate(first) if groups[item].startswith(start)), len(first))
-    )
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(groups[item]))
+class Groups(LoadScopeScheduling):  # type: ignore[misc]
+    """Tests of a group run in one process, one after the other."""
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        config.option.loadscopereorder = False  # it begins with the groups of most tests
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group(nodeid.partition("::")[0])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
+    return Groups(config, log)
+
+
+@pytest.hookimpl(trylast=True)  # after whatever shuffles them
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long groups come first, so that no process of the two ends long before the other."""
+    first = ("worlds", "labs", "tests/process/", "tests/browser/", "tests/")
+
+    def place(item: pytest.Item) -> int:
+        name = group(item.path.relative_to(item.config.rootpath).as_posix())
+        assert name == "worlds" or "worlds" not in getattr(item, "fixturenames", ()), "see USE_WORLDS"
+        return next(n for n, start in enumerate(first) if name.startswith(start))
+
+    items.sort(key=place)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
