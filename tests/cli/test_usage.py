@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from refusal import SHELL, refusal
 
 import paceline
 from paceline.cli import main
 
 COMMAND = str(Path(sys.executable).parent / "paceline")
-LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI", "SLURM_", "PACELINE_")
 SMALL = ["train", "--model", "mlp", "--data", "synthetic:train=8,test=4", "--batch-size", "4", "--steps", "1"]
-SHELL = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [COMMAND, *arguments], cwd=folder, env=SHELL, capture_output=True, text=True, timeout=60, check=False
     )
-
-
-def refusal(folder: Path, *arguments: str) -> str:
-    """The one message of a command that is refused before anything is started or written."""
-    before = sorted(folder.rglob("*"))
-    done = run(folder, *arguments)
-    assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    (message,) = (line for line in done.stderr.splitlines() if not line.startswith(" "))
-    assert message.startswith("paceline")
-    assert sorted(folder.rglob("*")) == before
-    return done.stderr
 
 
 def test_what_needs_neither_torch_nor_templates_does_not_import_them(tmp_path: Path) -> None:
@@ -66,9 +53,10 @@ def test_help_and_version_are_printed(tmp_path: Path) -> None:
 
 
 def test_a_verb_that_does_not_exist_is_answered_with_the_nearest(tmp_path: Path) -> None:
-    message = refusal(tmp_path, "trian", "--epochs", "1")
-    assert "unknown verb 'trian'; did you mean 'train'?" in message
-    assert "doctor" in message
+    done = run(tmp_path, "trian", "--epochs", "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "paceline: unknown verb 'trian'; did you mean 'train'?" in done.stderr
+    assert "doctor" in done.stderr
     assert "VERB" in refusal(tmp_path)
 
 

@@ -109,7 +109,7 @@ def test_slower_is_what_the_whole_interval_says(
 
 def test_runs_that_are_disturbed_or_too_short_do_not_tell_what_is_slower(tmp_path: Path) -> None:
     busy = compare(repeats(tmp_path / "a", THREE), repeats(tmp_path / "b", (0.2, 0.2, 0.2), others=2.0))
-    short = compare(*(Group({}, (check_read(write_run(tmp_path / str(mean), steady(mean, 15))),)) for mean in (1, 9)))
+    short = compare(*(Group((check_read(write_run(tmp_path / str(mean), steady(mean, 15))),)) for mean in (1, 9)))
     for found, why in ((busy, "other programs disturbed these runs"), (short, "these runs are too short")):
         assert slower(found, 5).is_slower is None
         assert why in slower(found, 5).why
