@@ -62,20 +62,33 @@ def gossip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def test_a_strategy_of_another_package_is_helped_with_trained_and_reported(gossip: Path, tmp_path: Path) -> None:
-    helped = paceline(gossip, "train", "--help").stdout
-    assert "gossip        data parallel; each worker averages its weights with one neighbour" in helped
-    assert "options of gossip:\n  --gossip-every N" in helped
+@pytest.fixture(scope="module")
+def runs(gossip: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training with the strategy, and one of one process, both with the package's model and data."""
+    folder = tmp_path_factory.mktemp("runs")
     words = ("train", "--model", "two-layers", "--data", "stripes", "--global-batch", "12", "--epochs", "2", "--lr",
-             "0.01", "--output-dir", str(tmp_path))  # fmt: skip
+             "0.01", "--output-dir", str(folder))  # fmt: skip
     for more in (("--strategy", "gossip", "--workers", "3", "--gossip-every", "2"), ()):
         done = paceline(gossip, *words, *more)
         assert done.returncode == 0, done.stderr
-    folders = sorted(tmp_path.glob("two-layers-*"))
+    return folder
+
+
+def test_a_strategy_of_another_package_is_helped_with_and_trained(gossip: Path, runs: Path) -> None:
+    helped = paceline(gossip, "train", "--help").stdout
+    assert "gossip        data parallel; each worker averages its weights with one neighbour" in helped
+    assert "options of gossip:\n  --gossip-every N" in helped
+    folders = sorted(runs.glob("two-layers-*"))
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
     assert [(s["strategy"], s["workers"], s["steps"]) for s in summaries] == [("gossip", 3, 16), ("sequential", 1, 16)]
     assert tomllib.loads((folders[0] / "spec.toml").read_text())["gossip_every"] == 2
-    done = paceline(gossip, "report", str(tmp_path), "-o", str(tmp_path / "report.html"))
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_its_runs_are_reported_whether_it_is_installed_or_not(
+    gossip: Path, runs: Path, tmp_path: Path, installed: bool
+) -> None:
+    done = paceline(gossip if installed else tmp_path, "report", str(runs), "-o", str(tmp_path / "report.html"))
     assert done.returncode == 0, done.stderr
     assert "gossip" in (tmp_path / "report.html").read_text()
 
@@ -84,15 +97,6 @@ def test_its_options_are_refused_by_name_where_the_strategy_has_none(gossip: Pat
     done = paceline(gossip, "train", "--strategy", "ring", "--gossip-every", "2")
     assert done.returncode == 2
     assert "strategy ring has no --gossip-every: leave it out, or use --strategy gossip" in done.stderr
-
-
-def test_a_run_is_reported_where_its_strategys_package_is_not_installed(gossip: Path, tmp_path: Path) -> None:
-    words = ("--model", "mlp", "--data", "synthetic:1x8x8,train=96,test=16", "--epochs", "1", "--batch-size", "8")
-    done = paceline(gossip, "train", "--strategy", "gossip", *words, "--name", "run", "--output-dir", str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    done = paceline(tmp_path / "nothing", "report", str(tmp_path), "-o", str(tmp_path / "report.html"))
-    assert done.returncode == 0, done.stderr
-    assert "gossip" in (tmp_path / "report.html").read_text()
 
 
 def test_a_plug_in_with_the_name_of_another_is_refused(tmp_path: Path) -> None:
