@@ -165,3 +165,10 @@ def train_here(comm: Comm, folder: str, values: dict[str, Any]) -> int:
     with closing(Recorder(path, comm.rank)) as recorder:
         train(Job(resolved.spec, metered, place, Console(None), lambda: False, summary).opened(path, recorder))
     return summary.steps
+
+
+def train_from_pictures(comm: Comm, folder: str, values: dict[str, Any], cache: str) -> int:
+    """Train on a folder of images; a rank's process packs it into a cache of the test's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PACELINE_CACHE", cache)
+        return train_here(comm, folder, values)

@@ -6,9 +6,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import parity_cases as cases
 import pytest
 from parity_cases import SETTINGS, check_trains, distance, values_for
+from PIL import Image
 from safetensors.torch import load_file
 from worlds import TRANSPORTS, ThreadWorld, Worlds
 
@@ -74,3 +76,19 @@ def test_workers_hold_out_the_samples_and_keep_the_epoch_that_one_process_does(t
         ThreadWorld(workers).run(cases.train_here, folder=str(tmp_path / str(workers)), values=values)
     one, three = (load_file(tmp_path / n / "model.safetensors") for n in ("1", "3"))
     assert distance(three, one) <= 1e-12
+
+
+def test_however_a_folder_of_images_is_read_the_same_model_is_trained(worlds: Worlds, tmp_path: Path) -> None:
+    """By every rank, by rank 0 alone, or by all together."""
+    for number in range(24):
+        place = tmp_path / "pictures" / f"kind-{number % 3}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8), 80 * (number % 3) + number, np.uint8)).save(place / f"{number}.png")
+    values = {"model": "mlp", "data": f"images:{tmp_path / 'pictures'}", "workers": 3, "batch_size": 2, "epochs": 1}
+    values |= {"validation": 0.2, "augment": "crop-flip", "transport": "mpi"}
+    models = []
+    for read in ("own", "scatter", "mpi-io"):
+        more = {"folder": str(tmp_path / read), "values": values | {"read": read}, "cache": str(tmp_path / "cache")}
+        assert worlds.get("mpi", 3).run(cases.train_from_pictures, **more) == [3] * 3
+        models.append((tmp_path / read / "model.safetensors").read_bytes())
+    assert models[0] == models[1] == models[2]
