@@ -26,15 +26,21 @@ PACELINE = [str(BIN / "paceline"), "train"]
 MPIEXEC = [str(BIN / "mpiexec"), *(["--allow-run-as-root"] if os.getuid() == 0 else []), "--oversubscribe"]
 # As ours sets it; Open MPI's own default is that each rank listens on all interfaces.
 NO_TCP = ["--mca", "pml", "ob1", "--mca", "btl", "^tcp"]
-# The same training under every launcher; the ranks are 3.
-LAUNCHERS: dict[str, list[str]] = {
-    "gloo": [*PACELINE, "--workers", "3"],
-    "mpi": [*PACELINE, "--workers", "3", "--transport", "mpi"],
-    "torchrun": [str(BIN / "torchrun"), "--nproc-per-node", "3", "--no-python", *PACELINE],
-    "mpiexec": [*MPIEXEC, *NO_TCP, "-n", "3", *PACELINE],
-}
+
+
+def launchers(ranks: int) -> dict[str, list[str]]:
+    """The same training under every launcher."""
+    return {
+        "gloo": [*PACELINE, "--workers", str(ranks)],
+        "mpi": [*PACELINE, "--workers", str(ranks), "--transport", "mpi"],
+        "torchrun": [str(BIN / "torchrun"), "--nproc-per-node", str(ranks), "--no-python", *PACELINE],
+        "mpiexec": [*MPIEXEC, *NO_TCP, "-n", str(ranks), *PACELINE],
+    }
+
+
+LAUNCHERS = launchers(3)
 # Long enough that a test, not the run, decides when it ends.
-ENDLESS = ["--model", "mlp", "--strategy", "ring", "--steps", "1000000", "--log-every", "0"]
+ENDLESS = ["--model", "mlp", "--strategy", "ring", "--steps", "1000000"]
 PATIENCE = 60.0
 
 
@@ -48,20 +54,27 @@ def until(what: str, ready: Callable[[], Any], seconds: float = PATIENCE) -> Any
     raise AssertionError(f"waited {seconds} s in vain until {what}")
 
 
+def logged(folder: Path) -> int:
+    """How many steps rank 0 has told of, a line after ten; its log is written at once, its records every second."""
+    with contextlib.suppress(FileNotFoundError):
+        return 10 * (folder / "logs" / "rank_0.log").read_text().count("\nAt step ")
+    return 0
+
+
 class LiveRun:
     """A started run; use as a context, so that nothing survives a failed test."""
 
-    def __init__(self, command: list[str], output: Path, fault: str | None = None) -> None:
+    def __init__(self, command: list[str], output: Path, fault: str | None = None, cwd: Path | None = None) -> None:
         self.folder, self.command = output / "run", command
         self.temporary = Path(tempfile.mkdtemp())  # not in `output`: the paths of sockets are short
         variables = dict(os.environ) | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary)}
         if fault:
             variables |= {"PACELINE_TEST_FAULT": fault, "PYTHONPATH": str(Path(__file__).parent / "faulty")}
         self.shared_before = set(os.listdir("/dev/shm"))
-        self.errors = (output / "stderr").open("w+")
+        self.output, self.errors = ((output / name).open("w+") for name in ("stdout", "stderr"))
         self.process = subprocess.Popen(
             [*command, "--output-dir", str(output), "--name", "run"],
-            env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.errors, text=True,
+            cwd=cwd, env=variables, stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.errors,
             start_new_session=True,
         )  # fmt: skip
 
@@ -71,19 +84,23 @@ class LiveRun:
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        time.sleep(0.1)  # the janitor has work to do
+            time.sleep(0.1)  # the janitor has work to do
         for pid in self.living():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.process.communicate()
+        self.process.wait()
+        self.output.close()
         self.errors.close()
         shutil.rmtree(self.temporary)
 
     def steps(self, rank: int) -> int:
         return sum(record["kind"] == "step" for record in raw_lines(self.folder / f"rank_{rank}.jsonl"))
 
+    def logged(self) -> int:
+        return logged(self.folder)
+
     def wait_until_training(self, steps: int = 3) -> None:
-        until("rank 0 trains", lambda: self.process.poll() is not None or self.steps(0) > steps)
+        until("rank 0 trains", lambda: self.process.poll() is not None or self.logged() > steps)
         assert self.process.poll() is None, self.stderr()
         self.check_listeners()
 
@@ -114,13 +131,13 @@ class LiveRun:
 
     def end(self, seconds: float = PATIENCE) -> int:
         """Wait until the command has ended; its exit code."""
-        self.stdout, _ = self.process.communicate(timeout=seconds)
-        return self.process.returncode
+        return self.process.wait(seconds)
+
+    def stdout(self) -> str:
+        return Path(self.output.name).read_text()
 
     def stderr(self) -> str:
-        self.errors.flush()
-        self.errors.seek(0)
-        return self.errors.read()
+        return Path(self.errors.name).read_text()
 
     def summary(self) -> Summary:
         summary = read_summary(self.folder)

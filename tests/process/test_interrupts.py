@@ -10,17 +10,17 @@ from pathlib import Path
 
 import kills
 import pytest
-from live_run import ENDLESS, LAUNCHERS, PACELINE, LiveRun, until
+from live_run import ENDLESS, LAUNCHERS, PACELINE, LiveRun, launchers, until
 from safetensors.torch import load_file
 
 from paceline.run.records import INTERRUPTED
 
 
-@pytest.mark.parametrize("launcher", ["gloo", "mpi", "torchrun"])
-def test_a_signal_to_all_finishes_a_common_step_and_saves(launcher: str, tmp_path: Path) -> None:
-    with LiveRun(LAUNCHERS[launcher] + ENDLESS, tmp_path) as run:
+@pytest.mark.parametrize(("launcher", "ranks"), [("gloo", 3), ("mpi", 2), ("torchrun", 2)])
+def test_a_signal_to_all_finishes_a_common_step_and_saves(launcher: str, ranks: int, tmp_path: Path) -> None:
+    with LiveRun(launchers(ranks)[launcher] + ENDLESS, tmp_path) as run:
         run.wait_until_training()
-        for pid in (run.pid(0), run.pid(1), run.pid(2), run.process.pid):  # as a scheduler does
+        for pid in (*map(run.pid, range(ranks)), run.process.pid):  # as a scheduler does
             os.kill(pid, signal.SIGTERM)
         if launcher != "torchrun":
             until("the launcher knows", lambda: "stopping after this step" in run.stderr())
@@ -29,7 +29,7 @@ def test_a_signal_to_all_finishes_a_common_step_and_saves(launcher: str, tmp_pat
         assert code == 130 if launcher != "torchrun" else code != 0
         summary = run.summary()
         assert summary.status == INTERRUPTED
-        assert {run.steps(rank) for rank in range(3)} == {summary.steps}
+        assert {run.steps(rank) for rank in range(ranks)} == {summary.steps}
         assert load_file(run.folder / "model.safetensors")
         run.check_nothing_is_left()
 
@@ -44,7 +44,7 @@ def test_one_worker_and_ranks_that_are_threads_stop_as_well(tmp_path: Path) -> N
     for name, flags in {"one": [], "threads": ["--workers", "2", "--transport", "threads"]}.items():
         output = tmp_path / name
         output.mkdir()
-        with LiveRun([*PACELINE, "--model", "mlp", "--steps", "1000000", "--log-every", "0", *flags], output) as run:
+        with LiveRun([*PACELINE, "--model", "mlp", "--steps", "1000000", *flags], output) as run:
             run.wait_until_training()
             os.kill(run.process.pid, signal.SIGTERM)
             assert run.end(20) == 130
@@ -53,7 +53,7 @@ def test_one_worker_and_ranks_that_are_threads_stop_as_well(tmp_path: Path) -> N
 
 
 def test_under_a_foreign_mpiexec_the_summary_still_says_interrupted(tmp_path: Path) -> None:
-    with LiveRun(LAUNCHERS["mpiexec"] + ENDLESS, tmp_path) as run:
+    with LiveRun(launchers(2)["mpiexec"] + ENDLESS, tmp_path) as run:
         run.wait_until_training()
         os.kill(run.process.pid, signal.SIGINT)
         assert run.end(20) != 0
@@ -106,7 +106,7 @@ def test_a_rank_ends_with_its_exit_code_and_without_tearing_the_interpreter_down
 
 @pytest.mark.parametrize("launcher", ["gloo", "mpi"])
 def test_an_interrupt_before_the_ranks_are_up_ends_at_once(launcher: str, tmp_path: Path) -> None:
-    with LiveRun(LAUNCHERS[launcher] + ENDLESS, tmp_path) as run:
+    with LiveRun(launchers(2)[launcher] + ENDLESS, tmp_path) as run:
         until("the folder is there", (run.folder / "summary.json").exists)
         os.kill(run.process.pid, signal.SIGINT)
         assert run.end(20) == 130
@@ -117,7 +117,7 @@ def test_an_interrupt_before_the_ranks_are_up_ends_at_once(launcher: str, tmp_pa
 
 @pytest.mark.parametrize("launcher", ["gloo", "mpi"])
 def test_the_second_interrupt_does_not_wait_for_anybody(launcher: str, tmp_path: Path) -> None:
-    with LiveRun(LAUNCHERS[launcher] + ENDLESS, tmp_path) as run:
+    with LiveRun(launchers(2)[launcher] + ENDLESS, tmp_path) as run:
         run.wait_until_training()
         os.kill(run.pid(1), signal.SIGSTOP)  # so that the last step cannot be finished
         os.kill(run.process.pid, signal.SIGINT)

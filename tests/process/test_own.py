@@ -1,4 +1,4 @@
-"""A user's own model and data under every launcher; what is wrong with them, every rank says, and exits with 2."""
+"""A user's own model and data: what is wrong with them, every rank says, and exits with 2."""
 
 from __future__ import annotations
 
@@ -10,57 +10,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from live_run import LAUNCHERS, MPIEXEC, PACELINE
+from live_run import MPIEXEC, PACELINE, launchers
+from own_modules import write_modules
 from PIL import Image
 
 from paceline.run.folder import read_summary
 from paceline.run.records import COMPLETED
 
-MODULE = """
-import os
-import numpy as np
-from layers import nn
-
-class Net(nn.Module):
-    def __init__(self, channels, classes):
-        super().__init__()
-        self.conv, self.out = nn.Conv2d(channels, 4, 3), nn.Linear(4 * 36, classes)
-
-    def forward(self, x):
-        x = self.conv(x)
-        return self.out(x.view(x.size(0), -1))  # which wants the usual layout
-
-def build(channels, classes):
-    return Net(channels, classes)
-
-def one_too_many(channels, classes):
-    return build(channels, classes + 1)
-
-def load():
-    labels = np.arange(48) % 3
-    images = (labels[:, None, None] * 80 + np.zeros((48, 8, 8))).astype(np.uint8)
-    return (images, labels), (images[:12], labels[:12])
-
-def wild():
-    (images, labels), test = load()
-    labels[5] = -1
-    return (images, labels), test
-
-def unseeded():
-    (images, labels), test = load()
-    np.random.default_rng(os.getpid()).shuffle(labels)
-    return (images, labels), test
-"""
-
 
 def run(folder: Path, launcher: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    (folder / "mine.py").write_text(MODULE)
-    (folder / "layers.py").write_text("from torch import nn\n")
+    write_modules(folder)
     variables = dict(os.environ) | {"OMP_NUM_THREADS": "1", "PACELINE_CACHE": str(folder / "cache")}
-    started = LAUNCHERS[launcher]
-    if launcher == "gloo":  # as `python -m`, which puts the working folder first on the import path
-        started = [sys.executable, "-m", "paceline", *started[1:]]
-    command = [*started, "--batch-size", "4", "--epochs", "1", "--name", "run", *arguments]
+    command = [*launchers(2)[launcher], "--batch-size", "4", "--epochs", "1", "--name", "run", *arguments]
     return subprocess.run(
         command, cwd=folder, env=variables, capture_output=True, text=True, timeout=100, check=False,
         stdin=subprocess.DEVNULL,
@@ -77,34 +38,6 @@ def pictures(folder: Path) -> Path:
     return folder / "pictures"
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_own_model_and_data_are_trained_on_and_replace_no_library(launcher: str, tmp_path: Path) -> None:
-    for name in ("json", "random", "torch", "typing"):
-        (tmp_path / f"{name}.py").write_text("open('executed', 'a').write(__file__)\nraise ImportError(__file__)\n")
-    done = run(tmp_path, launcher, "--model", "mine:build", "--data", "mine:load")
-    assert done.returncode == 0, done.stderr
-    assert not (tmp_path / "executed").exists()
-    summary = read_summary(tmp_path / "runs" / "run")
-    assert summary is not None
-    assert (summary.status, summary.model, summary.data, summary.steps) == (COMPLETED, "mine:build", "mine:load", 4)
-    assert summary.parameters == 4 * 9 + 4 + 3 * 144 + 3
-
-
-def test_however_a_folder_of_images_is_read_the_same_model_is_trained(tmp_path: Path) -> None:
-    folder, models = pictures(tmp_path), []
-    for read in ("own", "scatter", "mpi-io"):
-        arguments = ["--model", "mlp", "--data", f"images:{folder}", "--batch-size", "2", "--validation", "0.2"]
-        place = tmp_path / read
-        place.mkdir()
-        done = run(place, "mpi", *arguments, "--augment", "crop-flip", "--read", read)
-        assert done.returncode == 0, done.stderr
-        summary = read_summary(place / "runs" / "run")
-        assert summary is not None
-        assert (summary.status, summary.steps, len(summary.validation_loss)) == (COMPLETED, 3, 1)
-        models.append((place / "runs" / "run" / "model.safetensors").read_bytes())
-    assert models[0] == models[1] == models[2]
-
-
 MODEL = (["--model", "mine:one_too_many", "--data", "mine:load"], ["mine:one_too_many", "4", "3 classes"])
 RANDOM = (["--model", "mine:build", "--data", "mine:unseeded"], ["different data than rank 0", "seed"])
 LABELS = (["--model", "mine:build", "--data", "mine:wild"], ["mine:wild", "-1"])
@@ -114,10 +47,9 @@ IMAGE = (["--model", "mlp", "--data", "images:pictures"], ["broken.png"])
 @pytest.mark.parametrize(
     ("launcher", "arguments", "parts"),
     [
-        *((launcher, *MODEL) for launcher in LAUNCHERS),
+        *((launcher, *MODEL) for launcher in ("gloo", "mpi", "torchrun")),
         ("gloo", *LABELS),
         ("gloo", *RANDOM),
-        ("gloo", *IMAGE),
         ("mpiexec", *IMAGE),
     ],
     ids=lambda part: part if isinstance(part, str) else part[1] if part[0].startswith("--") else "",
@@ -158,8 +90,7 @@ def test_where_rank_0_scatters_nobody_else_needs_the_data(tmp_path: Path) -> Non
 
 def test_a_script_finds_its_own_modules_from_any_folder(tmp_path: Path) -> None:
     (tmp_path / "tools").mkdir()
-    (tmp_path / "tools" / "mine.py").write_text(MODULE)
-    (tmp_path / "tools" / "layers.py").write_text("from torch import nn\n")
+    write_modules(tmp_path / "tools")
     (tmp_path / "tools" / "go.py").write_text(
         "import paceline\n"
         "spec = paceline.RunSpec(model='mine:build', data='mine:load', workers=2, batch_size=4, epochs=1)\n"

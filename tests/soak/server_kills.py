@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import signal
@@ -10,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from live_run import PACELINE, LiveRun, until
-from parity_cases import distance
+from parity_cases import distance, train_here
 from raw_lines import raw_lines
 from safetensors.torch import load_file
+from worlds import ThreadWorld
 
+from paceline.cli.train import add_arguments, layers_of
 from paceline.run.records import COMPLETED
 
 TRIALS = 300
 STEPS = 600
 MODEL = ["--model", "mlp", "--hidden", "32", "--data", "synthetic:1x12x12,train=1920,test=64", "--dtype", "float64",
-         "--optimizer", "sgd", "--lr", "0.01", "--no-scale-lr", "--log-every", "0"]  # fmt: skip
+         "--optimizer", "sgd", "--lr", "0.01", "--no-scale-lr"]  # fmt: skip
 GLOBAL_BATCH = 96
 
 
@@ -57,9 +60,7 @@ def trial(seed: int, folder: Path) -> Counter[str]:
         if strategy == "ps-async" and not done["servers killed"]:
             assert sum(summary.own_figures["gradients"]) == STEPS
     if strategy == "ps-sync":
-        alone = folder / "alone"
-        alone.mkdir()
-        assert distance(weights, train_alone(alone)) <= 1e-11
+        assert distance(weights, train_alone(folder / "alone")) <= 1e-11
     return done
 
 
@@ -94,16 +95,18 @@ def served(strategy: str, workers: int = 3, *more: str, steps: int = STEPS) -> l
             "--steps", str(steps), "--worker-timeout", "1.5", "--timeout", "30", *more]  # fmt: skip
 
 
-def train_alone(folder: Path) -> Any:
-    """The weights of one process with the same global batch."""
-    command = [*PACELINE, *MODEL, "--strategy", "sequential", "--batch-size", str(GLOBAL_BATCH), "--steps", str(STEPS)]
-    with LiveRun(command, folder) as run:
-        assert run.end() == 0, run.stderr()
-    return load_file(folder / "run" / "model.safetensors")
+def train_alone(folder: Path, steps: int = STEPS, *more: str) -> Any:
+    """The weights of one process, this one, with the same global batch."""
+    words = [*MODEL, "--strategy", "sequential", "--batch-size", str(GLOBAL_BATCH), "--steps", str(steps), *more]
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    ((_, values),) = layers_of(parser.parse_args(words))
+    ThreadWorld(1).run(train_here, folder=str(folder), values=values | {"workers": 1})
+    return load_file(folder / "model.safetensors")
 
 
-def check_completed(run: LiveRun) -> None:
+def check_completed(run: LiveRun, steps: int = STEPS) -> None:
     assert run.end() == 0, run.stderr()
     summary = run.summary()
-    assert (summary.status, summary.steps) == (COMPLETED, STEPS)
+    assert (summary.status, summary.steps) == (COMPLETED, steps)
     run.check_nothing_is_left()
