@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
@@ -153,7 +154,7 @@ def refused_here(comm: Comm, folder: str, values: dict[str, Any]) -> str:
     return ""
 
 
-def train_here(comm: Comm, folder: str, values: dict[str, Any]) -> int:
+def train_here(comm: Comm, folder: str, values: dict[str, Any], stop: Callable[[], bool] = lambda: False) -> int:
     """Train as `values` say on this communicator; rank 0 leaves the run folder's files. Returns the steps."""
     resolved: Resolved = resolve(("test", fitting(values)))
     path = Path(folder)
@@ -163,7 +164,7 @@ def train_here(comm: Comm, folder: str, values: dict[str, Any]) -> int:
     summary = begin_summary(resolved.spec)
     place = choose_place(resolved.spec, 0)
     with closing(Recorder(path, comm.rank)) as recorder:
-        train(Job(resolved.spec, metered, place, Console(None), lambda: False, summary).opened(path, recorder))
+        train(Job(resolved.spec, metered, place, Console(None), stop, summary).opened(path, recorder))
     return summary.steps
 
 

@@ -123,7 +123,7 @@ def test_a_killed_asynchronous_server_loses_few_updates_and_tells_how_many(
 
 
 def test_without_workers_a_run_fails_and_says_so(tmp_path: Path) -> None:
-    with LiveRun(served("ps-async", 2, steps=ENDLESS), tmp_path) as run:
+    with LiveRun(served("ps-bounded", 2, steps=ENDLESS), tmp_path) as run:
         run.wait_until_training()
         for rank in (1, 2):
             os.kill(run.pid(rank), signal.SIGKILL)
