@@ -209,9 +209,9 @@ def test_quiet_shows_warnings_and_verbose_where_ranks_run(launcher: str, tmp_pat
             log = run.folder / "logs" / "mpiexec.log"  # what its ranks say
             said = run.stderr() + (log.read_text() if log.exists() else "")
             if flag == "--quiet":
-                assert re.sub("The machine was busy.*\n", "", run.stdout) == ""
+                assert re.sub("The machine was busy.*\n", "", run.stdout()) == ""
                 assert not any(pid in said for pid in pids)
             else:
-                assert " ".join(run.stdout.split()).count("momentum 0.9") == 1, "every option is shown"
+                assert " ".join(run.stdout().split()).count("momentum 0.9") == 1, "every option is shown"
                 assert all(f"paceline: {pid}" in said for pid in pids)
                 assert re.search("paceline: rank 0 of 3 is process .* ranks meet at /", said) or launcher == "torchrun"
