@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from paceline.comm import table as transports
 from paceline.strategies import table as strategies
@@ -353,6 +355,73 @@ def test_launcher_variables_are_read_in_one_file() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith(words)
     }
     assert readers == {"paceline.launch.env", "paceline.lab.node"}  # the lab sets one for its nodes
+
+
+# What has no public name in torch, and why it is needed all the same; `X._name` is of any tensor, storage or module.
+PRIVATE = {
+    ("paceline.comm.process_group", "torch.distributed.ProcessGroupGloo._Options"): "chooses the network interface",
+    ("paceline.comm.process_group", "X._timeout"): "the only way to give these options a time limit",
+    ("paceline.comm.process_group", "X._devices"): "chooses the network interface",
+    ("paceline.pipeline.graph", "X._cdata"): "which values share memory",
+    ("paceline.pipeline.graph", "X._version"): "which values are changed in place",
+    ("paceline.pipeline.tracing", "X._buffers"): "puts back what a traced forward has changed",
+    ("paceline.pipeline.tracing", "X._modules"): "puts back what a traced forward has changed",
+    ("paceline.pipeline.tracing", "X._parameters"): "puts back what a traced forward has changed",
+    ("paceline.pipeline.tracing", "torch._disable_dynamo"): "named in the docstring on what imports the compiler",
+    ("paceline.pipeline.tracing", "torch._dynamo"): "keeps torch from importing its compiler, which takes a second",
+    ("paceline.strategies.buckets", "X._cdata"): "whether a user holds a gradient's memory",
+    ("paceline.strategies.buckets", "X._version"): "whether a parameter was changed during backward",
+    ("paceline.strategies.buckets", "torch._C"): "whether a user holds a gradient's memory",
+    ("paceline.strategies.buckets", "torch._C._storage_Use_Count"): "whether a user holds a gradient's memory",
+    ("paceline.strategies.parameter_server.flat", "torch._foreach_copy_"): "copies many small tensors in one call",
+    ("paceline.strategies.pipeline.engine", "torch._foreach_copy_"): "copies many small tensors in one call",
+    ("paceline.tensor.layers", "X._conv_forward"): "computes a convolution with weights that are a part of the layer's",
+}
+
+
+def is_private(name: str) -> bool:
+    return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+
+
+def torch_names(tree: ast.AST) -> dict[str, str]:
+    """What the names that a file imports from torch stand for."""
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            inside = [alias for alias in node.names if alias.name.split(".")[0] == "torch"]
+            found |= {alias.asname or "torch": alias.name if alias.asname else "torch" for alias in inside}
+            found |= {alias.name: alias.name for alias in inside}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "torch":
+            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_nothing_private_is_imported_from_torch() -> None:
+    names = {(name, each) for name, path in FILES.items() for each in torch_names(ast.parse(path.read_text())).values()}
+    assert {(name, each) for name, each in names if is_private(each)} == set()
+
+
+def test_private_attributes_of_torch_are_these() -> None:
+    tensor, layer = torch.empty(1), torch.nn.Conv2d(1, 1, 1, device="meta")
+    options = torch.distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    theirs = {name for each in (tensor, tensor.untyped_storage(), layer, options) for name in dir(each)}
+    found = set()
+    for file, path in FILES.items():
+        tree = ast.parse(path.read_text())
+        names = torch_names(tree)
+        own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        own |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)
+                and ast.unparse(n.value) == "self"}  # fmt: skip
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and is_private(node.attr):
+                root, _, rest = ast.unparse(node).partition(".")
+                if root in names:
+                    found.add((file, f"{names[root]}.{rest}"))
+                elif node.attr in theirs - own:
+                    found.add((file, f"X.{node.attr}"))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= {(file, each) for each in re.findall(r"\btorch[\w.]*\._\w+", node.value)}
+    assert found == PRIVATE.keys()
 
 
 def test_no_pickle_anywhere() -> None:

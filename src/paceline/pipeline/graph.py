@@ -63,8 +63,8 @@ class Graph:
         self.training = self.traces[True].graph
         self.bare = copy.deepcopy(model)  # stays without storage when the model's layers get values
         for layer in self.bare.modules():
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
-                layer.momentum = 0.1  # where it is None, a count is looked at, which has no value here
+            if hasattr(layer, "num_batches_tracked"):  # looked at if momentum is None; it has no value here
+                layer.momentum = 0.1  # type: ignore[assignment]
         if not _is_part(self.traces[False].graph, self.training):
             raise UsageError("it computes other layers in evaluation than in training")
         inputs = [node for node in self.training.nodes if node.op == "placeholder"]

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.comm.base import Comm
+from paceline.models.properties import BATCH_NORMS
 
 
 class _Normalise(torch.autograd.Function):
@@ -56,7 +56,7 @@ class _Normalise(torch.autograd.Function):
         return x_grad, weight_grad, bias_grad, None, None
 
 
-class SyncBatchNorm(_BatchNorm):
+class SyncBatchNorm(nn.SyncBatchNorm):
     """A BatchNorm layer with statistics over the samples of all ranks; see `synchronise_batchnorm`."""
 
     comm: Comm
@@ -88,7 +88,7 @@ def synchronise_batchnorm(model: nn.Module, comm: Comm) -> nn.Module:
     """Make every batch-norm layer of the model a synchronised one, in place, so that references to it stay valid."""
     own = comm.dup() if comm.size > 1 else comm
     for layer in model.modules():
-        if isinstance(layer, _BatchNorm):
+        if isinstance(layer, BATCH_NORMS):
             layer.__class__ = SyncBatchNorm
             assert isinstance(layer, SyncBatchNorm)
             layer.comm = own

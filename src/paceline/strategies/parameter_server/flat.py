@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from paceline.models.properties import NORMS
 from paceline.strategies.engine import loss_and_correct
 
 
@@ -108,7 +109,7 @@ def _kept(model: nn.Module, buffers: list[Tensor], dtype: torch.dtype) -> Tensor
     """The factor by which an update multiplies each buffer value: 1, and 1 - momentum for running statistics."""
     parts = dict.fromkeys(map(id, buffers), 1.0)
     for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._NormBase) and module.momentum is not None:
+        if isinstance(module, NORMS) and module.momentum is not None:
             parts |= dict.fromkeys(map(id, (module.running_mean, module.running_var)), 1 - module.momentum)
     return torch.cat(
         [torch.empty(0, dtype=dtype), *(b.new_full((b.numel(),), parts[id(b)], dtype=dtype) for b in buffers)]
