@@ -143,6 +143,7 @@ def check_trained(summary: Summary, weights: dict[str, Tensor], wanted: Trained,
     assert summary.train_loss == pytest.approx(wanted.train_loss, rel=tolerance)
     assert summary.test_loss == pytest.approx(wanted.test_loss, rel=tolerance)
     assert summary.test_accuracy == wanted.test_accuracy
+    assert summary.model_properties == ["batch-norm"] * any("running_mean" in name for name in weights)
 
 
 def refused_here(comm: Comm, folder: str, values: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from paceline.errors import UsageError
 from paceline.models.build import build
+from paceline.models.properties import properties_of
 from paceline.models.table import TABLE, check_fits, describe
 
 MNIST = (1, 28, 28)
@@ -218,3 +219,21 @@ def test_an_unknown_model_is_answered_with_the_nearest_and_the_way_to_ones_own()
     for ask in (describe, lambda name: build(name, MNIST, 10), lambda name: check_fits(name, MNIST)):
         with pytest.raises(UsageError, match=says):
             ask("mnist_cnn")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_properties_are_those_of_the_layers(name: str) -> None:
+    norm = ["batch-norm"] if "resnet" in name else []
+    assert properties_of(without_memory(name, MNIST)) == norm + ["dropout"] * (TABLE[name].dropout > 0)
+    with torch.device("meta"):
+        assert properties_of(build(name, MNIST, 10, dropout=0.0)) == norm
+        assert properties_of(build(name, MNIST, 10, dropout=0.1)) == [*norm, "dropout"]
+
+
+def test_every_layer_of_torch_that_drops_or_normalises_over_the_batch_counts() -> None:
+    for kind in (each for each in vars(nn).values() if isinstance(each, type) and issubclass(each, nn.Module)):
+        if "BatchNorm" in kind.__name__ and "Lazy" not in kind.__name__:
+            assert properties_of(nn.Sequential(kind(3))) == ["batch-norm"], kind
+        elif "Dropout" in kind.__name__:
+            assert (properties_of(kind(0.1)), properties_of(kind(0.0))) == (["dropout"], []), kind
+    assert properties_of(nn.Sequential(nn.LayerNorm(3), nn.InstanceNorm2d(3), nn.Linear(3, 3))) == []

@@ -22,10 +22,12 @@ MUCH_DRIFT = 0.1
 ABOVE_IDEAL, SURELY_ABOVE = 0.02, 0.005
 # The same two margins for an efficiency that rises from one number of workers to the next.
 RISE, SURE_RISE = 0.1, 0.02
-# Models by the layers that they have by default, which run folders do not record.
-PLAIN = ("mlp", "shallow-cnn")
-WITH_DROPOUT = ("mnist-cnn", "alexnet", "vgg16", "vgg19")
-WITH_BATCH_NORM = ("resnet18", "resnet50", "resnet152", "resnet50v2", "resnet101v2", "resnet152v2")
+# Properties of models in run folders that do not record them, of minor versions 0 and 1; no other model has them.
+OLDER = {
+    **dict.fromkeys(("mlp", "shallow-cnn"), ()),
+    **dict.fromkeys(("mnist-cnn", "alexnet", "vgg16", "vgg19"), ("dropout",)),
+    **dict.fromkeys(("resnet18", "resnet50", "resnet152", "resnet50v2", "resnet101v2", "resnet152v2"), ("batch-norm",)),
+}
 # Options that make no difference for the loss, or are decided apart: dropout and batch-norm by the model.
 NOT_LEARNED = ("lr", "warmup_epochs", "dropout", "sync_batchnorm", "node_speed", "node_cores")
 
@@ -155,17 +157,22 @@ def _exceeds(speedup: Interval, ideal: float, clearly: float, surely: float) -> 
 def _divides_alike(run: Run) -> bool:
     """Whether its model trains the same however a batch is divided.
 
-    Dropout is different on each worker, and batch-norm is over a worker's own part of the batch, or a micro-batch. A
-    user's own model may have either.
+    Dropout is different on each worker, and batch-norm is over a worker's own part of the batch, or a micro-batch.
     """
-    model, dropout = run.summary.model, run.spec.get("dropout")
-    if model not in (*PLAIN, *WITH_DROPOUT, *WITH_BATCH_NORM):
+    properties = _properties(run)
+    if properties is None or "dropout" in properties:
         return False
-    if dropout or (dropout is None and model in WITH_DROPOUT):
-        return False
-    if model not in WITH_BATCH_NORM:
+    if "batch-norm" not in properties:
         return True
     return run.microbatches == 1 and (bool(run.spec.get("sync_batchnorm")) or run.replicas == 1)
+
+
+def _properties(run: Run) -> Sequence[str] | None:
+    """Whether its model has dropout and batch-norm; None where that is not known."""
+    recorded, older, dropout = run.summary.model_properties, OLDER.get(run.summary.model), run.spec.get("dropout")
+    if recorded is not None or older is None:
+        return recorded
+    return older if dropout is None else [*(set(older) - {"dropout"}), *["dropout"] * (dropout > 0)]
 
 
 def _training(one: Group, run: Run) -> str:

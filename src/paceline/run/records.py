@@ -16,7 +16,7 @@ from paceline.layout import Grid
 from paceline.strict_json import LARGEST, Bounds, Count, Positive, Ranks, Seconds, build
 
 SCHEMA = 1
-MINOR = 1
+MINOR = 2
 
 COMPLETED = "completed"
 INTERRUPTED = "interrupted"
@@ -37,6 +37,8 @@ class Summary:
 
     `grid` says how the workers divide the model: replicas, and the stages and shards of each. `figures` is what only
     this strategy measures, under the strategy's name; the strategy's description has their type.
+
+    `model_properties` are `dropout` and `batch-norm`, where the model has such layers; None in folders of before.
 
     `disturbed` says why its times should not be compared with others, where other programs used its processors.
 
@@ -70,6 +72,7 @@ class Summary:
     disturbed: str | None = None
     steps: int = 0
     parameters: int | None = None
+    model_properties: list[str] | None = None
     threads: int | None = None
     overlap: bool | None = None
     read_seconds: Seconds | None = None

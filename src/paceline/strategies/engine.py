@@ -97,6 +97,7 @@ class Engine(ABC):
     """Trains on one rank. A strategy's `prepare` creates it, ready to run; then it runs, and is closed."""
 
     parameters = 0  # of the whole model
+    properties: Sequence[str] = ()  # of the whole model: `models.properties`
     fresh: Sequence[str] = ()  # weights that were not in the file given by --weights
     states_on_disk = 0  # copies of weights and optimizer state that it keeps in the run folder during training
 

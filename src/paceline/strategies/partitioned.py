@@ -14,6 +14,7 @@ from paceline.comm.words import all_or_none
 from paceline.data.table import DataInfo
 from paceline.errors import UsageError
 from paceline.models.deferred import Deferred, defer
+from paceline.models.properties import properties_of
 from paceline.pipeline.tracing import without_compiler
 from paceline.spec import RunSpec
 from paceline.strategies.engine import Lockstep
@@ -33,7 +34,7 @@ class Parts:
         self.job, spec, data = job, job.spec, job.source.info
         self.deferred: Deferred = all_or_none(lambda: build_without_storage(spec, data), job.comm)
         model = self.deferred.model
-        self.parameters = sum(p.numel() for p in model.parameters())
+        self.parameters, self.properties = sum(p.numel() for p in model.parameters()), properties_of(model)
         dtype = job.place.dtype
         self.whole = {
             name: torch.empty_like(
@@ -83,7 +84,7 @@ class Parts:
         """Set up the engine, and record which rank has which pieces of the model, for saving."""
         first = self.job.spec.grid.spot(self.job.comm.rank).replica == 0
         engine.whole = Whole(self.whole, pieces, model if first else None)
-        engine.parameters, engine.fresh = self.parameters, self.fresh
+        engine.parameters, engine.properties, engine.fresh = self.parameters, self.properties, self.fresh
         engine.setup()
         return engine
 

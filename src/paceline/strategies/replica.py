@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from paceline.comm.words import all_or_none
 from paceline.emulation.device import EmulatedDevice
 from paceline.emulation.standin import StandIn
+from paceline.models.properties import properties_of
 from paceline.strategies.engine import Lockstep
 from paceline.strategies.setup import make_emulation, make_model, make_optimizer, seed_dropout
 
@@ -35,6 +36,7 @@ def prepare_replica(
     else:
         engine = make(model, make_optimizer(spec, model.parameters()))
     engine.parameters, engine.fresh = sum(p.numel() for p in model.parameters()), fresh
+    engine.properties = properties_of(model)
     engine.setup()
     seed_dropout(spec, comm.rank)
     return engine

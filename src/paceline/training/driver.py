@@ -94,7 +94,7 @@ class Driver:
     def begin(self, engine: Engine, per_epoch: int) -> Progress:
         """Before the first step: print the introduction, and check that there is disk space for the result."""
         job, spec = self.job, self.spec
-        job.summary.parameters = engine.parameters
+        job.summary.parameters, job.summary.model_properties = engine.parameters, list(engine.properties)
         if engine.fresh:
             job.console.line(f"Initialised, because not in {spec.weights}: {', '.join(engine.fresh)}")
         all_or_none(lambda: None if job.comm.rank else check_space(job.folder, spec, engine), job.comm)

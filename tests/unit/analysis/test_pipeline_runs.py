@@ -292,6 +292,12 @@ def test_a_pipeline_s_loss_is_held_against_one_worker_s(tmp_path: Path) -> None:
     one = check_read(write_run(tmp_path / "short", steady(0.1, 12), batch=64, spec=spec))
     wrong = a_run(tmp_path / "wrong", Stages(EVEN), batch=64, spec=spec, summary={"train_loss": [0.9]})
     assert [warning.about for warning in check_losses(group([one, same, wrong]))] == ["wrong"]
+    for properties, warned in (([], ["own"]), (["dropout"], []), (None, [])):
+        own, folder = {"model": "mine.py:net", "scale_lr": True}, tmp_path / str(properties)
+        known: dict[str, Any] = {"model_properties": properties}
+        one = check_read(write_run(folder / "one", steady(0.1, 12), batch=64, spec=own, **known))
+        wrong = a_run(folder / "own", Stages(EVEN), batch=64, spec=own, summary=known | {"train_loss": [0.9]})
+        assert [warning.about for warning in check_losses(group([one, wrong]))] == warned, properties
     normed = spec | {"model": "resnet18"}
     whole = check_read(write_run(tmp_path / "bn", steady(0.1, 12), batch=64, spec=normed))
     parts = a_run(tmp_path / "bn-parts", Stages(EVEN), batch=64, spec=normed, summary={"train_loss": [0.9]})

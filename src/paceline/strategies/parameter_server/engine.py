@@ -21,6 +21,7 @@ from paceline.data.load import load
 from paceline.data.sampler import shuffle
 from paceline.data.table import DataInfo
 from paceline.errors import DivergedError
+from paceline.models.properties import properties_of
 from paceline.options import flag
 from paceline.run.folder import SNAPSHOTS, conclude
 from paceline.run.records import INTERRUPTED, Summary
@@ -110,7 +111,7 @@ class Served(Engine):
         self.job, self.membership, self.info, spec = job, membership, info, job.spec
         model, self.fresh = make_model(spec, info, job.place)
         self.emulation: Emulation | None = make_emulation(spec, info, model, job.place)
-        self.parameters = sum(p.numel() for p in model.parameters())
+        self.parameters, self.properties = sum(p.numel() for p in model.parameters()), properties_of(model)
         self.flat = FlatModel(self.emulation.model if self.emulation else model)
         self.layout, self.plan = layout_of(spec, self.flat), plan_of(spec, info)
         super().__init__(self.flat.model)
