@@ -432,6 +432,15 @@ def test_no_pickle_anywhere() -> None:
     assert not {name for name, path in FILES.items() if any(call in path.read_text() for call in calls)}
 
 
+def test_only_the_version_of_torch_that_is_tested_is_declared() -> None:
+    """`constraints.txt` has the one that the tests run on."""
+    top = SOURCE.parents[1]
+    major, minor = re.findall(r"^torch==(\d+)\.(\d+)", (top / "constraints.txt").read_text(), re.M)[0]
+    assert f'"torch>={major}.{minor},<{major}.{int(minor) + 1}"' in (top / "pyproject.toml").read_text()
+    assert f"PyTorch is {major}.{minor}," in (top / "README.md").read_text()
+    assert torch.__version__.startswith(f"{major}.{minor}.")
+
+
 def test_files_are_small_and_say_what_they_are_for() -> None:
     for name, path in FILES.items():
         text = path.read_text()
