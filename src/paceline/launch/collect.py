@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.run.folder import LOGS, is_node_file, is_record_of
+from paceline.run.folder import LOGS, is_node_file, is_record_of, record_files
 from paceline.server.sockets import Diallers, Listener
 from paceline.server.wire import Header, Kind, Message, WireError, read
 
@@ -85,7 +85,7 @@ class Collector:
                 raise WireError(f"{name[:60]!r} is no file of rank {rank}")
             path = self._folder / name
             if is_node_file(path) and path.exists() and path not in self._of(rank):
-                path = path.with_name(f"{path.stem}-{rank}.jsonl")
+                path = path.with_stem(f"{path.stem}-{rank}")
             self._files[key] = path, path.stat().st_size if path.exists() else 0
         return self._files[key]
 
@@ -135,12 +135,9 @@ class Forwarder:
         finally:
             diallers.close()
 
-    def _files(self) -> list[Path]:
-        return [*self.folder.glob("*.jsonl"), *(self.folder / LOGS).glob("*.log")]
-
     def _send_new(self, diallers: Diallers) -> bool:
         """Whether all that was there has arrived."""
-        for path in self._files():
+        for path in record_files(self.folder):
             name = str(path.relative_to(self.folder))
             while (sent := self._sent.get(name, 0)) < path.stat().st_size:
                 with path.open("rb") as file:

@@ -69,6 +69,11 @@ def node_file(folder: Path, node: str) -> Path:
     return folder / f"node_{re.sub(r'[^A-Za-z0-9._-]', '_', node)}.jsonl"
 
 
+def record_files(folder: Path) -> list[Path]:
+    """What ranks have recorded and printed here."""
+    return [*folder.glob("*.jsonl"), *(folder / LOGS).glob("*.log")]
+
+
 def is_record_of(name: str, rank: int) -> bool:
     """Whether a file of this name in a run folder is one that the rank writes."""
     own = rf"{rank_file(Path(), rank)}|{rank_log(Path(), rank)}".replace(".", r"\.")
