@@ -1,4 +1,4 @@
-"""What was learned: accuracy and loss by workers and by batch size, learning curves, time to an accuracy."""
+"""Charts of learning: accuracy and loss by workers and by batch size, learning curves, time to accuracy."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ from paceline.report.traces import (
     wrapped,
 )
 
-NOT_FROM_ZERO = "The axis of accuracy does not begin at 0."
-BAR = 36  # pixels, of one with a name in two lines
-WIDE_LABEL = 20  # letters, of a name beside a bar
-LINE = 16  # pixels, of each further line of it
-STRETCHES = 60  # of a learning curve: each shows the mean of its steps
+NOT_FROM_ZERO = "The accuracy axis does not start at 0."
+BAR = 36  # pixels for a bar whose label has two lines
+WIDE_LABEL = 20  # letters in a line of a bar's label
+LINE = 16  # pixels for each additional line of it
+STRETCHES = 60  # points of a learning curve: each is the mean of several steps
 
 
 def result(run: Run, of: str, what: str) -> float | None:
-    """A trained model's accuracy or loss: in the test, of the best epoch in validation, or of the last in training."""
+    """The final accuracy or loss: in the test, of the best epoch in validation, or of the last epoch in training."""
     s = run.summary
     if of == "test":
         tested: float | None = getattr(s, f"test_{what}")
@@ -67,7 +67,7 @@ def result(run: Run, of: str, what: str) -> float | None:
 
 
 def known_of(groups: Sequence[Group], what: str) -> str | None:
-    """The best kind of result that all of these have."""
+    """The best kind of result that all settings have: test, validation or training."""
     runs = [run for one in groups for run in one.runs]
     for of in ("test", "validation", "training"):
         if runs and all(result(run, of, what) is not None for run in runs):
@@ -76,7 +76,7 @@ def known_of(groups: Sequence[Group], what: str) -> str | None:
 
 
 def _trained(strands: Sequence[Strand]) -> list[Strand]:
-    """Without what was emulated, which learned nothing."""
+    """Without emulated runs, which train nothing."""
     kept = [one for one in strands if not any(each.first.emulated for each in one.groups)]
     return [one for one in kept if one.points or len(one.groups) > 1]
 
@@ -117,7 +117,7 @@ def accuracy_by_workers(study: Study) -> Chart | None:
             pages.append(Page(_both(sheet, title), [accuracy, loss]))
     rows = [one | {key: value for key, value in two.items() if "loss" in key} for one, two in
             zip(_result_rows(groups, of, "accuracy"), _result_rows(groups, of, "loss"), strict=True)]  # fmt: skip
-    text = caption(f"What the trained model knows at the end ({of}), by the number of workers that trained it.",
+    text = caption(f"Final accuracy and loss ({of}) by number of workers.",
                    SPREAD, NOT_FROM_ZERO, groups=groups, timed=False)  # fmt: skip
     return chart("accuracy-by-workers", "Accuracy and loss by workers", text, pages, rows)
 
@@ -160,7 +160,7 @@ def _by_batch(study: Study, what: str, called: str, title: str) -> Chart | None:
             y = _accuracy_axis(of, traces) if what == "accuracy" else from_zero(f"{of} loss")
             panels.append(Panel(heading, x, y, traces))
         pages.append(Page(sheet.name, panels))
-    text = caption(f"What the trained model knows at the end ({of}), by the batch size of all workers together.",
+    text = caption(f"Final {what} ({of}) by global batch size.",
                    SPREAD, NOT_FROM_ZERO if what == "accuracy" else "", groups=groups, timed=False)  # fmt: skip
     return chart(called, title, text, pages, _result_rows(groups, of, what))
 
@@ -174,7 +174,7 @@ def learning_samples(study: Study) -> Chart | None:
 
 
 def _learning(study: Study, called: str, title: str, x: str, column: int) -> Chart | None:
-    """Accuracy at the ends of epochs, and the training loss on the way."""
+    """Accuracy at the end of each epoch, and the training loss of the steps."""
     groups = [one for one in study.groups if moments(one.first)]
     of = measured_on(groups)
     pages, rows = [], list[Row]()
@@ -187,8 +187,8 @@ def _learning(study: Study, called: str, title: str, x: str, column: int) -> Cha
                 loss.traces += _on_the_way(styled, column)
                 rows += _moment_rows(styled.thing)
             pages.append(Page(_both(sheet, heading), [accuracy, loss]))
-    text = caption(f"Accuracy ({of}) at the end of each epoch, and the training loss of the middle repeat, each point "
-                   "the mean of a stretch of steps.", "Time is of training alone." if column == 0 else "", SPREAD,
+    text = caption(f"Accuracy ({of}) at the end of each epoch, and the training loss of the middle repeat; each point "
+                   "is the mean of several steps.", "Training time only." if column == 0 else "", SPREAD,
                    groups=groups, timed=column == 0)  # fmt: skip
     return chart(called, title, text, pages, rows)
 
@@ -239,8 +239,9 @@ def _moment_rows(one: Group) -> list[Row]:
 
 
 def time_to(study: Study) -> Chart | None:
-    """A bar for each setting, the fastest above and what is not ranked below; a panel for each model, which has its own
-    accuracy to reach.
+    """A bar for each setting, the fastest at the top, those that are not ranked at the bottom.
+
+    There is a panel for each model, with its own target accuracy.
     """
     groups = [one for one in study.groups if moments(one.first)]
     panels, rows, most = list[Panel](), list[Row](), 1
@@ -250,15 +251,15 @@ def time_to(study: Study) -> Chart | None:
             if accuracy is not None:
                 panel, found = _bars_to(_both(sheet, heading), part, accuracy, palette(study, "strategy"))
                 panels, rows, most = [*panels, panel], rows + found, max(most, len(part))
-    text = caption("Training time until the end of the first epoch at which the accuracy was reached. Bars: from the "
-                   "fastest to the slowest repeat.", groups=groups)  # fmt: skip
+    text = caption("Training time until the end of the first epoch that reached the accuracy. Error bars: fastest to "
+                   "slowest repeat.", groups=groups)  # fmt: skip
     breaks = max((label.count("<br>") for panel in panels for label in panel.y["categoryarray"]), default=0)
     tall = 24 + most * (BAR + (breaks - 1) * LINE if breaks else 26)
     return chart("time-to-accuracy", "Time to accuracy", text, [Page("", panels)], rows, plot=tall, columns=1)
 
 
 def in_lines(label: str) -> str:
-    """A name for beside a bar, broken between its parts."""
+    """The label of a bar, with line breaks between its parts."""
     lines = [""]
     for part in label.split(", "):
         if lines[-1] and len(lines[-1]) + len(part) > WIDE_LABEL:

@@ -1,4 +1,4 @@
-"""What ranks and nodes did, second by second: utilisation, packets in and out."""
+"""Charts of ranks and nodes over time: utilisation, packets in and out."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from paceline.report.traces import Row, caption, identity, middle, over_time
 
 Fill = Callable[[Group, Panel], None]
 
-MOST_SIZES = 3  # numbers of workers beside each other, as in the thesis's figures
+MOST_SIZES = 3  # numbers of workers side by side, as in the figures of the thesis
 SERVER = COLOURS[1]
 OTHERS = tuple(colour for colour in COLOURS if colour != SERVER)
 BINS = 60
-MOST_POINTS = 120  # of a line: a page has hundreds of lines
+MOST_POINTS = 120  # of a line, as a page has hundreds of lines
 
 
 def some_sizes(strand: Strand) -> list[Group]:
-    """The least (but one worker), one in the middle, and the most."""
+    """The fewest workers (more than one), a medium number, and the most."""
     several = [one for one in strand.groups if one.workers > 1] or list(strand.groups)
     if len(several) <= MOST_SIZES:
         return several
@@ -36,7 +36,7 @@ def some_sizes(strand: Strand) -> list[Group]:
 
 
 def _looks(names: Sequence[str], taken: int = 0) -> dict[str, Look]:
-    """Servers stand out; the others have a colour and a dash each, after so many that are taken."""
+    """Servers have one colour, each of the others its own colour and dash; the first `taken` of these are in use."""
     servers = [each for each in names if "server" in each]
     found = {each: Look(SERVER, DASHES[rank % len(DASHES)], MARKERS[1], rank) for rank, each in enumerate(servers)}
     for index, each in enumerate(each for each in names if "server" not in each):
@@ -47,7 +47,7 @@ def _looks(names: Sequence[str], taken: int = 0) -> dict[str, Look]:
 
 
 def names_of_ranks(run: Run) -> dict[int, str]:
-    """A rank that has a node to itself is called by its node."""
+    """A rank that is alone on its node is named after the node."""
     ranks = run.environment.get("ranks", [])
     hosts = [row["host"] for row in ranks]
     alone = len(set(hosts)) == len(hosts) and len(hosts) > 1
@@ -55,19 +55,19 @@ def names_of_ranks(run: Run) -> dict[int, str]:
 
 
 def _ranks_named(one: Group) -> int:
-    """How many of its ranks have names of their own, which are in one legend with the nodes'."""
+    """How many ranks have names of their own, which are in the same legend as the nodes."""
     return sum(name.startswith("rank ") for name in names_of_ranks(middle(one)).values())
 
 
 def _called(node: str, role: str) -> str:
-    """Without how many, so that it has one name whatever the number of workers."""
+    """Without numbers of ranks, so that a node has the same name for any number of workers."""
     return f"{node} ({re.sub('[0-9]+ ', '', role)})" if role else node
 
 
 def _by_node(
     found: Sequence[NodeSeries], values: Callable[[NodeSeries], Series], said: str, panel: Panel, taken: int = 0
 ) -> None:
-    """A line for each node; `said` is what a point of it means, `taken` how many looks others in the legend have."""
+    """A line for each node; `said` is the text of a point, `taken` the number of looks in use."""
     styles = _looks([_called(each.name, each.role) for each in found], taken)
     for each in found:
         label = _called(each.name, each.role)
@@ -76,9 +76,7 @@ def _by_node(
 
 
 def utilisation(study: Study) -> Chart | None:
-    """Above how much of the time each worker computes, below how many cores of each node work, and how many of these
-    for this run: the rest is other programs.
-    """
+    """Above: how much of the time each worker computes. Below: busy cores of each node, and how many this run uses."""
     (along, strands), rows = side_by_side(study), list[Row]()
 
     def above(one: Group, panel: Panel) -> None:
@@ -116,16 +114,16 @@ def utilisation(study: Study) -> Chart | None:
         ("cores", "cores busy", below),
         *([("GPUs", "GPUs busy, %", lowest)] if gpus else []),
     ])  # fmt: skip
-    text = caption("The part of the time that each worker computes rather than waits or communicates",
-                   "(above), and the cores that work on each node (below)." if nodes else "over time.",
-                   "Dashed: the cores that work for this run; the rest is other programs." * own,
-                   "Below them, how busy the node's GPUs are, on the mean." if gpus else "",
+    text = caption("The share of time that each worker computes, instead of waiting or communicating",
+                   "(above), and the busy cores of each node (below)." if nodes else "over time.",
+                   "Dashed: cores that this run uses; the rest is other programs." * own,
+                   "At the bottom, the mean utilisation of the GPUs of each node." if gpus else "",
                    "The middle repeat of each setting; 0 s is its first step.", groups=settings(strands))  # fmt: skip
     return chart("utilisation", "Utilisation over time", text, pages, rows, columns=_columns(strands))
 
 
 def packets(study: Study) -> Chart | None:
-    """Above what each node receives, below what it sends."""
+    """Above: packets that each node receives. Below: packets that it sends."""
     (along, strands), rows = side_by_side(study), list[Row]()
 
     def half(which: str) -> Fill:
@@ -141,14 +139,14 @@ def packets(study: Study) -> Chart | None:
         ("packets in", "packets in per second", half("in")),
         ("packets out", "packets out per second", half("out")),
     ])  # fmt: skip
-    text = caption("What the kernel counts on each node's network, and of one node alone, on its loopback; what goes "
-                   "through shared memory is not counted. The middle repeat of each setting; 0 s is its first step.",
+    text = caption("Packets that the kernel counts on the network interfaces of each node (with one node, on "
+                   "loopback). Shared memory is not counted. The middle repeat of each setting; 0 s is its first step.",
                    groups=settings(strands), timed=False)  # fmt: skip
     return chart("packets", "Packets over time", text, pages, rows, columns=_columns(strands))
 
 
 def thinned(seconds: Series, values: Series) -> tuple[Series, Series]:
-    """At most so many points: of each stretch its end, and the mean of what is known of it."""
+    """At most MOST_POINTS points: each is the mean of several samples, at the time of the last."""
     if len(seconds) <= MOST_POINTS:
         return seconds, values
     ends, means = [], []
@@ -166,7 +164,7 @@ def _columns(strands: Sequence[Strand]) -> int:
 def _over_time(
     study: Study, strands: Sequence[Strand], along: str, halves: Sequence[tuple[str, str, Fill]]
 ) -> list[Page]:
-    """A page for each kind of setting; on it a column for each number of workers, a line for each quantity."""
+    """A page for each kind of setting, with a column for each number of workers and a row for each quantity."""
     columns, pages = _columns(strands), []
     for sheet in arrange(study, strands, words, None, without=(along,)):
         for part in sheet.panels.values():
@@ -182,7 +180,7 @@ def _over_time(
 
 
 def _one_scale(panels: Sequence[Panel]) -> Sequence[Panel]:
-    """So that what is side by side can be compared; parts of the time are of all of it."""
+    """Gives panels in one row the same y axis; shares of time go up to 100 %."""
     values = [y for panel in panels for trace in panel.traces for y in trace["y"] if y is not None]
     for panel in panels:
         part = "%" in panel.y["title"]["text"]

@@ -1,4 +1,4 @@
-"""Pipelines: what each stage did in a typical step, and each stage as planned and as it was."""
+"""Charts of pipelines: what each stage did in a typical step, and each stage as planned and as measured."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from paceline.report.placement import chart
 from paceline.report.series import natural
 from paceline.report.traces import Trace, bars, caption, identity, middle, wrapped
 
-# What a stage does: what it is called, its colour, and its pattern for print.
+# What a stage does: its name, colour and pattern.
 LOOKS = {
     "forward": ("forward", COLOURS[0], ""),
     "backward": ("backward", COLOURS[1], "/"),
-    "recompute": ("forward again", COLOURS[5], ""),
+    "recompute": ("recomputation", COLOURS[5], ""),
     "send": ("sending", COLOURS[2], ""),
     "wait": ("waiting", "#e3e3e3", ""),
     "average": ("averaging", COLOURS[3], "x"),
@@ -31,21 +31,21 @@ LOOKS = {
 }
 NUMBERED = ("forward", "backward", "recompute")
 PLANNED, MEASURED, COUNTED = "planned", "measured", "counted"
-# Bars of the stages: the number of their colour and pattern.
+# Bars of the stages: the indices of their colours and patterns.
 BARS = {PLANNED: 5, "planned: transfers": 4, MEASURED: 0, "measured: sending": 1, COUNTED: 2}
 MS, MB = 1e3, 1e6
-ROW, LEAST = 30, 150  # pixels: of a rank, and of all of them at least
+ROW, LEAST = 30, 150  # pixels: for each rank, and at least for all of them
 
 
 def _staged(study: Study) -> dict[str, Group]:
-    """The settings that are pipelines whose steps were written down, by their names."""
+    """Pipelines with recorded steps, by name."""
     known = [one for one in study.groups if of_group(one)]
     named = {escape(one.label(known), quote=False): one for one in known}
     return {name: named[name] for name in sorted(named, key=natural)}
 
 
 def step(study: Study) -> Chart | None:
-    """A row for each rank, a bar for each thing that it did; a page for each setting."""
+    """A row for each rank with a bar for each event; a page for each setting."""
     pages, table, most = [], list[traces.Row](), 0
     for name, one in _staged(study).items():
         run = middle(one)
@@ -58,10 +58,10 @@ def step(study: Study) -> Chart | None:
         table += [identity(one) | _of_step(found) | {"rank": row.rank, "replica": row.replica, "stage": row.stage}
                   | {"what": e.what, "micro_batch": e.micro, "start_seconds": e.start, "seconds": e.seconds}
                   for row in drawn for e in row.events]  # fmt: skip
-    text = caption("A step of median length, of the middle repeat; numbers are micro-batches. Idle is the part of the "
-                   "time from the first forward pass to the end of the last backward pass that stages do not compute: "
-                   "as it was in all steps that were written down, warm-up left out; by the schedule alone, of stages "
-                   "as uneven as these; and in theory, where all stages are equal.",
+    text = caption("A step of median length, of the middle repeat; numbers are micro-batches. Idle is the share of "
+                   "time between the first forward pass and the end of the last backward pass in which stages do not "
+                   "compute: measured, in all recorded steps after warm-up; by the schedule, for stages as unbalanced "
+                   "as these; and in theory, for equal stages.",
                    groups=_staged(study).values())  # fmt: skip
     return chart("pipeline-step", "A step of a pipeline", text, pages, table, plot=max(LEAST, ROW * most),
                  barmode="overlay", bargap=0.18, uniformtext={"mode": "hide", "minsize": 9})  # fmt: skip
@@ -73,14 +73,14 @@ def _of_step(found: Pipeline) -> traces.Row:
 
 
 def _idleness(one: Group, found: Pipeline) -> str:
-    """The numbers beside theory, above the drawing."""
+    """Measured and theoretical idle time, as the title of the panel."""
     said = one.setting.words(("stages", "schedule", "microbatches"))
     return (f"{said}: {percent(found.measured)} idle, {percent(found.uneven)} by the schedule, "
             f"{percent(found.theory)} in theory")  # fmt: skip
 
 
 def _gantt(title: str, drawn: Sequence[Row], replicas: int) -> Panel:
-    """The first stage is at the top."""
+    """A Gantt chart with the first stage at the top."""
     names = {row.rank: _called(row, replicas) for row in drawn}
     end = max((event.end for row in drawn for event in row.events), default=0.0)
     x = from_zero("time of the step, ms", range=[0, 1.005 * MS * end])
@@ -119,18 +119,18 @@ def _bars(did: Sequence[tuple[Row, Event]], names: dict[int, str], said: str, co
 
 
 def cut(study: Study) -> Chart | None:
-    """Time of a micro-batch, bytes over the cut behind it, memory: as planned, and as it was."""
+    """For each stage: time of a micro-batch, memory, and bytes over the cut after it, as planned and as measured."""
     pages, table = [], list[traces.Row]()
     for name, one in _staged(study).items():
         found = beside_plan(middle(one))
         if found:
             pages.append(Page(name, [_times(name, found), _memory(name, found), _cuts(name, found)]))
             table += [identity(one) | _beside(each) for each in found]
-    text = caption("Each stage as the plan of the run has it and as it was, in the middle repeat. The time of a "
-                   "micro-batch has its part of the update in it; what is measured of transfers is handing over what "
-                   "is sent, and not what is received, which is in the waiting. Memory is the peak of a rank. Bytes "
-                   "are those of a micro-batch's activations over the cut behind a stage; about as many gradients come "
-                   "back. Where no layer was run to make the plan, it predicts neither time nor memory.",
+    text = caption("Each stage as planned and as measured in the middle repeat. The time of a micro-batch includes its "
+                   "share of the update. Measured transfers include sending only: receiving is part of waiting. Memory "
+                   "is the peak of a rank. Bytes are the activations of a micro-batch that cross the cut after a "
+                   "stage; the gradients that come back are about as large. A plan for which no layer was profiled "
+                   "predicts neither time nor memory.",
                    groups=_staged(study).values())  # fmt: skip
     return chart("pipeline-cut", "Stages as planned and as measured", text, pages, table, barmode="group", bargap=0.25,
                  bargroupgap=0.05)  # fmt: skip
@@ -148,7 +148,7 @@ def _stages(found: Sequence[Beside]) -> list[str]:
 
 
 def _times(who: str, found: Sequence[Beside]) -> Panel:
-    """Two bars for each stage, each with compute below and transfers above."""
+    """Two bars for each stage: compute, with transfers stacked on it."""
     panel = Panel("time", categories("stage", _stages(found)), from_zero("time of a micro-batch, ms"))
     planned = [each.planned_compute or 0.0 for each in found]
     parts = {
@@ -179,7 +179,7 @@ def _memory(who: str, found: Sequence[Beside]) -> Panel:
 
 
 def _cuts(who: str, found: Sequence[Beside]) -> Panel:
-    """What crosses a cut is known from the model's own shapes, also where no layer was run to plan it."""
+    """Bytes over each cut, which follow from the shapes of the model even if no layer was profiled."""
     cuts = found[:-1]
     places = [f"{each.stage}–{each.stage + 1}" for each in cuts]
     panel = Panel("cuts", categories("cut between stages", places), from_zero("activations of a micro-batch, MB"))

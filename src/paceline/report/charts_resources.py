@@ -1,4 +1,4 @@
-"""What a setting takes: the bytes that an update moves through each node, the memory of each rank."""
+"""Charts of resources: bytes per update through each node, and memory of each rank."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ from paceline.report.traces import (
 
 MB = 1e6
 ROLES = ("server", "worker")
-BY_KERNEL, BY_RANKS = "by the kernel's counters", "as the ranks counted"
+BY_KERNEL, BY_RANKS = "by the kernel's counters", "as counted by the ranks"
 COUNTED = {
-    BY_KERNEL: "all that goes over its network",
-    BY_RANKS: "the gradients and weights that they send and receive",
+    BY_KERNEL: "everything on its network interfaces",
+    BY_RANKS: "gradients and weights that they send and receive",
 }
 
 
 @dataclass(frozen=True)
 class Flow:
-    """What an update moves through the servers, or through the workers, of one kind of setting: by its groups."""
+    """Bytes per update through the servers or the workers of one kind of setting, for each of its groups."""
 
     setting: Setting
     role: str
     values: list[tuple[Group, Interval]]  # bytes in and out
-    how: str  # they were counted
+    how: str  # how they were counted
 
 
 def traffic(study: Study) -> Chart | None:
-    """Bytes in and out of one node for each update, as the claims have them."""
+    """Bytes in and out of one node for each update, as in the claims."""
     flows = [flow for strand in few(by_workers(study)) for flow in _flows(strand.setting, strand.groups)]
     pages, rows = [], list[Row]()
     for sheet in arrange(study, flows, lambda flow: flow.setting, SAME_PANEL, without=("workers",)):
@@ -69,9 +69,9 @@ def traffic(study: Study) -> Chart | None:
         rows += [identity(one) | {"role": flow.role} | with_interval("bytes_per_update", y) | {"counted": flow.how}
                  for one, y in flow.values]  # fmt: skip
     ways = [way for way in COUNTED if any(flow.how == way for flow in flows)]
-    how = "; or, of runs too short for these or with several ranks on a node, ".join(f"{way}: {COUNTED[way]}"
+    how = "; or, for runs that are too short or have several ranks on a node, ".join(f"{way}: {COUNTED[way]}"
                                                                                      for way in ways)  # fmt: skip
-    text = caption(f"What goes in and out of the busiest server, and of a worker on the mean, for each update, {how}.",
+    text = caption(f"Bytes in and out per update, of the busiest server and of a worker (mean), {how}.",
                    SPREAD, groups=[one for flow in flows for one, _ in flow.values], timed=False)  # fmt: skip
     return chart("traffic", "Traffic of an update", text, pages, rows)
 
@@ -81,7 +81,7 @@ def _ranks(one: Group) -> int:
 
 
 def _flows(shared: Setting, groups: Sequence[Group]) -> Iterator[Flow]:
-    """By the kernel's counters, if all of them have these."""
+    """By the kernel's counters if all runs have them."""
     several = [one for one in groups if _ranks(one) > 1]
     counted = all(by_kernel(run) > 0 for one in several for run in one.runs)
     for role in ROLES:
@@ -94,7 +94,7 @@ def _flows(shared: Setting, groups: Sequence[Group]) -> Iterator[Flow]:
 
 
 def _bytes(run: Run, role: str, counted: bool) -> float:
-    """Of the busiest server, and of a worker, the mean: in and out for each update. Nan where nobody knows."""
+    """Bytes in and out per update, of the busiest server or the mean over workers; NaN if not known."""
     servers = run.summary.servers
     if role == "server" or not servers:  # what the claims are about
         return (by_kernel if counted else by_ranks)(run) if servers or role == "worker" else float("nan")
@@ -134,8 +134,8 @@ def memory(study: Study) -> Chart | None:
                 rows += [identity(one) | {"rank": rank, "role": role, "peak_rss_bytes": y} for one, rank, y in peaks]
             panels.append(panel)
         pages.append(Page(sheet.name, panels))
-    text = caption("The most memory that each rank had at any time (resident; pages that ranks share count for each of "
-                   "them); the middle of the repeats.", groups=settings(strands), timed=False)  # fmt: skip
+    text = caption("Peak resident memory of each rank (shared pages count for each of them); the median of the "
+                   "repeats.", groups=settings(strands), timed=False)  # fmt: skip
     return chart("memory", "Peak memory", text, pages, rows)
 
 

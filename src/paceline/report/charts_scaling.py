@@ -1,4 +1,4 @@
-"""How speed grows with workers and servers: strong and weak scaling, speedup by model, images per second."""
+"""Charts of scaling: strong and weak scaling, speedup by model, throughput, servers."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ from paceline.report.traces import (
 )
 
 AT_ONE = Interval(1.0, 1.0, 1.0)
-KIND = {"Amdahl's": "strong", "Gustafson's": "weak"}  # of scaling, by whose law it follows
+KIND = {"Amdahl's": "strong", "Gustafson's": "weak"}  # the kind of scaling that each law describes
 MOST_LAWS = 4  # dotted lines in a panel
-BASELINE = "one worker, which the others are measured by"
+BASELINE = "one worker, the baseline"
 
 
 def strong(study: Study) -> Chart | None:
-    """A fixed problem: how many times as fast as one worker."""
+    """Speedup over one worker with a fixed global batch."""
     lines = few(of_curves(study.strong))
     sheets = arrange(study, lines, words, SAME_PANEL, without=("workers",))
     pages = [Page(sheet.name, [_speedups(title, part, amdahl=True) for title, part in sheet.panels.items()])
              for sheet in sheets]  # fmt: skip
-    text = caption("How many times as fast as one worker the same training gets: the global batch stays the same.",
+    text = caption("Speedup over one worker with a fixed global batch.",
                    INTERVALS, open_marks(settings(lines)), _serial_parts("Amdahl's", sheets),
                    groups=settings(lines))  # fmt: skip
-    return chart("strong", "Strong scaling: a fixed problem", text, pages, _rows(lines))
+    return chart("strong", "Strong scaling: fixed global batch", text, pages, _rows(lines))
 
 
 def weak(study: Study) -> Chart | None:
-    """Fixed work per worker: what part of a worker's speed is left, and how much longer the whole step takes."""
+    """Efficiency and time of a step with a fixed batch per worker."""
     lines = few(of_curves(study.weak))
     sheets = arrange(study, lines, words, SAME_PANEL, without=("workers",))
     alone = len(sheets) == 1 and len(sheets[0].panels) == 1
@@ -62,15 +62,15 @@ def weak(study: Study) -> Chart | None:
     for sheet in sheets:
         panels = [_efficiencies(title, part) for title, part in sheet.panels.items()]
         pages.append(Page(sheet.name, panels + [_steps(part) for part in sheet.panels.values() if alone]))
-    text = caption("Each worker has the same batch, however many there are; ideally a step of all takes as long as a "
-                   "step of one. It is the whole step, input and waiting included.", INTERVALS,
+    text = caption("Efficiency with a fixed batch per worker: ideally, a step takes as long as with one worker. Steps "
+                   "include input and waiting.", INTERVALS,
                    open_marks(settings(lines)), _serial_parts("Gustafson's", sheets),
                    groups=settings(lines))  # fmt: skip
-    return chart("weak", "Weak scaling: the same work for each worker", text, pages, _rows(lines))
+    return chart("weak", "Weak scaling: fixed batch per worker", text, pages, _rows(lines))
 
 
 def speedup_by_model(study: Study) -> Chart | None:
-    """A panel per strategy; of one model, all in one."""
+    """A panel per strategy; with one model, one panel."""
     everything = of_curves(study.weak or study.strong)
     lines = _whole_lines(everything)
     several = len({one.setting.text("model") for one in lines}) > 1
@@ -83,17 +83,17 @@ def speedup_by_model(study: Study) -> Chart | None:
                  MOST_ABOVE * max((each.value for each in found), default=1.0))  # fmt: skip
     pages = [Page(sheet.name, [_speedups(title, part, top=shared) for title, part in sheet.panels.items()])
              for sheet in sheets]  # fmt: skip
-    how = "with the same batch for each worker" if study.weak else "of the same global batch"
+    how = "with a fixed batch per worker" if study.weak else "with a fixed global batch"
     more = {one.setting.text("servers") for one in everything} - {one.setting.text("servers") for one in lines}
-    rest = "Of more servers there are only some numbers of workers: they are in the chart by number of servers."
-    text = caption(f"Images per second beside those of one worker, {how}.", INTERVALS, open_marks(settings(lines)),
+    rest = "Settings with more servers ran with few numbers of workers: see the chart by number of servers."
+    text = caption(f"Images per second relative to one worker, {how}.", INTERVALS, open_marks(settings(lines)),
                    rest if more else "", groups=settings(lines))  # fmt: skip
     title = "Speedup by model" if several else "Speedup"
     return chart("speedup-by-model", title, text, pages, _rows(lines))
 
 
 def _whole_lines(strands: Sequence[Strand]) -> list[Strand]:
-    """Without more servers that were run with one number of workers only: the chart of servers has these."""
+    """Without settings with more servers that ran with one number of workers only: they are in the chart of servers."""
     kept = set()
     for many in by_servers(few_servers(strands)):
         long = [strand for strand in many if len(strand.points) > 1]
@@ -113,14 +113,14 @@ def throughput(study: Study) -> Chart | None:
             panel.traces += [line(_images(styled), styled.label, styled.look) for styled in part]
             panels.append(panel)
         pages.append(Page(sheet.name, panels))
-    text = caption("Images of all workers together in a second of training.", INTERVALS, open_marks(settings(lines)),
+    text = caption("Images per second of all workers together.", INTERVALS, open_marks(settings(lines)),
                    groups=settings(lines))  # fmt: skip
     rows = [identity(one) | with_interval("images_per_second", one.images_per_second()) for one in settings(lines)]
     return chart("throughput", "Throughput", text, pages, rows)
 
 
 def servers(study: Study) -> Chart | None:
-    """Speedup of the most workers against the number of servers; what averages without servers is a level line."""
+    """Speedup with the most workers by number of servers; strategies without servers are horizontal lines."""
     found = of_curves(study.weak or study.strong)
     lines = list(_over_servers(found))
     alone = [one for one in found if not one.setting.text("servers")]
@@ -135,14 +135,14 @@ def servers(study: Study) -> Chart | None:
             panels.append(panel)
         pages.append(Page(sheet.name, panels))
     most = " or ".join(map(str, sorted({one.points[0].workers for one in lines})))
-    text = caption(f"{most} workers beside one, by the number of servers that share the parameters; level lines: as "
-                   "many workers without a server.", INTERVALS, open_marks(settings(lines)),
+    text = caption(f"Speedup of {most} workers over one, by number of parameter servers. Horizontal lines: the same "
+                   "number of workers without a server.", INTERVALS, open_marks(settings(lines)),
                    groups=settings(lines))  # fmt: skip
     return chart("servers", "Speedup by number of servers", text, pages, _rows(lines))
 
 
 def _over_servers(found: Sequence[Strand]) -> Iterable[Strand]:
-    """Lines over servers at the most workers that were run with several numbers of them."""
+    """Lines along servers, for the most workers that ran with several numbers of servers."""
     for same in by_servers(one for one in found if one.setting.text("servers")):
         points = [point for one in same for point in one.points]
         choices = {point.workers: {p.group.first.summary.servers for p in points if p.workers == point.workers}
@@ -155,7 +155,7 @@ def _over_servers(found: Sequence[Strand]) -> Iterable[Strand]:
 
 
 def _levels(alone: Sequence[Strand], beside: Strand, most: int, strategies: Sequence[str]) -> list[Trace]:
-    """As many workers without a server, of all that is not about how the work is divided the same."""
+    """Horizontal lines: strategies without servers, with as many workers on the same task."""
     found = list[Trace]()
     for one in alone:
         for point in one.points:
@@ -217,12 +217,12 @@ def _fits(one: Strand, whose: str) -> bool:
 def _laws(
     whose: str, part: Sequence[Styled[Strand]], most: int, y: Callable[[Series, Series], Series]
 ) -> Iterable[Trace]:
-    """The speedups that a law gives, where it fits, as what the y axis has; of many lines only the caption tells."""
+    """Fitted laws in the units of the y axis, if they fit; with many lines only the caption has them."""
     n = np.linspace(1, most, 40)
     for styled in part if len(part) <= MOST_LAWS else ():
         serial = styled.thing.serial
         if serial is not None and _fits(styled.thing, whose):
-            text = f"{whose} law for {styled.full}: {share(serial)} of the work is not divided"
+            text = f"{whose} law for {styled.full}: {share(serial)} of the work is serial"
             yield law(n, y(LAWS[KIND[whose]](serial, n), n), styled.look, styled.label, text)
 
 
@@ -231,7 +231,7 @@ def _speedups(title: str, part: Sequence[Styled[Strand]], *, amdahl: bool = Fals
     highest = None if top is None else 1.05 * max(top, 1.0)
     panel = Panel(title, x, from_zero(label) if highest is None else axis(label, range=[0, highest], autorange=False))
     reach = most if highest is None else min(most, highest)
-    panel.traces.append(ideal([1, reach], [1, reach], "ideal: n workers are n times as fast as one"))
+    panel.traces.append(ideal([1, reach], [1, reach], "ideal: n workers are n times as fast as one worker"))
     if amdahl:
         panel.traces += _laws("Amdahl's", part, most, lambda speedup, _: speedup)
     panel.traces += [line(_speedup(styled), styled.label, styled.look) for styled in part]
@@ -241,7 +241,7 @@ def _speedups(title: str, part: Sequence[Styled[Strand]], *, amdahl: bool = Fals
 def _efficiencies(title: str, part: Sequence[Styled[Strand]]) -> Panel:
     most, x = _workers(part)
     panel = Panel(title, x, from_zero("efficiency, % of ideal"))
-    panel.traces.append(ideal([1, most], [100, 100], "ideal: every worker is as fast as one alone"))
+    panel.traces.append(ideal([1, most], [100, 100], "ideal: each worker is as fast as one alone"))
     panel.traces += _laws("Gustafson's", part, most, lambda speedup, n: 100 * speedup / n)
     for styled in part:
         one = styled.thing
@@ -257,7 +257,7 @@ def _efficiencies(title: str, part: Sequence[Styled[Strand]]) -> Panel:
 
 
 def _steps(part: Sequence[Styled[Strand]]) -> Panel:
-    """Seconds of the whole step; ideally those of one worker."""
+    """Time of a step; ideally that of one worker."""
     most, x = _workers(part)
     panel = Panel("", x, from_zero("time of a step, ms"))
     bases = {1000 * styled.thing.baseline.step().value for styled in part if styled.thing.baseline}
@@ -282,14 +282,14 @@ def _images(styled: Styled[Strand]) -> list[Measured]:
 
 
 def _serial_parts(whose: str, sheets: Sequence[Sheet[Strand]]) -> str:
-    """The fits in words; of many, the least and the greatest."""
+    """The fitted serial fractions in words; of many, the smallest and the largest."""
     parts = [part for sheet in sheets for part in sheet.panels.values()]
     known = [each for part in parts for each in part if each.thing.serial is not None]
     found = [(each.thing.serial or 0.0, each.full) for each in known if _fits(each.thing, whose)]
     if not known:
         return ""
     if not found:
-        return f"{whose} law fits none of these: what is lost is not a fixed part of the work."
+        return f"{whose} law fits none of these: the serial fraction is not constant."
     drawn = " (dotted)" if any(len(part) <= MOST_LAWS for part in parts) else ""
     (least, one), (most, other) = min(found), max(found)
     what = f"from {share(least)} ({one}) to {share(most)} ({other})"
@@ -297,7 +297,7 @@ def _serial_parts(whose: str, sheets: Sequence[Sheet[Strand]]) -> str:
         what = "; ".join(f"{full} {share(serial)}" for serial, full in found)
     misfits = len(known) - len(found)
     rest = f" It does not fit {count(misfits, 'other line')}." if misfits else ""
-    return f"The serial part with which {whose} law{drawn} fits: {what}.{rest}"
+    return f"Serial fraction by {whose} law{drawn}: {what}.{rest}"
 
 
 def share(part: float) -> str:

@@ -1,4 +1,4 @@
-"""Where time goes: the parts of a step by setting and by rank, time by batch size, the effect of nodes."""
+"""Charts of time: the parts of a step by setting and by rank, time by batch size, effect of nodes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from paceline.report.traces import (
     with_interval,
 )
 
-# A part of a step: what it is called, and the numbers of its colour and pattern.
+# Parts of a step: name, and the indices of colour and pattern.
 PARTS = {
     "input": ("waiting for input", 2, 2),
     "compute": ("compute", 0, 0),
@@ -62,16 +62,15 @@ PARTS = {
 }
 
 SHARED_CORES = (
-    "Waiting for a core is time in which a worker was ready to compute and other workers, threads or programs had the "
-    "cores: it is no work."
+    "Waiting for a core: the worker was ready to compute, but other workers, threads or programs used the cores."
 )
-LEAST = 0.001  # of a step, that is still shown
-MOST_APART = 12  # times: bars of panels that share a scale
+LEAST = 0.001  # of a step: smaller parts are not shown
+MOST_APART = 12  # panels share a y axis if their highest bars differ by at most this factor
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What the height of a bar is: seconds times a factor, which may be a setting's own."""
+    """The unit of the height of bars: seconds times a factor, which may depend on the setting."""
 
     what: str
     name: str
@@ -89,7 +88,7 @@ class Bar:
 
 
 def breakdown(study: Study) -> Chart | None:
-    """A bar for each setting, the mean of its ranks; of batches of all sizes, per image."""
+    """A bar for each setting, the mean of its ranks; if batch sizes differ, per image."""
     along, strands = side_by_side(study)
     found = {id(one): mean_parts(one) for one in settings(strands)}
     unit = _unit(max((parts.total for parts in found.values() if parts), default=0.0))
@@ -105,16 +104,16 @@ def breakdown(study: Study) -> Chart | None:
             panels.append(_stacked(heading, x, bars_of, part[0].full, unit))
         pages.append(Page(sheet.name, _one_scale(panels)))
     rows = [identity(one) | _row(parts) for one in settings(strands) if (parts := found[id(one)])]
-    text = caption("The mean step of a worker, warm-up left out, in parts that are all of it. Waiting for the slowest "
-                   "is for a worker that computes longer; communication is the rest of the waiting.",
-                   "Stages of a pipeline wait for each other's messages." * _staged(found.values()),
+    text = caption("The mean step of a worker after warm-up; the parts add up to the whole step. Waiting for the "
+                   "slowest means waiting for a worker that computes longer; communication is the rest of the waiting.",
+                   "Stages of a pipeline wait for messages from other stages." * _staged(found.values()),
                    SHARED_CORES * any(parts and parts.core for parts in found.values()),
                    groups=settings(strands))  # fmt: skip
     return chart("breakdown", "Where the time of a step goes", text, pages, rows, barmode="stack", bargap=0.3)
 
 
 def breakdown_by_rank(study: Study) -> Chart | None:
-    """The widest setting of each kind, a bar for each worker."""
+    """A bar for each worker of the settings with the most workers."""
     strands = [one for one in few_servers(by_workers(study)) if one.groups[-1].workers > 1]
     found = {id(one): _by_rank(one.groups[-1]) for one in strands}
     unit = _unit(max((parts.total for ranks in found.values() for parts in ranks.values()), default=0.0))
@@ -128,7 +127,7 @@ def breakdown_by_rank(study: Study) -> Chart | None:
             panels.append(_stacked(title, categories("rank", list(map(str, ranks))), bars_of, part[0].full, unit))
             rows += [identity(widest) | {"rank": rank} | _row(parts) for rank, parts in ranks.items()]
         pages.append(Page(sheet.name, _one_scale(panels)))
-    text = caption("The same, worker by worker, of each strategy's most workers. A rank with much compute and no "
+    text = caption("The same for each worker, with the most workers of each strategy. A rank with much compute and no "
                    "waiting is the one that the others wait for.",
                    SHARED_CORES * any(parts.core for ranks in found.values() for parts in ranks.values()),
                    groups=settings(strands))  # fmt: skip
@@ -159,7 +158,7 @@ def _row(parts: Parts) -> Row:
 
 
 def _stacked(heading: str, x: dict[str, Any], bars_of: Sequence[Bar], full: str, unit: Unit) -> Panel:
-    """Bars of parts on each other; what takes no time in any of them is left out."""
+    """Stacked bars; parts that take no time in any of them are omitted."""
     panel = Panel(heading, x, from_zero(f"{unit.what}, {unit.name}"))
     for part, (label, index, pattern) in PARTS.items():
         shares = [getattr(bar.parts, part) / bar.parts.total for bar in bars_of]
@@ -176,7 +175,7 @@ def _stacked(heading: str, x: dict[str, Any], bars_of: Sequence[Bar], full: str,
 
 
 def _on_core(bar: Bar, unit: Unit) -> str:
-    """What of compute was not waiting for a core, where that is less."""
+    """How much of compute was CPU time, if less than all of it."""
     ran, factor = bar.parts.compute, unit.factor(bar.group)
     if not bar.parts.core:
         return ""
@@ -185,7 +184,7 @@ def _on_core(bar: Bar, unit: Unit) -> str:
 
 
 def _one_scale(panels: Sequence[Panel]) -> list[Panel]:
-    """So that bars can be compared from panel to panel; not where one would make the others of another too small."""
+    """Gives panels the same y axis so that bars can be compared, unless some would become too small."""
     highest = [max(map(sum, zip(*(trace["y"] for trace in panel.traces), strict=True)), default=0.0)
                for panel in panels]  # fmt: skip
     if max(highest, default=0.0) <= MOST_APART * min(highest, default=0.0):
@@ -203,7 +202,7 @@ def epoch_time(one: Group) -> Interval:
 
 
 def time_by_batch(study: Study) -> Chart | None:
-    """Seconds of an epoch; in panels with runs that were stopped before its end, of a thousand images."""
+    """Time of an epoch; in panels with incomplete epochs, time of 1,000 images."""
     strands = timed_by_batch(study)
     pages, rows, said = [], dict[int, Row](), dict[str, None]()
     for sheet in arrange(study, strands, words, SAME_PANEL, without=("batch_size",)):
@@ -225,12 +224,8 @@ def time_by_batch(study: Study) -> Chart | None:
             said[what] = None
             panels.append(panel)
         pages.append(Page(sheet.name, panels))
-    what = (
-        "an epoch, or of 1,000 images where runs were stopped before its end,"
-        if len(said) > 1
-        else next(iter(said), "")
-    )
-    text = caption(f"Training time of {what} against the batch size of all workers together.", INTERVALS,
+    what = "an epoch, or of 1,000 images if an epoch was not completed," if len(said) > 1 else next(iter(said), "")
+    text = caption(f"Training time of {what} by global batch size.", INTERVALS,
                    open_marks(settings(strands)), groups=settings(strands))  # fmt: skip
     return chart("time-by-batch", "Time by batch size", text, pages, list(rows.values()))
 
@@ -240,7 +235,7 @@ def _time_of_images(one: Group) -> Interval:
 
 
 def nodes(study: Study) -> Chart | None:
-    """The same workers on more machines: time of an epoch and of the whole run."""
+    """Time of an epoch and of the whole run, for the same workers on different numbers of nodes."""
     strands = [Strand(shared([one.setting for one in many]), tuple(sorted(many, key=_workers_and_nodes)))
                for many in families(study.groups, ("workers", "threads"))
                if len({one.workers for one in many}) < len({_workers_and_nodes(one) for one in many})]  # fmt: skip
@@ -256,7 +251,7 @@ def nodes(study: Study) -> Chart | None:
             pages.append(Page(", ".join(each for each in (sheet.name, title) if each), panels))
     rows = [identity(one) | with_interval(column, _training(one)) | with_interval("total_seconds", _total(one))
             for one in settings(strands)]  # fmt: skip
-    text = caption("The same number of workers on one node and on several: what the network between them costs.",
+    text = caption("The same number of workers on one node and on several: the cost of the network between them.",
                    SPREAD, groups=settings(strands))  # fmt: skip
     return chart("nodes", "Effect of the number of nodes", text, pages, rows, barmode="group", bargap=0.25)
 
@@ -266,7 +261,7 @@ def _workers_and_nodes(one: Group) -> tuple[int, int]:
 
 
 def _training(one: Group) -> Interval:
-    """The median epoch of each repeat; of runs that were stopped after some steps, all of their training."""
+    """The median epoch of each repeat; for runs with a number of steps, their whole training."""
     return over_repeats([float(np.median(run.summary.epoch_seconds)) if whole_epochs([one])
                          else sum(run.summary.epoch_seconds) for run in one.runs])  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The picture of the verdict: how many times as fast as the best single process each case or setting is."""
+"""The chart of the verdict: the speedup of each case or setting over the best single process."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from paceline.report.figure import COLOURS, IDEAL, MARKERS, Chart, Page, Panel, 
 from paceline.report.placement import chart
 from paceline.report.traces import INTERVALS, Trace, between, caption, error_bars, with_interval, wrapped
 
-MOST = 12  # settings or cases in the picture
-LETTERS = 22  # of a line of a name: a phone has room for no more beside the points
-LINE, ROOM = 17, 14  # pixels: of a line of a name, and around it
-# By verdict: the place of its colour and marker.
+MOST = 12  # settings or cases in the chart
+LETTERS = 22  # in a line of a name: a phone has no room for more
+LINE, ROOM = 17, 14  # pixels: for a line of a name, and around it
+# For each verdict: the index of its colour and marker.
 LOOKS = {WORTH: 2, PROBABLY: 0, OPEN: 6, PROBABLY_NOT: 4, NOT: 1, UNFAIR: 3, SPOILED: 5}
 
 
 def worth(study: Study) -> Chart | None:
-    """Of one problem every distributed setting, the best first; of several the best of each."""
+    """Every distributed setting of one problem, the best first; or the best setting of each of several problems."""
     cases = study.headline.cases
     if len(cases) == 1:
         found, over = list(cases[0].contenders), cases[0].over
@@ -42,8 +42,8 @@ def worth(study: Study) -> Chart | None:
     lines = sum(1 + name.count("<br>") for name in names.values())
     more = f"The first {MOST} of {len(ranked)}." if len(ranked) > MOST else ""
     what = "settings" if len(cases) == 1 else "the best setting of each case"
-    text = caption(f"Images per second of {what}, beside {over}; at 1 distributing gains nothing.", INTERVALS, more,
-                   groups=study.groups)  # fmt: skip
+    text = caption(f"Images per second of {what}, relative to {over}. At 1, distributing gains nothing.",
+                   INTERVALS, more, groups=study.groups)  # fmt: skip
     rows = [{"setting" if len(cases) == 1 else "case": each.name, "verdict": each.verdict, "over": over}
             | with_interval("speedup", each.speedup) for each in ranked if each.speedup]  # fmt: skip
     plot = max(90, lines * LINE + len(shown) * ROOM)
@@ -65,5 +65,5 @@ def _points(found: list[Contender], verdict: str, names: dict[str, str], over: s
 
 
 def _plain(text: str) -> str:
-    """Plotly would take a < for the beginning of a tag."""
+    """Escaped, as plotly would take a < for the start of a tag."""
     return escape(text, quote=False)

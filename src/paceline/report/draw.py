@@ -1,4 +1,4 @@
-"""Every chart that a study has data for: the verdict's first, then in the order that its experiment asks for."""
+"""All charts that a study has data for: first that of the verdict, then in the order that the experiment gives."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DRAWN_BY: dict[str, Callable[[Study], Chart | None]] = {
 
 
 def draw(study: Study) -> list[Chart]:
-    """What there is no data for is left out, and so are charts of other versions and of damaged experiments."""
+    """Omits charts without data, and unknown names, which other versions or damaged experiments may have."""
     asked = (study.bench.draw if study.bench else ()) or tuple(CHARTS)
     first = (study.headline.chart,) if study.headline.chart else ()
     names = [name for name in dict.fromkeys((*first, "worth", *asked)) if name in CHARTS]

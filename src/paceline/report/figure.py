@@ -1,4 +1,4 @@
-"""A chart as plain data: what plotly is to draw, at two widths, and the numbers in it. Nothing here imports plotly."""
+"""A chart as plain data: a plotly figure for two widths, and its numbers. Nothing here imports plotly."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-NARROW = 700  # pixels: below this, a page is to draw with a chart's `narrow` layout
+NARROW = 700  # pixels: a narrower page uses the `narrow` layout of a chart
 
-# Okabe and Ito's colours, which the colour-blind can tell apart; its yellow is too pale for lines on white.
+# The colours of Okabe and Ito, which are safe for colour-blind readers, without yellow, which is too pale on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-DASHES = ("solid", "dash", "dashdot", "longdash", "longdashdot")  # dotted is what a law says, not what was measured
+DASHES = ("solid", "dash", "dashdot", "longdash", "longdashdot")  # fitted laws are dotted
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "star")
 PATTERNS = ("", "/", ".", "x", "-", "\\", "|")
 TEXT, FAINT, GRID, IDEAL = "#333333", "#666666", "#e6e6e6", "#999999"
@@ -21,11 +21,11 @@ LEAST_SPAN = 2.0  # per cent, of an axis of accuracies
 
 @dataclass(frozen=True)
 class Chart:
-    """A figure with its words. `rows` are its numbers, for --csv.
+    """A figure with title and caption. `rows` are its numbers, for --csv.
 
-    `figure` has `data` and `layout` for a wide page; `narrow` is the layout, whole, for one that is narrower than
-    NARROW pixels: panels below each other, a taller legend. Both say their height, and take any width. Draw with
-    copies: a menu of the figure changes what it was given.
+    `figure` has `data` and `layout` for a wide page; `narrow` is the whole layout for a page narrower than NARROW
+    pixels: panels below each other, a taller legend. Both have a fixed height and any width. Draw copies of them, as a
+    menu modifies its figure.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Chart:
 
 @dataclass
 class Panel:
-    """One pair of axes and what is drawn on them."""
+    """A pair of axes with traces."""
 
     title: str
     x: dict[str, Any]
@@ -48,14 +48,14 @@ class Panel:
 
 @dataclass
 class Page:
-    """Panels that are seen together; of several pages a menu chooses one."""
+    """Panels that are shown together; a menu chooses one of several pages."""
 
     name: str
     panels: list[Panel]
 
 
 def axis(title: str, **settings: Any) -> dict[str, Any]:
-    """An axis that says what it has and in which unit, and is never cut."""
+    """An axis with a title and a unit, whose labels are never cut off."""
     look = {"automargin": True, "showline": True, "linecolor": FAINT, "ticks": "outside", "ticklen": 4,
             "gridcolor": GRID, "zeroline": False, "exponentformat": "none", "separatethousands": True,
             "tickfont": {"size": 12}}  # fmt: skip
@@ -67,14 +67,14 @@ def from_zero(title: str, **settings: Any) -> dict[str, Any]:
 
 
 def accuracies(title: str, lows: Sequence[float], highs: Sequence[float]) -> dict[str, Any]:
-    """In per cent, near to where they are; but never so near that nothing looks like much."""
+    """An axis of percentages around the values, but never so narrow that small differences look large."""
     low, high = min(lows, default=0.0), max(highs, default=100.0)
     room = max(0.06 * (high - low), (LEAST_SPAN - (high - low)) / 2)
     return axis(title, range=[max(0.0, low - room), min(100.4, high + room)])
 
 
 def whole_numbers(title: str, values: Iterable[int]) -> dict[str, Any]:
-    """Workers, servers: from 1, with a tick at each number, or at each that was run if they are many."""
+    """An axis from 1 for workers or servers, with a tick at each number, or at those that ran if there are many."""
     seen = sorted(set(values))
     most = max(seen, default=1)
     ticks = list(range(1, most + 1)) if most <= 8 else sorted({1, *seen})
@@ -82,12 +82,12 @@ def whole_numbers(title: str, values: Iterable[int]) -> dict[str, Any]:
 
 
 def doublings(title: str, values: Iterable[int]) -> dict[str, Any]:
-    """Batch sizes: each doubling is as far as the next, and the ticks are those that were run."""
+    """A logarithmic axis for batch sizes, with a tick at each one that ran."""
     seen = sorted(set(values))
     return axis(title, type="log", tickvals=seen, ticktext=[f"{value:,}" for value in seen])
 
 
 def categories(title: str, names: Sequence[str], **settings: Any) -> dict[str, Any]:
-    """A place for each of these names, also where it stays empty."""
+    """An axis with a place for each name, even if it stays empty."""
     ends = [-0.5, len(names) - 0.5]
     return axis(title, type="category", categoryorder="array", categoryarray=list(names), range=ends, **settings)

@@ -1,4 +1,4 @@
-"""Charts as pictures for papers: SVG or PNG, drawn by the same library in a browser that nobody sees."""
+"""Charts as SVG or PNG files for papers, drawn by plotly.js in a headless browser."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from paceline.report.plotly_js import plotly_js_file
 
 WIDTH = 900
 HEIGHT = 480
-HEADING = 40  # pixels: a picture has no heading above it, so the title is in it
-# A PNG has so many pixels for each of the figure's: enough for a column of a printed page.
-SCALE = 3
+HEADING = 40  # pixels for the title, which is part of the picture
+SCALE = 3  # pixels of a PNG per pixel of the figure: enough for a column of a printed page
 
 
 def write_images(charts: Sequence[Chart], folder: Path, form: str) -> None:
-    """NAME.svg or NAME.png of each chart; of one with a menu, NAME-CHOICE.svg for each choice."""
+    """Writes NAME.svg or NAME.png for each chart, or NAME-CHOICE.svg for each choice of its menu."""
     try:
         import kaleido
         from kaleido.errors import ChromeNotFoundError
@@ -37,7 +36,7 @@ def write_images(charts: Sequence[Chart], folder: Path, form: str) -> None:
         figures.append({"fig": figure, "path": folder / f"{name}.{form}", "opts": options})
     try:
         with plotly_js_file() as bundle:
-            # Our own plotly.js and no MathJax: kaleido would fetch both from the network.
+            # The packaged plotly.js and no MathJax: kaleido would download both.
             own = {"mathjax": False, "plotlyjs": bundle.as_uri()}
             asyncio.run(kaleido.write_fig_from_object(figures, kopts=own, cancel_on_error=True))
     except ChromeNotFoundError:
@@ -48,7 +47,7 @@ def write_images(charts: Sequence[Chart], folder: Path, form: str) -> None:
 
 
 def _pictures(charts: Sequence[Chart]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names and figures; a menu becomes as many pictures as it has choices."""
+    """Names and figures: one for each choice of a menu."""
     for chart in charts:
         menus = chart.figure["layout"].get("updatemenus")
         if not menus:
@@ -63,7 +62,7 @@ def _pictures(charts: Sequence[Chart]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _chosen(figure: dict[str, Any], traces: dict[str, Any], layout: dict[str, Any]) -> dict[str, Any]:
-    """The figure as it is after this choice in its menu."""
+    """The figure after this choice in its menu."""
     seen = traces.get("visible", [True] * len(figure["data"]))
     data = [trace | {"visible": True} for trace, shown in zip(figure["data"], seen, strict=True) if shown]
     del figure["layout"]["updatemenus"]

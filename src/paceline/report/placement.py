@@ -1,4 +1,4 @@
-"""Panels in their places, for a wide page and for a phone; a legend below them, and a menu where pages are several."""
+"""The layout of panels on a wide page and on a phone, with a legend below and a menu if there are several pages."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from paceline.report.figure import FONT, IDEAL, NARROW, TEXT, Chart, Page, Panel
 
-WIDE, PHONE = 860, 290  # pixels that legends surely have, and on a phone titles
-CHANGING = ("tickvals", "ticktext", "categoryarray", "range")  # of an axis, from page to page
+WIDE, PHONE = 860, 290  # pixels available for legends, and on a phone for titles
+CHANGING = ("tickvals", "ticktext", "categoryarray", "range")  # properties of an axis that differ between pages
 TITLE, AXIS, SPACE = 30, 52, 14  # pixels: of a panel's title, of its x axis, above a legend
-MOST_ABOVE = 1.6  # times the highest value, where an axis ends, however long error bars are
-CUT = "Bars that reach the upper edge go on; the numbers have their ends."
-SLANT = 20  # pixels more, of an axis whose texts are turned
+MOST_ABOVE = 1.6  # an axis ends at this multiple of the highest value, however long error bars are
+CUT = "Error bars that reach the upper edge are cut off; the table has their ends."
+SLANT = 20  # additional pixels for an axis whose labels are rotated
 ENTRY, LETTER, BOLD, LINE = 48, 6.8, 8.8, 20  # pixels: of a legend's entry without its name, of a letter, of lines
 
 
@@ -30,16 +30,16 @@ def chart(
     plot: int | None = None,
     **layout: Any,
 ) -> Chart | None:
-    """Panels in their places, once for a wide page and once for a narrow one; None where nothing is drawn.
+    """A chart with a layout for wide and one for narrow pages; None if nothing is drawn.
 
-    A panel without traces leaves its place empty. `plot`: how high a panel is, in pixels.
+    A panel without traces leaves its place empty. `plot` is the height of a panel in pixels.
     """
     used = [page for page in pages if any(panel.traces for panel in page.panels)]
     if not used:
         return None
     cut = [_cut(panel) for page in used for panel in page.panels]
     caption += f" {CUT}" if any(cut) else ""
-    pages = sorted(used, key=lambda page: -sum(bool(panel.traces) for panel in page.panels))  # no gaps at first sight
+    pages = sorted(used, key=lambda page: -sum(bool(panel.traces) for panel in page.panels))  # the fullest page first
     wide = _layout(pages, columns or _columns(pages), plot, WIDE) | layout
     narrow = _layout(pages, 1, plot, PHONE) | layout
     return Chart(
@@ -48,7 +48,7 @@ def chart(
 
 
 def _cut(panel: Panel) -> bool:
-    """Ends the axis before error bars that would make all else small: those of two repeats that differ are long."""
+    """Limits the y axis if long error bars, such as those of two repeats, would make everything else small."""
     traces = [trace for trace in panel.traces if "error_y" in trace and panel.y.get("rangemode") == "tozero"]
     drawn = [(y, y + more) for trace in traces for y, more in zip(trace["y"], trace["error_y"]["array"], strict=True)
              if math.isfinite(y) and math.isfinite(more)]  # fmt: skip
@@ -61,7 +61,7 @@ def _cut(panel: Panel) -> bool:
 
 
 def known(value: Any) -> Any:
-    """The same, with nothing where a number is none: the loss of a training that diverged is not in JSON."""
+    """The same value with None instead of numbers that are not finite, such as the loss of a diverged training."""
     if isinstance(value, dict):
         return {key: known(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -70,7 +70,7 @@ def known(value: Any) -> Any:
 
 
 def _columns(pages: Sequence[Page]) -> int:
-    """Three at most, and fewer where titles would have more than two lines."""
+    """At most three, and fewer if titles would need more than two lines."""
     most = max(len(page.panels) for page in pages)
     wished = most if most <= 3 else 2 if most == 4 else 3
     lines = max(len(_lines(panel.title, wished, WIDE)) for page in pages for panel in page.panels)
@@ -82,7 +82,7 @@ def _number(slot: int) -> str:
 
 
 def _traces(pages: Sequence[Page]) -> Iterable[dict[str, Any]]:
-    """Each on the axes of its panel; a name is in the legend once a page."""
+    """Each trace on the axes of its panel; a name is in the legend once per page."""
     for page in pages:
         named: set[str] = set()
         for slot, panel in enumerate(page.panels):
@@ -147,12 +147,12 @@ def _used(page: Page, slot: int) -> bool:
 
 
 def _settings(pages: Sequence[Page], slot: int) -> Panel | None:
-    """What the axes of a place are like; they are alike on all pages."""
+    """The first panel in this place, whose axes are the same on all pages."""
     return next((page.panels[slot] for page in pages if _used(page, slot)), None)
 
 
 def _legend(page: Page, width: int) -> int:
-    """How many lines the legend takes where it has so many pixels: entries follow each other until a line is full."""
+    """How many lines the legend needs at this width."""
     traces = [trace for panel in page.panels for trace in panel.traces if trace.get("showlegend", True)]
     lines, left = 0, 0.0
     for name in dict.fromkeys(trace.get("name", "") for trace in traces):
@@ -164,7 +164,7 @@ def _legend(page: Page, width: int) -> int:
 
 
 def _lines(title: str, columns: int, width: int) -> list[str]:
-    """A panel's title, in as many lines as it needs beside the others, also on the narrowest of wide pages."""
+    """The title of a panel in lines that fit above it, even on the narrowest wide page."""
     letters, found = int(min(width, NARROW) / columns / BOLD), list[str]()
     for part in title.split(", ") if title else ():
         if found and len(found[-1]) + 2 + len(part) <= letters:
@@ -175,7 +175,7 @@ def _lines(title: str, columns: int, width: int) -> list[str]:
 
 
 def _titles(page: Page, columns: int, width: int) -> list[dict[str, Any]]:
-    """Each at its panel's upper left, wherever that is."""
+    """Titles at the upper left of their panels."""
     look = {"showarrow": False, "font": {"size": 13}, "align": "left"}
     place = {"x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "yshift": 4}
     return [
@@ -187,7 +187,7 @@ def _titles(page: Page, columns: int, width: int) -> list[dict[str, Any]]:
 
 
 def _menu(pages: Sequence[Page], slots: Sequence[int], y: float, titles: Callable[[Page], Any]) -> dict[str, Any]:
-    """A page is the traces that are seen, the titles above them, and the axes that are used."""
+    """A menu entry for each page: which traces are visible, their titles, and the axes that are used."""
     owners = [number for number, page in enumerate(pages) for panel in page.panels for _ in panel.traces]
     buttons = []
     for number, page in enumerate(pages):

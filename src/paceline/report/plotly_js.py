@@ -19,12 +19,12 @@ _BUNDLE = files("paceline.report") / "plotly-basic.min.js"
 
 
 def plotly_js() -> str:
-    """Its text, to be put into a page."""
+    """The text of the bundle, for a page."""
     return _BUNDLE.read_text("utf-8")
 
 
 @contextmanager
 def plotly_js_file() -> Iterator[Path]:
-    """Its path, for programs that load it themselves."""
+    """The path of the bundle, for programs that load it."""
     with as_file(_BUNDLE) as path:
         yield path

@@ -1,4 +1,4 @@
-"""Which settings make one line of a chart: those that differ in their workers alone, or in their batch size alone."""
+"""Lines of a chart: settings that differ only in their workers, or only in their batch size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE: dict[str, Callable[[Group], int]] = {
     "batch_size": lambda one: one.first.summary.global_batch,
 }
 
-# What tells one of a server's lines from another that has more servers: its nodes and workers follow from these.
+# Facets that differ between lines with different numbers of servers.
 BY_SERVERS = ("servers", "workers", "nodes", "lab")
 BATCH = ("batch_size", "global_batch")
 
@@ -27,7 +27,7 @@ AXES = {"workers": "workers", "batch_size": "batch size, samples per update"}
 
 @dataclass(frozen=True)
 class Strand:
-    """Settings in the order of the x axis. `points` are those with a speedup; what is before them is the baseline."""
+    """Settings in the order of the x axis. `points` are those with a speedup; a setting before them is the baseline."""
 
     setting: Setting  # what is the same in all of them
     groups: tuple[Group, ...]
@@ -44,7 +44,7 @@ def words(strand: Strand) -> Setting:
 
 
 def of_curves(found: Iterable[Curve]) -> list[Strand]:
-    """One of each curve; several, where a number of workers was run in more than one way, such as on 1 and 2 nodes."""
+    """One line per curve, or several if a number of workers ran in more than one way, such as on 1 and 2 nodes."""
     strands = []
     for curve in found:
         batch = f"batch {curve.batch:,} {'in all' if curve.kind == 'strong' else 'each'}"
@@ -60,13 +60,13 @@ def of_curves(found: Iterable[Curve]) -> list[Strand]:
             strands.append(Strand(same, groups, tuple(points), serial))
     if all(len(strand.points) == 1 for strand in strands):
         return strands
-    # Beside others that say how it goes on between, one point far from the baseline is a point and no line.
+    # Next to longer lines, a single point far from the baseline is drawn without a line to it.
     return [strand if len(strand.points) > 1 or strand.points[0].workers == 2 else
             replace(strand, groups=(strand.points[0].group,), serial=None) for strand in strands]  # fmt: skip
 
 
 def apart(things: Sequence[Thing], group: Callable[[Thing], Group], along: str = "workers") -> list[list[Thing]]:
-    """So that in each part every number of workers, or what else it is along, is there once."""
+    """Divides things so that each part has every number of workers (or other value of `along`) at most once."""
     same: dict[str, list[Setting]] = {}
     for thing in things:
         each = group(thing).setting
@@ -79,7 +79,7 @@ def apart(things: Sequence[Thing], group: Callable[[Thing], Group], along: str =
 
 
 def by_workers(study: Study) -> list[Strand]:
-    """Every setting in at least one: of weak scaling, else of strong scaling, else with those that it is like."""
+    """Lines along workers that contain every setting: of weak scaling, else of strong scaling, else of similar ones."""
     strands, seen = list[Strand](), set[int]()
     for found in (study.weak, study.strong):
         for strand in of_curves(found):
@@ -93,7 +93,7 @@ def by_workers(study: Study) -> list[Strand]:
 
 
 def _batch(one: Group, study: Study) -> str:
-    """As the study's curves say it: the batch of all, or of each worker; else it would seem to be another."""
+    """The batch as the curves of the study name it: of all workers, or of each."""
     if bool(study.strong) == bool(study.weak):
         return one.setting.text("batch_size")
     s = one.first.summary
@@ -101,18 +101,18 @@ def _batch(one: Group, study: Study) -> str:
 
 
 def by_batch(study: Study) -> list[Strand]:
-    """Settings that differ in their batch size alone."""
+    """Lines of settings that differ only in their batch size."""
     return [strand for strand in alike(study.groups, "batch_size", BATCH) if len(strand.groups) > 1]
 
 
 def timed_by_batch(study: Study) -> list[Strand]:
-    """The same, however long they are: a time does not depend on that."""
+    """The same for runs of any length, as speed does not depend on it."""
     strands = alike(_longest(study.groups), "batch_size", BATCH, timed=True)
     return [strand for strand in strands if len(strand.groups) > 1]
 
 
 def _longest(groups: Iterable[Group]) -> list[Group]:
-    """Of settings that differ in their length alone, the one with the most steps."""
+    """Of settings that differ only in length, the one with the most steps."""
     found: dict[str, Group] = {}
     for one in groups:
         same = one.setting.key(without=one.setting.only(LENGTH).facts)
@@ -126,9 +126,9 @@ def _steps(one: Group) -> int:
 
 
 def side_by_side(study: Study) -> tuple[str, list[Strand]]:
-    """What settings differ in that are to be seen beside each other: workers, or batch sizes.
+    """Whether settings are compared along workers or along batch sizes, and the lines along it.
 
-    Batch sizes where workers do not differ, or where all is in fewer rows then.
+    Along batch sizes if workers do not differ, or if that needs fewer lines.
     """
     strands, by_size = by_workers(study), timed_by_batch(study)
     all_of_them = len(settings(by_size)) == len(_longest(study.groups))
@@ -138,7 +138,7 @@ def side_by_side(study: Study) -> tuple[str, list[Strand]]:
 
 
 def places(strands: Iterable[Strand], along: str) -> dict[int, str]:
-    """Of all their settings, in order, what an axis along workers or batch sizes says."""
+    """The label of each setting on an axis along workers or batch sizes, in order."""
     ordered = sorted(settings(strands), key=SIZE[along])
     return {id(one): f"{SIZE[along](one):,}" for one in ordered}
 
@@ -153,7 +153,7 @@ def alike(groups: Iterable[Group], along: str, but: Sequence[str], *, timed: boo
 
 
 def families(groups: Iterable[Group], but: Sequence[str], *, timed: bool = False) -> list[list[Group]]:
-    """Settings that differ in nothing but these and the number of nodes."""
+    """Settings that differ only in the options `but` and the number of nodes."""
     found: dict[str, list[Group]] = {}
     for one in groups:
         length = one.setting.only(LENGTH).facts if timed else ()
@@ -162,12 +162,12 @@ def families(groups: Iterable[Group], but: Sequence[str], *, timed: bool = False
 
 
 def few(strands: Sequence[Strand]) -> list[Strand]:
-    """All, unless they are many."""
+    """All lines, or with many lines only those with the fewest and the most servers."""
     return few_servers(strands) if len(strands) > MOST_LINES else list(strands)
 
 
 def few_servers(strands: Sequence[Strand]) -> list[Strand]:
-    """Of those that differ in their servers alone, the ones with the fewest and the most."""
+    """Of lines that differ only in servers, those with the fewest and the most."""
     kept = set()
     for many in by_servers(strands):
         ends = {many[0].setting.text("servers"), many[-1].setting.text("servers")}
@@ -176,7 +176,7 @@ def few_servers(strands: Sequence[Strand]) -> list[Strand]:
 
 
 def by_servers(strands: Iterable[Strand]) -> list[list[Strand]]:
-    """Those that differ in their servers alone, the fewest first; one without servers is by itself."""
+    """Lines that differ only in servers, the fewest first; a line without servers is alone."""
     found: dict[str, list[Strand]] = {}
     for strand in strands:
         served = bool(strand.setting.text("servers"))
@@ -186,5 +186,5 @@ def by_servers(strands: Iterable[Strand]) -> list[list[Strand]]:
 
 
 def settings(strands: Iterable[Strand]) -> list[Group]:
-    """Each once."""
+    """The settings of these lines, each once."""
     return list({id(one): one for strand in strands for one in strand.groups}.values())

@@ -1,4 +1,4 @@
-"""Lines, bars and words that the charts share: intervals drawn, hover texts as sentences, rows of numbers."""
+"""What the charts share: lines and bars with intervals, hover texts, captions, rows of numbers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from paceline.emulation.table import device
 from paceline.report.figure import COLOURS, IDEAL, PATTERNS
 from paceline.report.series import Look, natural
 
-WIDE_HOVER = 44  # letters: a longer line would not fit beside a point on a phone
-INTERVALS = "Bars: 95 % intervals."
-SPREAD = "Bars: from the lowest to the highest of the repeats."
+WIDE_HOVER = 44  # letters: a longer line does not fit on a phone
+INTERVALS = "Error bars: 95 % intervals."
+SPREAD = "Error bars: range of the repeats."
 
 Row = dict[str, Any]
 Trace = dict[str, Any]
@@ -28,7 +28,7 @@ Trace = dict[str, Any]
 
 @dataclass(frozen=True)
 class Measured:
-    """A value, where it lies, on which place of the x axis, and all that in words; and whether it can be ranked."""
+    """A value with its interval at a place of the x axis, its hover text, and whether it can be ranked."""
 
     x: float
     y: Interval
@@ -37,7 +37,7 @@ class Measured:
 
 
 def wrapped(text: str) -> str:
-    """A sentence for a hover label, in lines that a phone has room for."""
+    """A hover text in lines that fit on a phone."""
     return "<br>".join(textwrap.wrap(text, WIDE_HOVER))
 
 
@@ -54,12 +54,12 @@ def scaled(value: Interval, factor: float) -> Interval:
 
 
 def over_repeats(values: Sequence[float]) -> Interval:
-    """The middle of a few runs, and all of their range: too few for more."""
+    """The median of a few runs, and their range."""
     return Interval(float(np.median(values)), min(values), max(values))
 
 
 def line(found: Sequence[Measured], label: str, look: Look, **settings: Any) -> Trace:
-    """Points joined by a line, each with its interval; open, where it cannot be ranked."""
+    """A line through points with error bars; points that cannot be ranked have open marks."""
     values = [each.y for each in found]
     symbols = [look.marker if each.certain else f"{look.marker}-open" for each in found]
     return {
@@ -81,7 +81,7 @@ def error_bars(values: Sequence[Interval], colour: str) -> dict[str, Any]:
 
 
 def ideal(x: Sequence[float], y: Sequence[float], what: str) -> Trace:
-    """What could be had at best: grey, thin, behind all others."""
+    """The ideal, as a thin grey line."""
     return {
         "type": "scatter", "mode": "lines", "name": "ideal", "x": list(x), "y": list(y),
         "line": {"color": IDEAL, "width": 1.2}, "legendrank": 0,
@@ -90,7 +90,7 @@ def ideal(x: Sequence[float], y: Sequence[float], what: str) -> Trace:
 
 
 def law(x: Series, y: Series, look: Look, label: str, what: str) -> Trace:
-    """What a fitted law says, dotted; it comes and goes with the line that it was fitted to."""
+    """A fitted law as a dotted line, which the legend shows and hides together with its points."""
     return {
         "type": "scatter", "mode": "lines", "name": f"{label}: fit", "legendgroup": label, "showlegend": False,
         "x": [round(float(each), 4) for each in x], "y": [round(float(each), 5) for each in y],
@@ -101,7 +101,7 @@ def law(x: Series, y: Series, look: Look, label: str, what: str) -> Trace:
 
 def bars(x: Sequence[str], y: Sequence[float], label: str, index: int, hover: Sequence[str],
          pattern_index: int | None = None, **settings: Any) -> Trace:  # fmt: skip
-    """Bars with a colour and a pattern of their own."""
+    """Bars with this index's colour and pattern."""
     shape = PATTERNS[(index if pattern_index is None else pattern_index) % len(PATTERNS)]
     pattern = {"shape": shape, "fillmode": "overlay", "fgcolor": "#ffffff", "fgopacity": 0.7,
                "size": 7, "solidity": 0.2}  # fmt: skip
@@ -113,7 +113,7 @@ def bars(x: Sequence[str], y: Sequence[float], label: str, index: int, hover: Se
 
 
 def over_time(x: Series, y: Series, label: str, look: Look, hover: str) -> Trace:
-    """A series without points of its own; what could not be known is a gap."""
+    """A line without marks; unknown values are gaps."""
     return {
         "type": "scatter", "mode": "lines", "name": label, "x": [float(f"{each:.4g}") for each in x],
         "y": [None if np.isnan(each) else float(f"{each:.4g}") for each in y],
@@ -123,7 +123,7 @@ def over_time(x: Series, y: Series, label: str, look: Look, hover: str) -> Trace
 
 
 def identity(one: Group) -> Row:
-    """What a row of numbers is of."""
+    """The columns that identify a setting in a row of numbers."""
     s, busy = one.first.summary, len(disturbed(one))
     links = one.setting.text("links_as_of").removeprefix("links as of ")
     scaled = {"shrink": s.shrink, "links_as_of": links} if s.shrink > 1 else {}
@@ -138,7 +138,7 @@ def with_interval(column: str, value: Interval) -> Row:
 
 
 def middle(one: Group) -> Run:
-    """The repeat that took neither the most nor the least time, to show what cannot be averaged."""
+    """The repeat of median length, to show what cannot be averaged."""
     return sorted(one.runs, key=lambda run: sum(run.summary.epoch_seconds))[(len(one.runs) - 1) // 2]
 
 
@@ -148,7 +148,7 @@ def _paced(compute: str) -> str:
 
 
 def caption(*sentences: str, groups: Iterable[Group], timed: bool = True) -> str:
-    """Sentences, and at the end that runs were disturbed, of a chart of times, and that compute was emulated."""
+    """Sentences, and at the end whether runs were disturbed (if `timed`) and whether compute was emulated."""
     found = list(groups)
     runs = [run for one in found for run in one.runs]
     busy = sum(run.disturbed is not None for run in runs)
@@ -168,7 +168,7 @@ def caption(*sentences: str, groups: Iterable[Group], timed: bool = True) -> str
 
 
 def scaled_by(groups: Iterable[Group]) -> list[str]:
-    """What was made smaller or faster, each once, and which links that stands for."""
+    """What was scaled down or up, each once, and which links that corresponds to."""
     known = [one.setting for one in groups]
     paces = {each.text("node_speed") for each in known}
     same = paces.pop() if len(paces) == 1 else ""
@@ -185,5 +185,5 @@ def of_runs(one: Group) -> str:
 
 
 def open_marks(groups: Iterable[Group]) -> str:
-    """What they mean, where there are any."""
-    return "" if all(map(certain, groups)) else "Open marks: too short or disturbed, and so not ranked."
+    """What open marks mean, if there are any."""
+    return "" if all(map(certain, groups)) else "Open marks: not ranked, because runs were too short or disturbed."

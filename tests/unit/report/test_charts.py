@@ -149,7 +149,7 @@ def test_compute_without_a_core_is_drawn_apart(tmp_path: Path) -> None:
                 drawn["compute"]["hovertext"][0].split("<br>")
             )
             assert {round(row["core_seconds"], 6) for row in chart.rows} == {0.035}
-            assert "Waiting for a core is time" in chart.caption
+            assert "Waiting for a core: " in chart.caption
 
 
 def heights(chart: Chart) -> list[float]:
@@ -210,7 +210,7 @@ def test_charts_of_a_busy_machine_rank_nothing(tmp_path: Path) -> None:
             assert points or name == "breakdown"
             assert all(symbol.endswith("-open") == is_open for symbol in points)
     [weak] = named(draw(quiet), "weak")
-    assert "Gustafson's law (dotted) fits: gather 9.8 %; ring 29.8 %" in weak.caption
+    assert "Gustafson's law (dotted): gather 9.8 %; ring 29.8 %" in weak.caption
 
 
 def test_a_menu_shows_each_trace_on_one_of_its_pages(charts: list[Chart]) -> None:
@@ -311,7 +311,7 @@ def scaling_study(folder: Path, serial: float, *, strategy: str = "ring") -> Stu
 def test_strong_scaling_says_the_serial_part_and_draws_its_law(tmp_path: Path) -> None:
     chart = DRAWN_BY["strong"](scaling_study(tmp_path, 0.2))
     assert chart
-    assert "Amdahl's law (dotted) fits: ring " in chart.caption
+    assert "Amdahl's law (dotted): ring " in chart.caption
     assert float(chart.caption.partition("ring ")[2].partition(" %")[0]) == pytest.approx(20, abs=2)
     [law] = [trace for trace in chart.figure["data"] if trace["line"].get("dash") == "dot"]
     assert law["y"][0] == pytest.approx(1)
@@ -403,7 +403,7 @@ def test_a_long_error_bar_does_not_make_all_else_small(tmp_path: Path) -> None:
     [trace] = chart.figure["data"]
     assert max(trace["error_y"]["array"]) > 10 * max(trace["y"])
     assert chart.narrow["yaxis"]["range"][1] == pytest.approx(1.6 * max(trace["y"]))
-    assert "Bars that reach the upper edge go on" in chart.caption
+    assert "Error bars that reach the upper edge are cut off" in chart.caption
 
 
 def test_many_lines_are_in_several_panels(tmp_path: Path) -> None:

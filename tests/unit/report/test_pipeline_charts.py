@@ -73,7 +73,7 @@ def test_the_first_stage_is_at_the_top_and_replicas_have_rows_of_their_own(study
     assert rows["pipeline, 3 stages, 8 micro-batches, gpipe"] == ["stage 2", "stage 1", "stage 0"]
     [wide] = [found for label, found in rows.items() if "replicas" in label]
     assert wide == ["replica 1, stage 1", "replica 1, stage 0", "replica 0, stage 1", "replica 0, stage 0"]
-    assert "forward again" in {trace["name"] for trace in chart.figure["data"]}
+    assert "recomputation" in {trace["name"] for trace in chart.figure["data"]}
     assert "averaging" in {trace["name"] for trace in chart.figure["data"]}
 
 
