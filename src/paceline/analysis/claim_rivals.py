@@ -1,4 +1,4 @@
-"""Whether a ring is faster than parameter servers, and servers, if they are several, than a ring."""
+"""Whether a ring is faster than parameter servers, and whether several servers are faster than a ring."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from paceline.analysis.verdicts import Claim, Found, claim, fewest_runs, place
 from paceline.analysis.wording import count, number, percent, within
 
 ENOUGH = f"{percent(MATTERS)} or more ({percent(BETWEEN_RUNS)} where there are fewer than {ENOUGH_RUNS} runs)"
-NO_RING = "no ring of the same problem ran with as many workers"
+NO_RING = "no ring ran the same problem with as many workers"
 OVERLAP = (
-    "In this program workers of a server send when backward has ended; a ring with overlap averages while it goes on. "
-    "That is a choice of the program, not a property of the method: the ring without overlap is the like-for-like "
-    "rival, and where only one with overlap ran, a part of the difference may be the overlap."
+    "In Paceline, workers of a server send gradients after backward; a ring with overlap averages during backward. "
+    "This is a property of the implementation, not of the method: a ring without overlap is the fair comparison, and "
+    "if only a ring with overlap ran, part of the difference may come from overlap."
 )
 
 
 @dataclass(frozen=True)
 class Beside:
-    """A line of servers and a ring of the same problem, with as many workers as both ran with."""
+    """A line of servers and a ring of the same problem, with the most workers that both ran with."""
 
     line: Line
     workers: int
-    ratio: Interval  # the ring's speed, of the server's
+    ratio: Interval  # speed of the ring relative to the servers
     ring_wins: bool | None
     against: str
-    beside: str  # numbers of nodes, where they differ
+    beside: str  # numbers of nodes, if they differ
     doubt: str
 
     @property
@@ -42,7 +42,7 @@ class Beside:
 
 
 def besides(line: Line, rings: Sequence[Line]) -> list[Beside]:
-    """One for each ring of the same problem that ran with as many workers, more than one."""
+    """One for each ring of the same problem that ran with the same number of workers, more than one."""
     found = []
     same = [ring for ring in rings if ring.family == line.family]
     for ring in same:
@@ -50,14 +50,14 @@ def besides(line: Line, rings: Sequence[Line]) -> list[Beside]:
         if common:
             one, other = ring.groups[max(common)], line.groups[max(common)]
             ratio, ours, theirs = faster(one, other), nodes_of(one.first), nodes_of(other.first)
-            beside = "" if ours == theirs else f", on {ours} nodes beside {theirs}"
+            beside = "" if ours == theirs else f", on {ours} nodes instead of {theirs}"
             found.append(Beside(line, max(common), allow(ratio, one, other), beats(ratio, one, other),
                                 _against(ring, max(common), same), beside, doubt(one, other)))  # fmt: skip
     return found
 
 
 def _against(ring: Line, workers: int, among: Sequence[Line]) -> str:
-    """Which ring: whether it averages while backward goes on, and what else tells it from the others."""
+    """Which ring: with or without overlap, and what else distinguishes it from the others."""
     one = ring.groups[workers]
     chosen = {run.summary.overlap for run in one.runs}
     asked = one.setting.get("overlap")
@@ -77,15 +77,15 @@ def ring_beats_server(served: Sequence[Line], rings: Sequence[Line]) -> Claim:
             figure = pair.ratio.value
             found.append(Found(line.model, line.servers, where, pair.ring_wins, pair.why, figure, pair.against))
     text = (
-        "A ring scales out better than parameter servers: with the most workers that both ran with, it is faster, "
-        f"beyond doubt and by {ENOUGH}. Servers are nodes beside the workers. {OVERLAP}"
+        "A ring scales better than parameter servers: with the most workers that both ran with, it is significantly "
+        f"faster, by {ENOUGH}. Servers run on additional nodes. {OVERLAP}"
     )
     return claim("ring-beats-server", text, "D. Shi, 2019 (thesis), chapter 5", found, fewest_runs([*served, *rings]),
-                 "The ring's speed, of the server's", lambda value: f"{number(value)} times")  # fmt: skip
+                 "Speed of the ring relative to the servers", lambda value: f"{number(value)} times")  # fmt: skip
 
 
 def several_servers_win(several: Sequence[Line], rings: Sequence[Line]) -> Claim:
-    """A case is a problem and a ring: whether any number of servers is faster than that ring."""
+    """For each problem and ring: whether any number of servers is faster than that ring."""
     problems: dict[tuple[str, str], list[Line]] = {}
     for line in several:
         problems.setdefault((line.model, place(line, several)), []).append(line)
@@ -97,12 +97,12 @@ def several_servers_win(several: Sequence[Line], rings: Sequence[Line]) -> Claim
         for against in dict.fromkeys(pair.against for pair in pairs):
             found.append(_won(where, [pair for pair in pairs if pair.against == against]))
     text = (
-        "Against the thesis: with several servers, which it did not try, parameter servers overtake the ring; with "
-        "the most workers that both ran with, some number of servers is faster, beyond doubt and by "
-        f"{ENOUGH}. As above, the ring without overlap is the like-for-like rival."
+        "Contrary to the thesis, which used one server, several parameter servers are faster than a ring: with the "
+        "most workers that both ran with, some number of servers is significantly faster, by "
+        f"{ENOUGH}. As above, a ring without overlap is the fair comparison."
     )
     return claim("several-servers-win", text, "Y. Jiang et al., BytePS, OSDI 2020", found,
-                 fewest_runs([*several, *rings]), "The best servers' speed, of the ring's",
+                 fewest_runs([*several, *rings]), "Speed of the best servers relative to the ring",
                  lambda value: f"{number(value)} times")  # fmt: skip
 
 
@@ -111,6 +111,6 @@ def _won(where: str, pairs: Sequence[Beside]) -> Found:
     best = min(pairs, key=lambda pair: pair.ratio.value)
     shown = wins[0] if wins else best
     holds = True if wins else None if any(pair.ring_wins is None for pair in pairs) else False
-    start = "the fewest that win are" if wins else "at best, with"
+    start = "already with" if wins else "at best, with"
     why = f"{start} {count(shown.line.servers, 'server')}: {shown.why}"
     return Found(shown.line.model, 0, where, holds, why, 1 / best.ratio.value, shown.against)

@@ -1,4 +1,4 @@
-"""The bytes that an update moves through a server, or through a node of a ring, and whether they grow with workers."""
+"""Bytes per update through a server or a node of a ring, and whether they grow with the number of workers."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from paceline.analysis.verdicts import Claim, Found, claim, fewest_runs, place
 from paceline.analysis.wording import count, number, percent, size, within
 
 WIDTHS = {"float32": 4, "float64": 8}
-FIT = 0.15  # how far from a law a number may be
-CONSTANT = 0.25  # how much a constant may change
-OVERHEAD = 0.1  # headers and acknowledgements, beside the gradient's own bytes
+FIT = 0.15  # allowed relative deviation from a law
+CONSTANT = 0.25  # allowed relative change of a constant
+OVERHEAD = 0.1  # headers and acknowledgements, relative to the gradient
 THESIS = "D. Shi, 2019 (thesis), chapter 5"
 UNIT = (
-    "The thesis shows packets per second; here it is bytes an update, which do not depend on how fast updates are, "
-    "and beside them the rate, in bits per second, which does."
+    "The thesis shows packets per second. Here, it is bytes per update, which do not depend on speed, and also the "
+    "rate in bits per second, which does."
 )
-BYTES, RATE, BOUNDED, SAME = "in bytes an update", "as a rate", "bounded", "the same for all"
+BYTES, RATE, BOUNDED, SAME = "in bytes per update", "as a rate", "bounded", "constant"
 
 
 @dataclass(frozen=True)
 class Moved:
-    """Bytes in and out an update, by workers; how they were counted; and the gradient's own size."""
+    """Bytes in and out per update, by workers; how they were counted; and the size of the gradient."""
 
     bytes: dict[int, float]
     how: str
     gradient: float | None
 
     def misfit(self, law: Callable[[int], float]) -> float:
-        """How far, as a part, the numbers are at most from the multiple of this law that fits best."""
+        """The largest relative deviation from the best-fitting multiple of this law."""
         x, y = np.array([law(n) for n in self.bytes]), np.array(list(self.bytes.values()))
         return float(np.abs(y / (x * (x @ y) / (x @ x)) - 1).max())
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Bits a second with the fewest workers and with the most, and how many times as much that is."""
+    """Bits per second with the fewest and with the most workers, and their ratio."""
 
     fewest: float
     most: float
@@ -61,7 +61,7 @@ class Rate:
 
 
 def rate(line: Line, data: Moved) -> Rate:
-    """What an update moves, by the updates a second; each update is of one batch of all workers."""
+    """Bytes per update times updates per second; each update uses one global batch."""
     few, most = (line.groups[n] for n in (min(data.bytes), max(data.bytes)))
     bits = [8 * data.bytes[one.workers] / one.first.summary.global_batch for one in (few, most)]  # an image
     times = allow(faster(most, few), few, most)
@@ -70,15 +70,15 @@ def rate(line: Line, data: Moved) -> Rate:
 
 
 def moved(line: Line) -> Moved | str:
-    """Of a line of servers the busiest one's; of a ring each node's, the mean. A string says why it cannot be told."""
+    """Bytes of the busiest server, or the mean over the nodes of a ring; a string says why they are not known."""
     groups = {n: one for n, one in line.groups.items() if line.servers or n > 1}
     if len(groups) < 2:
-        least = "" if line.servers else ", two or more,"
-        return f"it takes two numbers of workers{least} and {count(len(groups), 'such setting')} ran"
+        least = "" if line.servers else " above one"
+        return f"at least two numbers of workers{least} are needed, but {count(len(groups), 'such setting')} ran"
     if line.servers and any(one.first.summary.global_batch == one.first.summary.batch_size and n > 1
                             for n, one in groups.items()):  # fmt: skip
-        return "each update is of one worker's gradient, so that an update's bytes do not depend on the workers"
-    for how, counted in (("by the kernel's counters", by_kernel), ("as the ranks counted", by_ranks)):
+        return "each update uses the gradient of one worker, so bytes per update do not depend on the number of workers"
+    for how, counted in (("by the kernel's counters", by_kernel), ("as counted by the ranks", by_ranks)):
         found = {n: _mean(one, counted) for n, one in groups.items()}
         if all(value > 0 for value in found.values()):  # nan is not
             return Moved(found, how, _gradient(line.first.first))
@@ -90,7 +90,7 @@ def _mean(one: Group, counted: Callable[[Run], float]) -> float:
 
 
 def by_kernel(run: Run) -> float:
-    """Nan unless every rank has a node to itself."""
+    """NaN unless every rank is alone on its node."""
     wanted = "server" if run.summary.servers else "worker"
     if nodes_of(run) != run.summary.servers + run.summary.workers:
         return float("nan")
@@ -132,11 +132,11 @@ def server_traffic(served: Sequence[Line]) -> Claim:
         why = f"with {count(few, 'worker')} {seen.why}, for {most / few:.3g} times the workers"
         found.append(Found(line.model, line.servers, where, grows, why, reading=RATE))
     text = (
-        f"Traffic at the parameter server grows in proportion to the workers: bytes in and out an update are within "
-        f"{percent(FIT)} of a straight line through zero. {UNIT} The rate of a server whose link is full cannot grow."
+        f"Traffic at the parameter server grows in proportion to the workers: bytes in and out per update are within "
+        f"{percent(FIT)} of a straight line through zero. {UNIT} The rate of a saturated link cannot grow."
     )
     return claim("server-traffic-grows", text, f"{THESIS}, of Figure 5.1", found, fewest_runs(served),
-                 "Farthest from that line", percent)  # fmt: skip
+                 "Largest deviation from that line", percent)  # fmt: skip
 
 
 def ring_traffic(rings: Sequence[Line]) -> Claim:
@@ -149,28 +149,28 @@ def ring_traffic(rings: Sequence[Line]) -> Claim:
         few, most = min(data.bytes), max(data.bytes)
         off, top = data.misfit(lambda n: (n - 1) / n), max(data.bytes, key=lambda n: data.bytes[n])
         bound = 4 * data.gradient * (1 + OVERHEAD) if data.gradient else float("inf")
-        why = f"at most {percent(off)} off 2(n-1)/n of the gradient each way; the most is {_sized(data, top)}"
+        why = f"at most {percent(off)} off 2(n-1)/n of the gradient each way; the maximum is {_sized(data, top)}"
         found.append(Found(line.model, 0, where, off <= FIT and data.bytes[top] <= bound, why, reading=BOUNDED))
         change, due = data.bytes[most] / data.bytes[few], (most - 1) / most * few / (few - 1)
         why = (
             f"an update moves {_sized(data, few)} through each node with {count(few, 'worker')} and "
-            f"{_sized(data, most)} with {most} ({data.how}): {number(change)} times as much, where a ring is due "
-            f"{number(due)}"
+            f"{_sized(data, most)} with {most} ({data.how}): {number(change)} times as much, {number(due)} expected "
+            f"of a ring"
         )
         found.append(Found(line.model, 0, where, abs(change - 1) <= CONSTANT, why, change, SAME))
         seen = rate(line, data)
         why = f"with {count(few, 'worker')} {seen.why}"
         found.append(Found(line.model, 0, where, _constant(seen), why, reading=RATE))
     text = (
-        f"Traffic of a ring's node stays constant as workers are added. A ring moves 2(n-1)/n of the gradient each way "
-        f"in an update: once with 2 workers, 1.67 times with 6, and never twice. So it is asked in three ways. "
-        f"Bounded: bytes in and out follow that within {percent(FIT)}, and stay below four times the gradient in all; "
-        f"this is what a correct ring does. The same for all: they change by at most {percent(CONSTANT)} from the "
-        f"fewest workers to the most; a correct ring does that from 4 or 5 workers up, and not from 2. As a rate: "
-        f"so do bits per second. {UNIT}"
+        f"Traffic of each node in a ring stays constant as workers are added. A ring moves 2(n-1)/n of the gradient "
+        f"each way per update: the gradient once with 2 workers, 1.67 times with 6, and never twice. So the claim is "
+        f"checked in three ways. Bounded: bytes in and out follow that formula within {percent(FIT)}, and their sum "
+        f"stays below four times the gradient; this is what a correct ring does. Constant: they change by at most "
+        f"{percent(CONSTANT)} from the fewest workers to the most; a correct ring does that from 4 or 5 workers on, "
+        f"but not from 2. As a rate: the same for bits per second. {UNIT}"
     )
     return claim("ring-traffic-constant", text, f"{THESIS}, of Figures 4.15 and 4.18", found, fewest_runs(rings),
-                 "Bytes with the most workers, against the fewest", lambda value: f"{number(value)} times")  # fmt: skip
+                 "Bytes with the most workers over the fewest", lambda value: f"{number(value)} times")  # fmt: skip
 
 
 def _constant(seen: Rate) -> bool | None:

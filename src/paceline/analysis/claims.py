@@ -1,7 +1,7 @@
-"""The claims of a thesis on parameter servers and rings, each with a verdict that is computed from the runs.
+"""The claims of a thesis about parameter servers and rings, each with a verdict that is computed from the runs.
 
 Dongwei Shi, Comparison of Distributed Training Architecture for Convolutional Neural Network in Cloud, 2019, trained
-with one server. Each claim is asked of every model and every number of servers, so that it is seen where it ends.
+with one server. Each claim is checked for every model and number of servers, to show where it stops holding.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from paceline.collectives.ring import RING
 
 __all__ = ["FAILS", "HOLDS", "IN_PART", "UNTOLD", "Case", "Claim", "claims"]
 
-LEVEL = 0.25  # of the speed that more workers would ideally add: less is levelling off
-PROPORTIONAL = 0.7  # of the ideal speedup
+LEVEL = 0.25  # of the ideal gain: a smaller gain is levelling off
+PROPORTIONAL = 0.7  # efficiency
 
 
 def claims(groups: Sequence[Group], curves: Iterable[Curve]) -> list[Claim]:
-    """All of them, of a study that has both parameter servers and rings; of others none."""
+    """All claims, if a study has both parameter servers and rings; else none."""
     every = all_lines(groups)
     served = [line for line in every if line.servers]
     rings = [line for line in every if line.method.averaging == RING.name]
@@ -43,13 +43,13 @@ def claims(groups: Sequence[Group], curves: Iterable[Curve]) -> list[Claim]:
 
 
 def _with_a_course(lines: Sequence[Line]) -> list[Line]:
-    """Without those of one number of workers, of models that have others: servers are often added at the widest."""
+    """Without lines that have one number of workers, for models that have longer lines."""
     models = {line.model for line in lines if len(line.groups) > 1}
     return [line for line in lines if len(line.groups) > 1 or line.model not in models]
 
 
 def _open(*groups: Group) -> str:
-    """Why it is left open, to be added to a sentence."""
+    """Why it is undecided, as the end of a sentence."""
     found = doubt(*groups)
     return f"; {found}" if found else ""
 
@@ -60,7 +60,7 @@ def _levels_off(served: Sequence[Line]) -> Claim:
         where, most = place(line, served), max(line.groups)
         fewer = [n for n in line.groups if n < most]
         if not fewer:
-            why = f"only {count(most, 'worker')} ran: one number of workers has no course"
+            why = f"only {count(most, 'worker')} ran: a trend needs at least two numbers of workers"
             found.append(Found(line.model, line.servers, where, None, why))
             continue
         half = min(fewer, key=lambda n: (abs(n - most / 2), n))
@@ -70,16 +70,16 @@ def _levels_off(served: Sequence[Line]) -> Claim:
         reaches = decide(part, LEVEL, *pair)
         why = (
             f"from {half} to {count(most, 'worker')} it is {within(gain)} times as fast, where {ideal:.3g} would "
-            f"be ideal: {percents(part)} of what they could add{_open(*pair)}"
+            f"be ideal: {percents(part)} of the ideal gain{_open(*pair)}"
         )
         holds = None if reaches is None else not reaches
         found.append(Found(line.model, line.servers, where, holds, why, part.value))
     text = (
-        f"The speedup of a parameter server levels off: from half of the workers (or the number nearest to it) to the "
-        f"most, it gains less than {percent(LEVEL)} of the speed that they could add."
+        f"The speedup of a parameter server levels off: from about half of the workers to the most, the gain is less "
+        f"than {percent(LEVEL)} of the ideal gain."
     )
     return claim("server-levels-off", text, f"{THESIS}, of Figure 4.3", found, fewest_runs(served),
-                 "Of the speed that they could add, the last workers add", percent)  # fmt: skip
+                 "Gain of the last workers, relative to the ideal gain", percent)  # fmt: skip
 
 
 def _proportional(rings: Sequence[Line], curves: Sequence[Curve]) -> Claim:
@@ -88,27 +88,27 @@ def _proportional(rings: Sequence[Line], curves: Sequence[Curve]) -> Claim:
         where, most = place(line, rings), max(line.groups)
         beside = _baseline(line, curves)
         if beside is None:
-            why = f"only {count(most, 'worker')} ran: there is no smaller number to set it beside"
+            why = f"only {count(most, 'worker')} ran: there is no smaller number to compare with"
             found.append(Found(line.model, 0, where, None, why))
             continue
         pair, ideal = (line.widest, beside), most / beside.workers
         gain = allow(faster(*pair), *pair)
         efficiency = Interval(gain.value / ideal, gain.low / ideal, gain.high / ideal)
         why = (
-            f"{count(most, 'worker')} have {percents(efficiency)} of the ideal speed, beside {beside.workers}"
+            f"{count(most, 'worker')} reach {percents(efficiency)} of the ideal speed, relative to {beside.workers}"
             f"{_open(*pair)}"
         )
         found.append(Found(line.model, 0, where, decide(efficiency, PROPORTIONAL, *pair), why, efficiency.value))
     text = (
-        f"The speedup of a ring is roughly proportional to its nodes: with the most workers it has at least "
-        f"{percent(PROPORTIONAL)} of the ideal."
+        f"The speedup of a ring is roughly proportional to its nodes: with the most workers, the efficiency is "
+        f"at least {percent(PROPORTIONAL)}."
     )
     return claim("ring-proportional", text, f"{THESIS}, of Figure 4.4", found, fewest_runs(rings),
                  "Efficiency with the most workers", percent)  # fmt: skip
 
 
 def _baseline(line: Line, curves: Sequence[Curve]) -> Group | None:
-    """The one worker that its curve stands on, or the fewest of its own workers; None where there are no fewer."""
+    """The baseline of its curve, or its own setting with the fewest workers; None if there are no fewer."""
     own = [curve for curve in curves if curve.kind == line.kind and any(p.group is line.widest for p in curve.points)]
     beside = own[0].baseline if own else line.groups[min(line.groups)]
     return beside if beside.workers < max(line.groups) else None

@@ -1,4 +1,4 @@
-"""Claims and their cases, and the verdict over all cases, in words that are no stronger than the cases are."""
+"""Claims, their cases, and the verdict over all cases."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from paceline.analysis.trust import asynchronous
 from paceline.analysis.wording import count, listing, numbers, sentence
 from paceline.collectives.ring import RING
 
-HOLDS, FAILS, IN_PART, UNTOLD = "holds", "fails", "holds in part", "cannot be told"
+HOLDS, FAILS, IN_PART, UNTOLD = "holds", "fails", "holds in part", "undecided"
 WORDS = {True: HOLDS, False: FAILS, None: UNTOLD}
-MANY = 2  # cases: that more of them agree is said once
+MANY = 2  # if more cases agree, they are not listed
 
 
 @dataclass(frozen=True)
 class Case:
-    """One model and number of servers: whether the claim holds there, or None where that cannot be told."""
+    """One model and number of servers: whether the claim holds there, or None if that is undecided."""
 
     label: str
     holds: bool | None
@@ -29,22 +29,22 @@ class Claim:
     name: str
     text: str  # with its threshold
     source: str
-    verdict: str  # holds, fails, holds in part, cannot be told
+    verdict: str  # holds, fails, holds in part, undecided
     why: str
     cases: tuple[Case, ...]
 
 
 @dataclass(frozen=True)
 class Found:
-    """A case before it has its label: what it is about, and the number that decided."""
+    """A case by its parts, and the number that decided it."""
 
     model: str
     servers: int  # 0: none, or all numbers of them
-    place: str  # what else tells it apart
+    place: str  # what else distinguishes it
     holds: bool | None
     why: str
     figure: float | None = None
-    reading: str = ""  # of the claim: each is decided for itself
+    reading: str = ""  # interpretation of the claim; each is decided separately
 
     @property
     def name(self) -> str:
@@ -70,18 +70,18 @@ def fewest_runs(lines: Iterable[Line]) -> int:
 
 def claim(name: str, text: str, source: str, found: Sequence[Found], runs: int, what: str = "",
           form: Callable[[float], str] = str) -> Claim:  # fmt: skip
-    """With a verdict over all cases, and why: the extremes of the number that decided, and where it holds."""
+    """A claim with the verdict over all cases, and why: the extremes of the deciding number, and where it holds."""
     cases = tuple(each.case for each in found)
     known = [case.holds for case in cases if case.holds is not None]
     verdict = UNTOLD if not known else IN_PART if len(set(known)) == 2 else WORDS[known[0]]
     why = ""
     if known and len(known) < len(cases) and verdict != IN_PART:
-        why = f"{sentence(verdict)} where it can be told, in {len(known)} of {len(cases)} cases. "
+        why = f"{sentence(verdict)} in {len(known)} of {len(cases)} cases; the others are undecided. "
         most = len(known) * 2 > len(cases)
         verdict = IN_PART if verdict == HOLDS else FAILS if most else UNTOLD
     why += sentence(cases[0].why) + "." if len(cases) == 1 else _extremes(found, what, form) + _where(found)
     if runs < ENOUGH_RUNS:
-        why += f" It rests on {count(runs, 'run')} of each setting: speeds are taken to be within 10 %, no better."
+        why += f" Based on {count(runs, 'run')} of each setting: speeds are taken as accurate to 10 %."
     return Claim(name, text, source, verdict, why, cases)
 
 
@@ -94,7 +94,7 @@ def _extremes(found: Sequence[Found], what: str, form: Callable[[float], str]) -
 
 
 def _where(found: Sequence[Found]) -> str:
-    """Where it holds and where not: a sentence for each reading."""
+    """Where it holds and where not: a sentence for each interpretation."""
     said = []
     for reading in dict.fromkeys(each.reading for each in found):
         members = [each for each in found if each.reading == reading]
@@ -104,7 +104,7 @@ def _where(found: Sequence[Found]) -> str:
 
 
 def _by_place(members: Sequence[Found]) -> str:
-    """By what tells the cases apart, and by model; numbers of servers of which the same is said are one clause."""
+    """By place and model; numbers of servers with the same result are in one clause."""
     places = dict.fromkeys((each.place, each.servers) for each in members)
     if len({each.holds for each in members}) == 1 and len(members) > MANY and len(places) > 1:
         return f"{WORDS[members[0].holds]} in all {len(members)} cases"

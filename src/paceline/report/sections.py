@@ -13,6 +13,7 @@ from paceline.analysis.findings import Finding
 from paceline.analysis.headline import Case
 from paceline.analysis.setting import MACHINE_FACTS
 from paceline.analysis.study import Study
+from paceline.analysis.verdicts import FAILS, HOLDS, IN_PART, UNTOLD, WORDS
 from paceline.analysis.wording import count, percents
 from paceline.report.cells import NOTHING, Cell, TableData, table, table_of, within
 from paceline.report.figure import Chart
@@ -55,7 +56,7 @@ WARNINGS = {
     "mixed": ("Several machines or versions", "Compare only runs of the same machine and versions; repeat the others."),
     "differ": ("Losses differ", "Training is incorrect, or the runs trained different things: do not compare them."),
 }
-VERDICTS = {"holds": "✓", "fails": "✗", "holds in part": "◐", "cannot be told": "?"}
+SIGNS = {HOLDS: "✓", FAILS: "✗", IN_PART: "◐", UNTOLD: "?"}
 SHOWN_AT_ONCE = 3  # names with the same reason; more are folded
 SAID_AT_ONCE = 6  # sentences under a heading; more are folded
 MOST_ROWS = 8  # a longer table in the summary is folded
@@ -204,9 +205,8 @@ def claims(study: Study) -> tuple[CheckedClaim, ...]:
 
 
 def _claim(claim: Claim) -> CheckedClaim:
-    words = {True: "holds", False: "fails", None: "cannot be told"}
-    rows = [[each.label, Cell(words[each.holds], number=False), each.why] for each in claim.cases]
-    return CheckedClaim(claim, VERDICTS.get(claim.verdict, ""), table(["case", "", "why"], rows) if rows else None)
+    rows = [[each.label, Cell(WORDS[each.holds], number=False), each.why] for each in claim.cases]
+    return CheckedClaim(claim, SIGNS.get(claim.verdict, ""), table(["case", "", "why"], rows) if rows else None)
 
 
 def warnings(found: Sequence[RunWarning]) -> tuple[WarningKind, ...]:

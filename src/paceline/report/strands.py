@@ -144,7 +144,7 @@ def places(strands: Iterable[Strand], along: str) -> dict[int, str]:
 
 
 def alike(groups: Iterable[Group], along: str, but: Sequence[str], *, timed: bool = False) -> list[Strand]:
-    """Settings that differ in nothing but these, as lines along one of them; `timed`: however long they are."""
+    """Lines along one option, of settings that differ only in the options `but`, and in length if `timed`."""
     return [
         Strand(shared([one.setting for one in part]), tuple(sorted(part, key=SIZE[along])))
         for many in families(groups, but, timed=timed)

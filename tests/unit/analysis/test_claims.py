@@ -1,4 +1,4 @@
-"""The thesis's claims, on made-up clusters where each holds, fails, holds in part and cannot be told."""
+"""The thesis's claims, on made-up clusters where each holds, fails, holds in part and is undecided."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def test_a_ring_s_speedup_is_proportional_where_its_model_is_small(study: dict[s
     claim = study["ring-proportional"]
     assert verdicts(claim) == {"big": False, "small": True}
     efficiency = COMPUTE / seconds("big", 6, 0)
-    assert f"6 workers have {100 * efficiency:.0f} %" in claim.cases[0].why
-    assert claim.cases[0].why.endswith("beside 1")
+    assert f"6 workers reach {100 * efficiency:.0f} %" in claim.cases[0].why
+    assert claim.cases[0].why.endswith("relative to 1")
 
 
 def test_traffic_at_the_server_is_proportional_to_the_workers(study: dict[str, Claim]) -> None:
@@ -112,12 +112,12 @@ def test_traffic_at_the_server_is_proportional_to_the_workers(study: dict[str, C
     claim = study["server-traffic-grows"]
     found = verdicts(claim)
     assert {label: holds for label, holds in found.items() if "bytes" in label} == {
-        f"{model}, {servers}, in bytes an update": True for model in LINKS for servers in ("1 server", "6 servers")
+        f"{model}, {servers}, in bytes per update": True for model in LINKS for servers in ("1 server", "6 servers")
     }
     assert (found["big, 1 server, as a rate"], found["small, 1 server, as a rate"]) == (False, True)
     assert claim.verdict == IN_PART
-    assert "In bytes an update: holds in all 4 cases." in claim.why
-    assert "The thesis shows packets per second; here it is bytes an update" in claim.text
+    assert "In bytes per update: holds in all 4 cases." in claim.why
+    assert "The thesis shows packets per second. Here, it is bytes per update" in claim.text
     assert megabytes(claim.cases[0].why) == pytest.approx([16, 48], rel=0.03)
     assert "through the busiest server with 2 workers" in claim.cases[0].why
     assert "by the kernel's counters" in claim.cases[0].why
@@ -128,31 +128,31 @@ def test_traffic_in_a_ring_is_bounded_and_not_constant_to_the_letter(study: dict
     assert verdicts(claim) == {
         f"{model}, {reading}": reading == "bounded"
         for model in LINKS
-        for reading in ("bounded", "the same for all", "as a rate")
+        for reading in ("bounded", "constant", "as a rate")
     }
     assert claim.verdict == IN_PART
     assert "Bounded: holds for big and small." in claim.why
     assert megabytes(claim.cases[1].why) == pytest.approx([8, 13.33], rel=0.03)
-    assert claim.cases[1].why.endswith("where a ring is due 1.67")
-    assert "The thesis shows packets per second; here it is bytes an update" in claim.text
+    assert claim.cases[1].why.endswith("1.67 expected of a ring")
+    assert "The thesis shows packets per second. Here, it is bytes per update" in claim.text
 
 
 def test_a_ring_beats_one_server_and_not_many(study: dict[str, Claim]) -> None:
     claim = study["ring-beats-server"]
     assert verdicts(claim)["big, 1 server, against a ring"] is True
     assert verdicts(claim)["big, 6 servers, against a ring"] is False
-    assert "on 6 nodes beside 7" in claim.cases[0].why
+    assert "on 6 nodes instead of 7" in claim.cases[0].why
     several = study["several-servers-win"]
     assert verdicts(several)["big, against a ring"] is True
-    assert several.cases[0].why.startswith("the fewest that win are 6 servers")
+    assert several.cases[0].why.startswith("already with 6 servers")
 
 
 def test_half_of_odd_counts_is_the_nearest_and_the_ideal_follows(tmp_path: Path) -> None:
-    """From 2 to 5 workers 2.5 would be ideal; 30 % more is a fifth of what they could add."""
+    """From 2 to 5 workers 2.5 would be ideal; 30 % more is a fifth of that gain."""
     runs = cluster(tmp_path, "big", 2, 1, step=1.0) + cluster(tmp_path, "big", 5, 1, step=2.5 / 1.3)
     claim = check(runs + cluster(tmp_path, "big", 2))["server-levels-off"]
     assert claim.verdict == HOLDS
-    assert re.search(r"20 %.* of what they could add", claim.why)
+    assert re.search(r"20 %.* of the ideal gain", claim.why)
 
 
 def test_claims_can_fail(tmp_path: Path) -> None:
@@ -165,12 +165,12 @@ def test_claims_can_fail(tmp_path: Path) -> None:
     assert found["server-traffic-grows"].verdict == FAILS
     assert verdicts(found["ring-traffic-constant"]) == {
         "big, bounded": False,
-        "big, the same for all": False,
+        "big, constant": False,
         "big, as a rate": True,
     }
     assert found["ring-proportional"].verdict == FAILS
-    assert found["ring-proportional"].why.startswith("4 workers have 50 %")
-    assert "beside 2" in found["ring-proportional"].why
+    assert found["ring-proportional"].why.startswith("4 workers reach 50 %")
+    assert "relative to 2" in found["ring-proportional"].why
     assert "several-servers-win" not in found
 
 
@@ -195,7 +195,7 @@ def test_a_difference_that_runs_do_not_carry_is_not_claimed(tmp_path: Path) -> N
     near = [*cluster(tmp_path, "big", 4, step=1.0, repeats=1), *cluster(tmp_path, "big", 4, 1, step=1.05, repeats=1)]
     found = check(near)["ring-beats-server"]
     assert found.verdict == UNTOLD
-    assert "It rests on 1 run of each setting" in found.why
+    assert "Based on 1 run of each setting" in found.why
     short = [run for workers in (2, 4) for run in cluster(tmp_path / "short", "big", workers, 1, steps=3)]
     assert check(short + near)["server-levels-off"].cases[-1].holds is None
 
@@ -206,7 +206,7 @@ def test_an_update_of_one_worker_s_gradient_says_nothing_about_workers(tmp_path:
         runs += cluster(tmp_path, "big", workers, 1, strategy="ps-async", global_batch=32)
     claim = check(runs)["server-traffic-grows"]
     assert claim.verdict == UNTOLD
-    assert "one worker's gradient" in claim.why
+    assert "the gradient of one worker" in claim.why
 
 
 def test_on_one_machine_the_ranks_own_counts_are_used(tmp_path: Path) -> None:
@@ -217,8 +217,8 @@ def test_on_one_machine_the_ranks_own_counts_are_used(tmp_path: Path) -> None:
         runs += cluster(tmp_path, "big", workers, hosts=None, moves=None, lab=None, **counted)
     runs += cluster(tmp_path, "big", 2, 1, hosts=None, moves=None, lab=None)
     claim = check(runs)["ring-traffic-constant"]
-    assert verdicts(claim) == {"big, bounded": True, "big, the same for all": False, "big, as a rate": True}
-    assert "as the ranks counted" in claim.cases[1].why
+    assert verdicts(claim) == {"big, bounded": True, "big, constant": False, "big, as a rate": True}
+    assert "as counted by the ranks" in claim.cases[1].why
 
 
 def test_slow_links_are_told_apart(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_what_holds_where_it_can_be_told_does_not_hold_everywhere(tmp_path: Path
     claim = check(runs)["server-levels-off"]
     assert verdicts(claim) == {"big, 1 server": True, "small, 1 server": None}
     assert claim.verdict == IN_PART
-    assert claim.why.startswith("Holds where it can be told, in 1 of 2 cases.")
+    assert claim.why.startswith("Holds in 1 of 2 cases; the others are undecided.")
 
 
 def test_a_claim_that_fails_in_half_of_its_cases_and_is_open_in_the_others_is_open(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_claim_that_fails_in_half_of_its_cases_and_is_open_in_the_others_is_op
     claim = check(runs)["server-levels-off"]
     assert verdicts(claim) == {"big, 1 server": False, "small, 1 server": None}
     assert claim.verdict == UNTOLD
-    assert claim.why.startswith("Fails where it can be told, in 1 of 2 cases.")
+    assert claim.why.startswith("Fails in 1 of 2 cases; the others are undecided.")
     more = [run for n in (2, 4) for run in cluster(tmp_path, "third", n, 1, step=1.0)]
     assert check(runs + more)["server-levels-off"].verdict == FAILS
 
@@ -316,7 +316,7 @@ def test_which_ring_is_said_and_each_is_a_case(tmp_path: Path) -> None:
         "big, against a ring with overlap": False,
         "big, against a ring without overlap": True,
     }
-    assert "choice of the program, not a property of the method" in found["ring-beats-server"].text
+    assert "property of the implementation, not of the method" in found["ring-beats-server"].text
     assert set(verdicts(found["ring-proportional"])) == {"big, overlap on", "big, overlap off"}
 
 
