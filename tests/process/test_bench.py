@@ -76,7 +76,7 @@ def test_a_failed_run_does_not_stop_the_rest_and_is_tried_again(tmp_path: Path) 
     before = (good / "summary.json").stat().st_mtime_ns
     second = subprocess.run(command, check=False, capture_output=True, text=True)
     assert second.returncode == 1
-    assert "1 of 2 runs are there already" in second.stdout
+    assert "1 of 2 runs are already done" in second.stdout
     assert (good / "summary.json").stat().st_mtime_ns == before
     assert not list((tmp_path / "out").glob(".run-*"))
 

@@ -1,4 +1,4 @@
-"""What an experiment is: a TOML file with fixed values, grids of others, repeats, what to draw; checked as a whole."""
+"""Reads an experiment, a TOML file with fixed values, grids, repeats and charts, and checks it as a whole."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from paceline.report.table import CHARTS
 from paceline.spec import FIELDS, OWN, Resolved, resolve
 from paceline.strategies import table as strategies
 
-# Beside the spec's own keys: the lab to run in and its nodes, what a grid needs.
+# Keys besides those of the spec: the lab and its nodes, and what a grid needs.
 EXTRA = ("lab", "nodes", "needs")
 TOP = ("title", "about", "source", "limits", "repeats", "fixed", "grid", "quick", "draw", "paper")
 QUICK = ("about", "limits", "repeats", "fixed", "grid")
-CHOSEN = ("name", "output_dir")  # of a run, given by us
-GIVEN = "experiment"  # the source of values that are from the file
-ALL_CORES = "all"  # as a number of threads: the cores of this machine
+CHOSEN = ("name", "output_dir")  # options of a run that bench sets itself
+GIVEN = "experiment"  # the source of values from the file
+ALL_CORES = "all"  # as the number of threads: all cores of this machine
 MOST_RUNS = 5000
 
 
 @dataclass(frozen=True)
 class Point:
-    """One setting of a grid, and the lab that it runs in, as a lab file's values."""
+    """One setting of a grid, and its lab, as the values of a lab file."""
 
     resolved: Resolved
     lab: Mapping[str, Any] | None = None
     plan: LabPlan | None = None
 
     def digest(self) -> str:
-        """Of all that decides what is run."""
+        """A digest of everything that defines the run."""
         given = self.resolved.spec
         spec = {name: getattr(given, name) for name in given.names if name not in CHOSEN}
         text = json.dumps([spec, self.plan.to_json() if self.plan else ""], sort_keys=True)
@@ -50,7 +50,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Task:
-    """One run: a point, and which repeat of it."""
+    """One run: a point, and the number of the repeat."""
 
     point: Point
     repeat: int
@@ -85,7 +85,7 @@ class Task:
         return ", ".join([*parts, f"repeat {self.repeat + 1}"])
 
 
-# What a line about a run says of it, where the experiment does, beside the strategy's own options.
+# Options that are shown in the line about a run if the experiment gives them, besides those of the strategy.
 SHOWN = ("threads", "read", "shrink")
 
 
@@ -95,7 +95,7 @@ def _count(number: int, what: str) -> str:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A grid of runs. `left_out` are grids that this machine cannot run, and why."""
+    """A grid of runs. `left_out`: the grids that this machine cannot run, and why."""
 
     name: str
     title: str
@@ -110,7 +110,7 @@ class Experiment:
     paper: tuple[dict[str, Any], ...]
 
     def tasks(self) -> list[Task]:
-        """Every point once, then every point again, each time in another order: drift favours nobody."""
+        """Every point once, then every point again, each time in another order, so that drift favours no setting."""
         found = []
         for repeat in range(self.repeats):
             points = list(self.points)
@@ -120,7 +120,7 @@ class Experiment:
 
 
 def read_experiment(path: Path, *, quick: bool = False, repeats: int | None = None) -> Experiment:
-    """The experiment of a file, or one error with the place in it; nothing of a wrong one is run."""
+    """Read an experiment; raise an error with its place if anything in it is wrong."""
     refuse_pipe(path, "the experiment")
     try:
         values = tomllib.loads(path.read_text("utf-8"))
@@ -137,9 +137,9 @@ def read_experiment(path: Path, *, quick: bool = False, repeats: int | None = No
     points, left_out = _all_points(values, over, path)
     count = repeats or _whole(over.get("repeats", values.get("repeats", 3)), f"{path}: repeats")
     if any(point.resolved.spec.seed + count > 2**32 for point in points):
-        raise UsageError(f"{path}: seed: {count} repeats, each with the next seed, would pass 4294967295")
+        raise UsageError(f"{path}: seed: {count} repeats, each with the next seed, would exceed 4294967295")
     if len(points) * count > MOST_RUNS:
-        raise UsageError(f"{path}: {len(points) * count} runs; an experiment has up to {MOST_RUNS}")
+        raise UsageError(f"{path}: {len(points) * count} runs; an experiment can have up to {MOST_RUNS}")
     draw = _texts(values.get("draw", []), f"{path}: draw")
     for name in draw:
         if name not in CHARTS:
@@ -155,7 +155,7 @@ def read_experiment(path: Path, *, quick: bool = False, repeats: int | None = No
 
 
 def _all_points(values: Mapping[str, Any], over: Mapping[str, Any], path: Path) -> tuple[list[Point], list[str]]:
-    """Of all grids, a setting of two of them once; and the grids that cannot be run here."""
+    """The points of all grids, each setting once, and the grids that cannot be run here."""
     fixed = _named(values.get("fixed", {}), f"{path}: fixed") | _named(over.get("fixed", {}), f"{path}: quick.fixed")
     where = f"{path}: {'quick.' if 'grid' in over else ''}grid"
     grids = over.get("grid", values.get("grid", [{}]))
@@ -177,30 +177,30 @@ def _all_points(values: Mapping[str, Any], over: Mapping[str, Any], path: Path) 
             found.setdefault(point.digest(), point)
     if not found:
         raise UsageError(f"{path}: nothing can be run here: {'; '.join(left_out)}")
-    if not left_out:  # grids that are left out may use what others do not
+    if not left_out:  # grids that are left out may use options that others do not
         _check_used(fixed, used, f"{path}: fixed")
     return list(found.values()), left_out
 
 
 def _check_used(values: Mapping[str, Any], names: Collection[str], where: str) -> None:
-    """Refuse an option that none of these runs has: it is of other strategies."""
+    """Refuse an option that none of these runs has, because only other strategies have it."""
     for name in values:
         if name in OWN and name not in names:
             raise UsageError(
-                f"{where}: no run has {name}: leave it out, or use one of the strategies that have it "
+                f"{where}: no run uses {name}: leave it out, or use one of the strategies that have it "
                 f"({', '.join(strategies.having(name))})"
             )
 
 
 def _over(fixed: Mapping[str, Any], grid: dict[str, Any]) -> dict[str, Any]:
-    """A grid's values over the fixed ones; of a batch for each worker and one for all, the grid's is meant."""
+    """A grid's values override the fixed ones; its batch_size also overrides a fixed global_batch, and vice versa."""
     other = {"batch_size": "global_batch", "global_batch": "batch_size"}
     hidden = {other[key] for key in grid if key in other} - set(grid)
     return {key: value for key, value in fixed.items() if key not in hidden} | grid
 
 
 def _named(values: Any, where: str) -> dict[str, Any]:
-    """A table of values by their names, which can have - or _ in them."""
+    """A table of values by name; names can have - or _."""
     table = _table(values, where)
     _check_keys(table, (*FIELDS, *EXTRA), where)
     found: dict[str, Any] = {}
@@ -213,21 +213,21 @@ def _named(values: Any, where: str) -> dict[str, Any]:
 
 
 def _lacking(needs: Any, where: str) -> str:
-    """What a grid needs that is not here, in words; empty if nothing."""
+    """What a grid needs and this machine lacks, as text; empty if nothing."""
     found = re.fullmatch(r"gpu(?::(\d{1,4}))?", needs) if isinstance(needs, str) else None
     if not found:
         raise UsageError(f'{where}: needs is {needs!r}; it can be "gpu", or "gpu:4" for four of them')
     wanted, there = int(found[1] or 1), count_gpus()
     if there >= wanted:
         return ""
-    return f"needs {_count(wanted, 'GPU')}, and there {'is' if there == 1 else 'are'} {there or 'none'} here"
+    return f"needs {_count(wanted, 'GPU')}, and this machine has {there or 'none'}"
 
 
 def _points(values: Mapping[str, Any], where: str, folder: Path) -> Iterator[Point]:
-    """All combinations of a grid's lists; a value that is no list is the same for all."""
+    """All combinations of a grid's lists; a value that is not a list is the same for all."""
     axes = {key: value if isinstance(value, list) and key != "hidden" else [value] for key, value in values.items()}
     if len(axes.get("seed", [])) > 1:
-        raise UsageError(f"{where}: seed is a list; every repeat has another seed already: give the first one")
+        raise UsageError(f"{where}: seed is a list; every repeat already has another seed: give the first one")
     if empty := [key for key, axis in axes.items() if not axis]:
         raise UsageError(f"{where}: {empty[0]} is an empty list")
     for combination in itertools.product(*axes.values()):
@@ -244,7 +244,7 @@ def _point(values: Mapping[str, Any], folder: Path) -> Point:
     spec = _applying({key: value for key, value in values.items() if key not in EXTRA})
     for key in CHOSEN:
         if key in spec:
-            raise UsageError(f"{key} is chosen for every run; leave it out")
+            raise UsageError(f"{key} is set for every run automatically; leave it out")
     if "global_batch" in spec and "batch_size" in spec:
         raise UsageError("global_batch and batch_size are both given; leave one out")
     if spec.get("threads") == ALL_CORES:
@@ -265,16 +265,16 @@ def _point(values: Mapping[str, Any], folder: Path) -> Point:
 
 
 def _applying(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Without the options that the strategy of this point does not have; other points of its grid may."""
+    """The values without options that this point's strategy does not have; other points of its grid may have them."""
     name = spec.get("strategy") or strategies.default(spec.get("workers")).name
     method = strategies.TABLE.get(name) if isinstance(name, str) else None
-    if method is None:  # the spec says what is wrong with it
+    if method is None:  # resolving the spec raises the error
         return dict(spec)
     return {key: value for key, value in spec.items() if key not in OWN or key in method.names}
 
 
 def _lab(given: Any, numbers: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """A lab's values: from a preset such as 1gbit:{nodes}, a file beside the experiment, or given right here."""
+    """A lab's values: from a preset such as 1gbit:{nodes}, a file next to the experiment, or a table."""
     if isinstance(given, str):
         preset, _, count = given.partition(":")
         if preset in PRESETS:
@@ -310,13 +310,13 @@ def _table(value: Any, where: str) -> dict[str, Any]:
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise UsageError(f"{where}: {value!r} is not a text")
+        raise UsageError(f"{where}: {value!r} is not a string")
     return value.strip()
 
 
 def _texts(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list):
-        raise UsageError(f"{where}: {value!r} is not a list of texts")
+        raise UsageError(f"{where}: {value!r} is not a list of strings")
     return tuple(_text(item, where) for item in value)
 
 

@@ -1,4 +1,4 @@
-"""A paper's own numbers in an experiment's file: each row says what it is to be set beside."""
+"""Reads a paper's own numbers from an experiment file; each row says which runs to compare with."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from paceline.errors import UsageError, unknown
 from paceline.spec import FIELDS
 
-# What a row can be set beside: settings of ours.
+# Settings of our runs that a row can name.
 MATCH = (*FIELDS, "nodes")
-# `match` is what ours must be to stand beside it; `of` what else it was of, and ours need not be.
+# `match`: settings that our run must have; `of`: settings of the paper's run that ours need not have.
 SETTINGS = ("match", "of")
-# The numbers that papers print, by the names that ours have; an accuracy is a part, not a percentage.
+# The numbers that papers print, by our names for them; accuracies are from 0 to 1, not percentages.
 NUMBERS = ("read_seconds", "update_seconds", "epoch_seconds", "total_seconds", "images_per_second", "speedup",
            "train_loss", "train_accuracy", "test_loss", "test_accuracy")  # fmt: skip
 
@@ -38,9 +38,9 @@ def _row(row: Any, where: str) -> dict[str, Any]:
             if type(value) not in (int, float):
                 raise UsageError(f"{where}: {key} is {value!r}; it takes a number")
             if key.endswith("accuracy") and not 0 <= value <= 1:
-                raise UsageError(f"{where}: {key} is {value!r}; it takes a part from 0 to 1, not a percentage")
+                raise UsageError(f"{where}: {key} is {value!r}; it takes a number from 0 to 1, not a percentage")
         elif key not in (*SETTINGS, "note"):
             raise UsageError(f"{where}: {unknown('key', key, (*SETTINGS, 'note', *NUMBERS))}")
         elif key == "note" and not isinstance(value, str):
-            raise UsageError(f"{where}: note is {value!r}; it takes a text")
+            raise UsageError(f"{where}: note is {value!r}; it takes a string")
     return {key: dict(value) if key in SETTINGS else value for key, value in row.items()}

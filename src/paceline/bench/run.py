@@ -1,4 +1,4 @@
-"""Making an experiment's runs, one after another, with the time that is left."""
+"""Makes the runs of an experiment, one after another, and estimates the remaining time."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from paceline.run.folder import read_summary
 from paceline.run.records import Node, NodeSample, Summary
 from paceline.spec import Resolved
 
-# A run that has been asked to stop gets this long.
+# How long a run may take to stop.
 STOP_SECONDS = 30.0
-# Starting and ending processes, in a guess of the time that a run takes beside what it says itself.
+# Estimated seconds for starting and ending the processes of a run.
 AROUND_SECONDS = 4.0
 BY_FLAG = ("name", "output_dir", "seed", "log_every")  # on the command line of every run
 
@@ -44,15 +44,15 @@ Say = Callable[[str, str], None]
 
 @dataclass
 class Outcome:
-    """How many runs were there already, were made, failed (with why), were disturbed by other programs, and whether
-    somebody stopped it.
+    """How many runs already existed, were made, failed (and why) or were disturbed by other programs, and whether
+    bench was stopped.
     """
 
     there: int = 0
     made: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     stopped: bool = False
-    disturbed: list[str] = field(default_factory=list)  # of all runs, those that were there included
+    disturbed: list[str] = field(default_factory=list)  # including runs that already existed
 
 
 def bench(experiment: Experiment, store: Store, say: Say, *, fresh: bool = False) -> Outcome:
@@ -73,11 +73,9 @@ def bench(experiment: Experiment, store: Store, say: Say, *, fresh: bool = False
                 todo.append(task)
         outcome = Outcome(there=len(tasks) - len(todo), disturbed=disturbed)
         if outcome.there:
-            say(f"{outcome.there} of {len(tasks)} runs are there already", "\n")
+            say(f"{outcome.there} of {len(tasks)} runs are already done", "\n")
         if todo and (why := busy_now()):
-            say(
-                f"This machine is busy: {why} in the last second. Times that are measured now cannot be compared.", "\n"
-            )
+            say(f"This machine is busy: {why} in the last second. Times measured now cannot be compared.", "\n")
         for number, task in enumerate(todo):
             left = _left(todo[number:], seconds)
             say(f"[{outcome.there + number + 1}/{len(tasks)}] {task}{f'; {left}' if left else ''} ... ", "")
@@ -103,13 +101,13 @@ def bench(experiment: Experiment, store: Store, say: Say, *, fresh: bool = False
 
 
 def busy_now() -> str | None:
-    """What other programs use of this machine's processors at the moment, if it would disturb a run; takes a second."""
+    """What other programs use of this machine's cores now, if it would disturb a run; takes a second."""
     try:
         with closing(Counters(lambda: (os.getpid(),))) as counters:
             first, began = counters.read(), time.time()
             time.sleep(ENOUGH)
             last, ended = counters.read(), time.time()
-    except OSError:  # no /proc: nothing is known
+    except OSError:  # no /proc: unknown
         return None
 
     def rate(name: str) -> float | None:
@@ -126,14 +124,14 @@ def busy_now() -> str | None:
 
 
 def _fetch(experiment: Experiment) -> None:
-    """All data that will be read: a lab's nodes could not get it, and a run is not to be timed with it."""
+    """Download all data that will be read: nodes of a lab could not, and it must not count in a run's time."""
     specs = [point.resolved.spec for point in experiment.points]
     for data, folder in {(spec.data, spec.data_dir) for spec in specs if spec.reads}:
         prepare(data, Path(folder) if folder else None)
 
 
 def _left(todo: list[Task], seconds: dict[str, list[float]]) -> str:
-    """A guess of the time that is left: what the same point took before, or else what others did."""
+    """An estimate of the remaining time, from earlier runs of the same point, otherwise of other points."""
     known = [value for values in seconds.values() for value in values]
     if not known:
         return ""
@@ -143,7 +141,7 @@ def _left(todo: list[Task], seconds: dict[str, list[float]]) -> str:
 
 
 def _make(task: Task, store: Store) -> tuple[Summary | None, str | None]:
-    """Run a task in processes of its own: its summary, or why there is none: `stopped`, or how it failed."""
+    """Run a task in its own processes; return its summary, or why there is none: `stopped`, or how it failed."""
     folder = store.clear(task)
     with _private(store.folder) as private, (private / "log").open("w+") as log:
         with _janitor(store.lock, private) as tell:
@@ -159,11 +157,11 @@ def _make(task: Task, store: Store) -> tuple[Summary | None, str | None]:
         log.seek(0)
         said = [line.strip() for line in log if line.startswith("paceline: ")]
         ended = read_summary(folder)
-        return None, (ended.error if ended else None) or (said[-1] if said else f"it ended with exit code {code}")
+        return None, (ended.error if ended else None) or (said[-1] if said else f"it exited with code {code}")
 
 
 def _command(task: Task, folder: Path, private: Path) -> list[str]:
-    """The words that make a run, as a user would write them."""
+    """The command line of a run, as a user would type it."""
     config = private / "run.toml"
     write_whole(config, tomli_w.dumps(_asked(task.point.resolved)))
     paceline = [sys.executable, "-m", "paceline"]
@@ -178,14 +176,14 @@ def _command(task: Task, folder: Path, private: Path) -> list[str]:
 
 
 def _asked(resolved: Resolved) -> dict[str, Any]:
-    """Only the values that were asked for: what was chosen, is chosen again."""
+    """Only the values that were given; defaults are chosen again."""
     keys = [key for key, source in resolved.sources.items() if source == GIVEN and key not in BY_FLAG]
     return {key: value for key in keys if (value := getattr(resolved.spec, key)) is not None}
 
 
 @contextlib.contextmanager
 def _private(folder: Path) -> Iterator[Path]:
-    """A folder for the files of one run, where the nodes of a lab see it, too."""
+    """A folder for the files of one run that the nodes of a lab see, too."""
     private = Path(tempfile.mkdtemp(prefix=".run-", dir=folder.absolute()))
     try:
         yield private
@@ -195,7 +193,7 @@ def _private(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _janitor(lock: int, private: Path) -> Iterator[Callable[[str], None]]:
-    """Should this process be killed, it ends the run and removes its files, and holds the lock until it has."""
+    """A janitor that, if this process is killed, ends the run, removes its files, and holds the lock until then."""
     command = [sys.executable, "-I", "-S", janitor.__file__]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, text=True, start_new_session=True, pass_fds=[lock]
@@ -212,7 +210,7 @@ def _janitor(lock: int, private: Path) -> Iterator[Callable[[str], None]]:
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:
-    """Its exit code; Ctrl-C is passed on to it."""
+    """Wait for its exit code; pass Ctrl-C on to it."""
     try:
         return process.wait()
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""The folder of an experiment's runs: who may write to it, what is done already, and on what it was done."""
+"""The folder of an experiment's runs: locks it, records which runs are done, and on which machine and version."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from paceline.errors import UsageError
 from paceline.run.folder import BENCH, SPEC, rank_file, read_bench, read_steps, read_summary, write_bench
 from paceline.run.records import COMPLETED, Bench, Summary
 
-# What results must have in common to be compared, by what people call it.
+# What results must have in common to be compared, by its name in messages.
 COMMON = {"version": "version of paceline", "source": "source code of paceline", "torch": "version of torch",
           "machine": "machine", "processor": "processor", "cores": "number of cores"}  # fmt: skip
-# Rooms that look at runs and do not make them: another report is no other result.
+# Packages that only read runs: changing them does not change results.
 READERS = ("analysis", "bench", "cli", "report")
 
 
 def here() -> dict[str, Any]:
-    """The program, by its source, and the machine."""
+    """The program (with a digest of its source) and the machine."""
     digest, program = hashlib.sha256(), Path(__file__).resolve().parents[1]
     for path in sorted(program.rglob("*.py")):
         if path.relative_to(program).parts[0] not in READERS:
@@ -41,15 +41,15 @@ def here() -> dict[str, Any]:
 
 
 class Store:
-    """An experiment's folder. Each run has a folder in it, by the name of its task."""
+    """The folder of an experiment, with a folder for each run, named after its task."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.lock = -1  # its descriptor: whoever ends what a killed bench has left holds it until that is done
+        self.lock = -1  # descriptor; the janitor of a killed bench holds it, too, until it has cleaned up
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Only one bench at a time; the kernel unlocks for one that was killed."""
+        """Allow only one bench at a time; the kernel releases the lock of a killed one."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             file = (self.folder / ".lock").open("w")
@@ -64,7 +64,7 @@ class Store:
             yield
 
     def open(self, experiment: Experiment) -> None:
-        """Note what is run on what; refuse a folder whose runs are of something else."""
+        """Record experiment, program and machine; refuse a folder with runs of another one."""
         found, now = read_bench(self.folder), here()
         if found is None and (others := [path.name for path in self.folder.iterdir() if path.name != ".lock"]):
             what = f"{BENCH} cannot be read" if BENCH in others else f"it has {others[0]!r}"
@@ -75,8 +75,8 @@ class Store:
             assert found is not None
             if found.here.get(key) != now[key]:
                 raise UsageError(
-                    f"{self.folder} has runs of another {called} ({found.here.get(key)}, and this is {now[key]}): they "
-                    f"are not to be mixed; use another -o, or --fresh, which removes them"
+                    f"{self.folder} has runs of another {called} ({found.here.get(key)} instead of {now[key]}), which "
+                    f"cannot be mixed; use another -o, or --fresh, which removes them"
                 )
         e, runs = experiment, tuple(task.name for task in experiment.tasks())
         failed = {name: why for name, why in found.failed.items() if name in runs} if found else {}
@@ -85,14 +85,14 @@ class Store:
         write_bench(self.folder, bench)
 
     def note(self, task: Task, failed: str | None) -> None:
-        """Write down how a run ended: why it failed, or that it did not."""
+        """Record why a run failed, or that it did not."""
         bench = read_bench(self.folder)
         assert bench is not None
         others = {name: why for name, why in bench.failed.items() if name != task.name}
         write_bench(self.folder, replace(bench, failed=others | ({task.name: failed} if failed else {})))
 
     def done(self, task: Task) -> Summary | None:
-        """The summary of a task's completed run, if all its steps are written down as well."""
+        """The summary of a task's completed run, if all its steps are recorded as well."""
         folder = self.folder / task.name
         summary = read_summary(folder)
         if not summary or summary.status != COMPLETED:
@@ -104,14 +104,14 @@ class Store:
         return summary if len(steps) == summary.steps else None
 
     def clear(self, task: Task) -> Path:
-        """Where a task's run goes; what a stopped or failed one left there is removed."""
+        """The folder of a task's run, without what a stopped or failed run left there."""
         folder = self.folder / task.name
         if folder.exists():
             shutil.rmtree(folder)
         return folder
 
     def begin_again(self) -> None:
-        """Remove an experiment's runs, and nothing that is not one."""
+        """Remove an experiment's runs, and nothing else."""
         if all(path.name == ".lock" for path in self.folder.iterdir()):
             return
         if read_bench(self.folder) is None:

@@ -133,12 +133,12 @@ def test_grids_that_need_a_gpu_are_left_out_where_there_is_none(
     text = '[[grid]]\nmodel = "mlp"\n[[grid]]\nneeds = "gpu"\nmodel = "mlp"\nbatch_size = 7\n'
     monkeypatch.setattr(module, "count_gpus", lambda: 0)
     without = read(tmp_path, text)
-    assert (len(without.points), without.left_out) == (1, ("grid 2 needs 1 GPU, and there are none here",))
+    assert (len(without.points), without.left_out) == (1, ("grid 2 needs 1 GPU, and this machine has none",))
     assert "nothing can be run here" in refusal(tmp_path, '[[grid]]\nneeds = "gpu"\n')
     monkeypatch.setattr(module, "count_gpus", lambda: 1)
     assert len(read(tmp_path, text).points) == 2
     several = read(tmp_path, text.replace('"gpu"', '"gpu:4"'))
-    assert several.left_out == ("grid 2 needs 4 GPUs, and there is 1 here",)
+    assert several.left_out == ("grid 2 needs 4 GPUs, and this machine has 1",)
     fixed = '[fixed]\nneeds = "gpu"\n[[grid]]\nmodel = "mlp"\n'
     assert len(read(tmp_path, fixed).points) == 1
 
@@ -160,27 +160,27 @@ WRONG = {
     "[grid]\nworkers = 2": "is not a list of tables; write [[grid]]",
     "[[grid]]\nglobal_batch = 'ten'\nworkers = 4": "grid 1: --global-batch is 'ten'; it takes a whole number",
     "[fixed]\nglobal_batch = 10\nbatch_size = 4": "global_batch and batch_size are both given",
-    "[[grid]]\nstrategy = ['ring', 'sequential']\nworkers = 1\nstages = 1": "grid 1: no run has stages: leave it out, "
+    "[[grid]]\nstrategy = ['ring', 'sequential']\nworkers = 1\nstages = 1": "grid 1: no run uses stages: leave it out, "
     "or use one of the strategies that have it (pipeline)",
-    "[fixed]\nstaleness = 2\n[[grid]]\nstrategy = 'ring'": "fixed: no run has staleness",
+    "[fixed]\nstaleness = 2\n[[grid]]\nstrategy = 'ring'": "fixed: no run uses staleness",
     "[[grid]]\nglobal_batch = 10\nbatch_size = 4": "global_batch and batch_size are both given",
     "[[grid]]\nnodes = 2\nworkers = 2": "nodes is for runs in a lab",
     "[[grid]]\nnodes = 3\nworkers = 2\nlab = '1gbit:{nodes}'": "nodes is 3; 2 ranks can be on 1 to 2",
     "[[grid]]\nlab = '2gbit:4'": "did you mean '1gbit'?",
     "[[grid]]\nlab = { rate = '1mbit', nods = 2 }": "unknown key 'nods'",
-    "[[grid]]\nname = 'mine'": "name is chosen for every run",
+    "[[grid]]\nname = 'mine'": "name is set for every run",
     "[[grid]]\nneeds = 'tpu'": 'needs is \'tpu\'; it can be "gpu", or "gpu:4"',
-    "[[grid]]\nseed = [0, 1]": "grid 1: seed is a list; every repeat has another seed already",
-    "[fixed]\nseed = 4294967295": "seed: 3 repeats, each with the next seed, would pass",
+    "[[grid]]\nseed = [0, 1]": "grid 1: seed is a list; every repeat already has another seed",
+    "[fixed]\nseed = 4294967295": "seed: 3 repeats, each with the next seed, would exceed",
     "[[grid]]\nbatch-size = 3\nbatch_size = 4": "grid 1: batch_size is given twice",
     "repeats = 0": "repeats: 0 is not a whole number from 1 to 1000",
-    "repeats = 1000\n[[grid]]\nlr = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]": "6000 runs; an experiment has up to 5000",
+    "repeats = 1000\n[[grid]]\nlr = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]": "6000 runs; an experiment can have up to 5000",
     "draw = ['stong']": "draw: unknown chart 'stong'; did you mean 'strong'?",
-    "title = 3": "title: 3 is not a text",
-    "limits = 'x'": "limits: 'x' is not a list of texts",
+    "title = 3": "title: 3 is not a string",
+    "limits = 'x'": "limits: 'x' is not a list of strings",
     "[quick]\ndraw = ['strong']": "quick: unknown key 'draw'",
     "[[paper]]\nmatch = { wrkers = 2 }": "paper 1: match: unknown key 'wrkers'; did you mean 'workers'?",
-    "[[paper]]\ntest_accuracy = 98.8": "it takes a part from 0 to 1, not a percentage",
+    "[[paper]]\ntest_accuracy = 98.8": "it takes a number from 0 to 1, not a percentage",
     "[[paper]]\nepoch_secs = 3.0": "paper 1: unknown key 'epoch_secs'; did you mean 'epoch_seconds'?",
     "[[paper]]\nepoch_seconds = 'long'": "paper 1: epoch_seconds is 'long'; it takes a number",
     "a = ": "not valid TOML",
