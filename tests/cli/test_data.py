@@ -45,7 +45,7 @@ def test_list_shows_every_data_set_aligned(capsys: pytest.CaptureFixture[str]) -
     ]
     assert lines[2].split()[1:8] == ["60,000", "10,000", "1×28×28", "10", "not", "cached", "handwritten"]
     assert lines[4].split()[1:7] == ["50,000", "10,000", "3×32×32", "10", "not", "cached"]
-    abouts = ("the first", "handwritten", "clothes", "small photographs", "made-up")
+    abouts = ("the first", "handwritten", "clothes", "small photographs", "generated")
     assert len({line.index(about) for line, about in zip(lines[1:], abouts, strict=True)}) == 1
 
 

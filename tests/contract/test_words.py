@@ -43,7 +43,7 @@ def test_mpi_io_on_a_file_that_is_too_short_or_not_there_is_an_error(worlds: Wor
     path = tmp_path / "short.bin"
     path.write_bytes(bytes(100))
     for rank, message in enumerate(worlds.get("mpi", 2).run(cases.reads_beyond, path=str(path))):
-        assert message == f"DataError: {path} is too short: rank {rank} needs its bytes up to 110, and it has 100"
+        assert message == f"DataError: {path} is too short: rank {rank} needs 110 bytes, but it has 100"
     for message in worlds.get("mpi", 2).run(cases.reads_nothing_there, path=str(tmp_path / "none")):
         assert f"read {tmp_path / 'none'} with" in message
 

@@ -1,1 +1,1 @@
-"""Datasets, their sources and checksums."""
+"""Data sets, their sources and checksums."""

@@ -1,4 +1,4 @@
-"""A user's own arrays, from an .npz file or a function: what they must be, and an error for each thing they are not."""
+"""Reads and checks a user's own arrays, from an .npz file or a function."""
 
 import lzma
 import math
@@ -26,7 +26,7 @@ _BROKEN = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError,
 
 @dataclass(frozen=True)
 class Array:
-    """An array whose rows come in pieces, and what to call it in an error."""
+    """An array whose rows are read in pieces, and its name in error messages."""
 
     name: str
     shape: tuple[int, ...]
@@ -39,24 +39,24 @@ class Array:
 
 
 def in_memory(name: str, array: NDArray[Any]) -> Array:
-    """An array that is there already, as one piece."""
+    """An array in memory, as one piece."""
     return Array(name, array.shape, array.dtype, lambda: iter((array,)))
 
 
 def content(arrays: Sequence[Array]) -> Content:
-    """Training images and labels, test images and labels, checked; values of images are checked as they are read."""
+    """Training and test images and labels, checked; the values of images are checked when they are read."""
     x_train, y_train, x_test, y_test = arrays
     channels_last = [_channels_last(images) for images in (x_train, x_test)]
     if x_train.shape[1:] != x_test.shape[1:] or _kind(x_train) != _kind(x_test):
         raise DataError(
-            f"{x_train.name} has images of {_shown(x_train)} and {x_test.name} of {_shown(x_test)}: they must be alike"
+            f"{x_train.name} has images of {_shown(x_train)}, but {x_test.name} of {_shown(x_test)}: they must be equal"
         )
     train, test = _labels(y_train, x_train), _labels(y_test, x_test)
     classes = _classes(y_train, train)
     for label in np.unique(test):
         if label >= classes:
             raise DataError(
-                f"{y_test.name} has the label {label}, and the largest label of {y_train.name} is {classes - 1}: every "
+                f"{y_test.name} has the label {label}, but the largest label of {y_train.name} is {classes - 1}: every "
                 "class needs training samples"
             )
     a, b, *c = x_train.shape[1:]
@@ -73,66 +73,64 @@ def _shown(array: Array) -> str:
 
 
 def _channels_last(array: Array) -> bool:
-    """Whether the colours of a pixel are together; where both could be, they are."""
+    """Whether channels are the last dimension; if both are possible, they are."""
     shape = array.shape
     if 0 in shape:
         raise DataError(f"{array.name} is empty: its shape is {shape}")
     if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3) and shape[1] not in (1, 3)):
         raise DataError(
-            f"{array.name} has the shape {shape}, and images [n, height, width], [n, height, width, channels] or "
-            "[n, channels, height, width] of 1 or 3 channels are expected"
+            f"{array.name} has the shape {shape}; images must have the shape [n, height, width], [n, height, width, "
+            "channels] or [n, channels, height, width] with 1 or 3 channels"
         )
     _kind(array)
     return len(shape) == 4 and shape[3] in (1, 3)
 
 
 def _kind(array: Array) -> str:
-    """What its images are kept as."""
+    """The type in which its images are stored."""
     if array.dtype == np.uint8:
         return "uint8"
     if array.dtype.kind == "f" and array.dtype.itemsize <= 8:
         return "float32"
-    raise DataError(
-        f"{array.name} has values of type {array.dtype}, and uint8, float16, float32 or float64 is expected for images"
-    )
+    raise DataError(f"{array.name} has values of type {array.dtype}; images must be uint8, float16, float32 or float64")
 
 
 def _labels(array: Array, images: Array) -> NDArray[np.int64]:
     if array.dtype.kind not in "iu":
-        raise DataError(f"{array.name} has values of type {array.dtype}, and integers are expected for labels")
+        raise DataError(f"{array.name} has values of type {array.dtype}; labels must be integers")
     if len(array.shape) != 1 and (len(array.shape) != 2 or array.shape[1] != 1):
-        raise DataError(f"{array.name} has the shape {array.shape}, and one label a sample, [n] or [n, 1], is expected")
+        raise DataError(f"{array.name} has the shape {array.shape}; labels must have the shape [n] or [n, 1]")
     if array.shape[0] != images.shape[0]:
         raise DataError(
-            f"{array.name} has {array.shape[0]} labels and {images.name} has {images.shape[0]} images: as many of both "
-            "are expected"
+            f"{array.name} has {array.shape[0]} labels, but {images.name} has {images.shape[0]} images: the numbers "
+            "must be equal"
         )
     labels = array.whole().reshape(-1)
     least, most = labels.min(), labels.max()
     if least < 0 or most >= 1 << 31:
-        raise DataError(f"{array.name} has the label {least if least < 0 else most}, and 0, 1, 2 … are expected")
+        raise DataError(f"{array.name} has the label {least if least < 0 else most}; labels must be 0, 1, 2 …")
     return labels.astype(np.int64)
 
 
 def _classes(array: Array, labels: NDArray[np.int64]) -> int:
-    """How many there are; a label far from the others leaves a gap, and so it is found."""
+    """The number of classes; a wrong label usually leaves a gap, which is an error."""
     present = np.unique(labels)
     gap = np.flatnonzero(present != np.arange(len(present)))
     if gap.size:
         raise DataError(
-            f"{array.name} has the label {present[-1]} and no sample of the class {gap[0]}: labels from 0 to the "
-            "number of classes - 1 are expected, each of them there"
+            f"{array.name} has the label {present[-1]}, but no sample of class {gap[0]}: labels must be 0 to the "
+            "number of classes - 1, and every class needs a sample"
         )
     if len(present) < 2:
-        raise DataError(f"{array.name} has only the label 0, and 2 or more classes are expected")
+        raise DataError(f"{array.name} has only the label 0; there must be 2 or more classes")
     return len(present)
 
 
 def _images(array: Array, channels_last: bool) -> Iterator[NDArray[Any]]:
-    """Pieces of images with their channels first, of bytes or float32; at the end an error if there was a bad value."""
+    """Pieces of images with channels first, as bytes or float32; raises an error at the end if a value was bad."""
     kind, row, bad, first = _kind(array), 0, 0, ""
     for given in array.pieces():
-        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinity, and is found
+        with np.errstate(over="ignore"):  # values beyond float32 become infinity, and are found
             piece = given.astype(kind, copy=False)
         wrong = ~np.isfinite(piece) if kind == "float32" else np.zeros(0, bool)
         if wrong.any():
@@ -154,7 +152,7 @@ def _images(array: Array, channels_last: bool) -> Iterator[NDArray[Any]]:
 
 
 def open_npz(path: Path) -> Content:
-    """The arrays of an .npz file by their Keras or MedMNIST names; labels are read now, images when they are used."""
+    """The arrays of an .npz file by their Keras or MedMNIST names; labels are read now, images on use."""
     with _reading(path), zipfile.ZipFile(path) as archive:
         names = {name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")}
         wanted = MEDMNIST if len(names & set(MEDMNIST)) > len(names & set(KERAS)) else KERAS
@@ -174,7 +172,7 @@ def _member(path: Path, archive: zipfile.ZipFile, name: str) -> Array:
         shape, fortran, dtype = _npy_header(stream)
     where = f"{name} of {path}"
     if dtype.hasobject:
-        raise DataError(f"{where} has Python objects in it, and numbers are expected: save it with a dtype of numbers")
+        raise DataError(f"{where} has Python objects instead of numbers: save it with a numeric dtype")
     return Array(where, shape, dtype, partial(_rows, path, name, shape, dtype, fortran))
 
 
@@ -185,7 +183,7 @@ def _npy_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     try:
         shape, fortran, dtype = read(stream)
-    except (MemoryError, SyntaxError, TokenError, TypeError) as why:  # numpy reads it as if it were Python
+    except (MemoryError, SyntaxError, TokenError, TypeError) as why:  # numpy parses the header as Python
         raise ValueError(f"a header cannot be read: {type(why).__name__}") from why
     if any(number < 0 for number in shape):
         raise ValueError(f"it has an array of shape {shape}")
@@ -193,7 +191,7 @@ def _npy_header(stream: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def _rows(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], fortran: bool) -> Iterator[NDArray[Any]]:
-    """An array of the file in pieces of rows; as a whole where its first index is the fastest."""
+    """An array of the file in pieces of rows; in one piece if it is in Fortran order."""
     count, *inner = shape
     each = dtype.itemsize * math.prod(inner)
     step = count if fortran else max(1, PIECE_BYTES // each)
@@ -203,10 +201,10 @@ def _rows(path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], f
             rows = min(step, count - start)
             content = stream.read(rows * each)
             if len(content) < rows * each:
-                raise ValueError(f"{name} is cut short")
+                raise ValueError(f"{name} is truncated")
             piece = np.frombuffer(content, dtype)
             yield piece.reshape(shape[::-1]).T if fortran else piece.reshape(rows, *inner)
-        if stream.read(1):  # at the end the check sum is compared
+        if stream.read(1):  # zipfile compares the checksum at the end
             raise ValueError(f"{name} is longer than its header says")
 
 

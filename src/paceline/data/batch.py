@@ -1,4 +1,4 @@
-"""What a rank is given for a step."""
+"""The batch of a rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """This rank's part of a global batch; it can be empty."""
+    """This rank's part of a global batch; may be empty."""
 
     images: Tensor
     labels: Tensor

@@ -1,4 +1,4 @@
-"""The cache: one file a data set, whole or not there."""
+"""The cache: one file per data set, written atomically."""
 
 import os
 import time
@@ -16,7 +16,7 @@ _STALE_SECONDS = 3600.0
 
 
 def folder_of(name: str) -> Path:
-    """Where a data set is kept, whether it is there or not."""
+    """The folder of a data set in the cache, which may not exist."""
     given, xdg = os.environ.get("PACELINE_CACHE"), os.environ.get("XDG_CACHE_HOME")
     root = Path(given) if given else Path(xdg or "~/.cache", "paceline")
     try:
@@ -26,12 +26,12 @@ def folder_of(name: str) -> Path:
 
 
 def file_of(name: str) -> Path:
-    """The file that has all parts of a data set, whether it is there or not."""
+    """The file with all parts of a data set, which may not exist."""
     return folder_of(name) / f"{name}.bin"
 
 
 def has(path: Path, size: int) -> bool:
-    """Whether the file seems to be there. Its content is checked when it is used."""
+    """Whether the file exists and has this size; its content is checked on use."""
     try:
         return path.stat().st_size == size
     except OSError:
@@ -39,7 +39,7 @@ def has(path: Path, size: int) -> bool:
 
 
 def damage(path: Path, origin: Origin) -> str | None:
-    """What is wrong with a cached file: nothing to be said (an empty text) if it is not there, None if all is right."""
+    """What is wrong with a cached file: empty if it does not exist, None if it is correct."""
     try:
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -61,7 +61,7 @@ def damage(path: Path, origin: Origin) -> str | None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name only when the block is done and all of it is on the disk; if it raises, never."""
+    """A file that gets its name only after the block has completed and all data is on the disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, temporary.open("wb") as out:
@@ -71,19 +71,19 @@ def writing(path: Path) -> Iterator[BinaryIO]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes left behind.
+    """Remove temporary files of killed processes.
 
-    By age and not by process number, which means nothing to another machine or container with the same cache. A live
-    writer writes every few minutes, as its source times out otherwise.
+    By age, not by process number, which has no meaning on another machine or container with the same cache. A live
+    writer writes every few minutes, because otherwise its source times out.
     """
     for path in folder.glob(".*.part"):
-        with suppress(OSError):  # another process swept it, or may write here and this one may not
+        with suppress(OSError):  # another process has removed it, or this one has no permission
             if time.time() - path.stat().st_mtime > _STALE_SECONDS:
                 path.unlink()
 
 
 def trouble(verb: str, path: Path, why: OSError) -> DataError:
-    """The error for a cache that cannot be used."""
+    """The error if the cache cannot be used."""
     return DataError(
         f"cannot {verb} {path} in the cache: {why.strerror or why}. Check the folder's permissions and the free space "
         "of its disk, or set PACELINE_CACHE to another folder"

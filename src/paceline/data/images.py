@@ -1,4 +1,4 @@
-"""A user's folder of images, a sub-folder for each class."""
+"""Reads a user's folder of images, with a sub-folder for each class."""
 
 import os
 import struct
@@ -20,11 +20,11 @@ from paceline.errors import DataError
 from paceline.layout import cores
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
-_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")  # whatever the file is called, no other decoder sees it
+_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP")  # no other decoder is used, for any file name
 _TESTS = ("test", "val", "valid")
 _CHANNELS = {"L": 1, "RGB": 3}
 _LAYOUT = "FOLDER/CLASS/IMAGE, or FOLDER/train/CLASS/IMAGE and FOLDER/test/CLASS/IMAGE"
-# All that Pillow's decoders are known to raise for files that are damaged, or made to harm.
+# All that Pillow's decoders are known to raise for damaged or malicious files.
 BROKEN = (
     OSError,
     SyntaxError,
@@ -40,7 +40,7 @@ BROKEN = (
 
 @dataclass(frozen=True)
 class Listing:
-    """The images of a folder and their classes, not yet opened."""
+    """The image files of a folder and their classes; the files are not opened yet."""
 
     classes: tuple[str, ...]
     train: tuple[tuple[Path, int], ...]
@@ -57,7 +57,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class _Look:
-    """What every image must be like: this one."""
+    """Size and mode of the first image, which all images must have."""
 
     path: Path
     size: tuple[int, int]
@@ -68,7 +68,7 @@ class _Look:
 
 
 def scan(folder: Path) -> Listing:
-    """Find the images, and keep a fifth of each class for testing where there is no test folder."""
+    """Find the images; without a test folder, keep a fifth of each class for testing."""
     top = _entries(folder)
     kept = next((folder / name for name in _TESTS if name in top), None)
     if "train" in top and kept:
@@ -79,21 +79,21 @@ def scan(folder: Path) -> Listing:
         if train.keys() != test.keys():
             here, other = (folder / "train", kept) if train.keys() - test.keys() else (kept, folder / "train")
             name = min(train.keys() ^ test.keys())
-            raise DataError(f"{here} has the class {name!r} and {other} has not: both need the same classes")
+            raise DataError(f"{here} has the class {name!r}, but {other} has not: both need the same classes")
     else:
         train, test = _classes(folder), {}
-        how = "a fifth of each class, chosen by the hash of their file names, the same every time"
+        how = "a fifth of each class, chosen by the hash of the file names, the same every time"
         for name, paths in train.items():
             if len(paths) < 2:
                 raise DataError(
-                    f"{folder / name} has only 1 image: a class needs 2 or more, as a fifth is kept for testing (or "
+                    f"{folder / name} has only 1 image: a class needs 2 or more, for training and testing (or "
                     "put the images into FOLDER/train and FOLDER/test yourself)"
                 )
             mixed = sorted(paths, key=lambda path: sha256(os.fsencode(path.relative_to(folder))).digest())
             test[name] = sorted(mixed[: max(1, len(paths) // 5)])
             train[name] = sorted(mixed[len(test[name]) :])
     if len(train) < 2:
-        raise DataError(f"{folder} has {len(train)} class(es), and 2 or more are expected: {_LAYOUT}")
+        raise DataError(f"{folder} has {len(train)} class(es) instead of 2 or more: {_LAYOUT}")
     return Listing(tuple(train), _numbered(train), _numbered(test), how)
 
 
@@ -102,7 +102,7 @@ def _numbered(classes: dict[str, list[Path]]) -> tuple[tuple[Path, int], ...]:
 
 
 def _entries(folder: Path) -> dict[str, bool]:
-    """What is in a folder, and whether it is a folder too, sorted; hidden files are left out."""
+    """The entries of a folder, sorted, and whether each is a folder; without hidden files."""
     try:
         with os.scandir(folder) as entries:
             return dict(sorted((entry.name, entry.is_dir()) for entry in entries if not entry.name.startswith(".")))
@@ -114,12 +114,12 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
     classes: dict[str, list[Path]] = {}
     for name, is_folder in _entries(folder).items():
         if not is_folder:
-            raise DataError(f"{folder / name} is not a class folder: {_LAYOUT} is expected")
+            raise DataError(f"{folder / name} is not a class folder: the layout must be {_LAYOUT}")
         classes[name] = []
         for inner, nested in _entries(folder / name).items():
             path = folder / name / inner
             if nested:
-                raise DataError(f"{path} is a folder inside a class: {_LAYOUT} is expected")
+                raise DataError(f"{path} is a folder inside a class: the layout must be {_LAYOUT}")
             if path.suffix.lower() not in SUFFIXES:
                 raise DataError(f"{path} is not an image of a known kind ({', '.join(SUFFIXES)}): move it elsewhere")
             classes[name].append(path)
@@ -155,25 +155,25 @@ def _decode(path: Path, like: _Look | None) -> NDArray[np.uint8]:
     most = Image.MAX_IMAGE_PIXELS or 1 << 62
     try:
         if not path.stat().st_size:
-            raise DataError(f"{path} is empty (0 bytes): remove it, or put the image there again")
+            raise DataError(f"{path} is empty (0 bytes): replace or remove it")
         with Image.open(path, formats=_FORMATS) as image:
             look = _Look(path, image.size, image.mode)
             if look.size[0] * look.size[1] > most:
                 raise Image.DecompressionBombError
             if look.mode not in _CHANNELS:
                 raise DataError(
-                    f"{look}, and only L (grey) and RGB are read: convert it, as with Pillow's "
+                    f"{look}, but only L (grey) and RGB are supported: convert it, for example with Pillow's "
                     'Image.open(FILE).convert("RGB").save("NEW.png")'
                 )
             if like and (look.size, look.mode) != (like.size, like.mode):
                 raise DataError(f"{look}, but {like}: every image must have the same size and mode; convert them first")
             if getattr(image, "is_animated", False):
-                raise DataError(f"{path} has more than one picture (it is animated): keep one of them")
+                raise DataError(f"{path} has more than one frame (it is animated): keep one of them")
             return np.asarray(image)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as why:
         raise DataError(f"{path} has more than {most:,} pixels: scale it down") from why
     except BROKEN as why:
         reason = why.strerror if isinstance(why, OSError) and why.strerror else str(why) or type(why).__name__
         raise DataError(
-            f"{path} cannot be decoded ({reason}): it is damaged or no image; replace or remove it"
+            f"{path} cannot be decoded ({reason}): it is damaged or not an image; replace or remove it"
         ) from why

@@ -1,4 +1,4 @@
-"""From data set to batches: every rank reads its own part, rank 0 reads and scatters, or all read with MPI-IO."""
+"""Batches of a rank: every rank reads its own part, rank 0 reads and scatters, or all read with MPI-IO."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from paceline.errors import PacelineError
 from paceline.layout import share
 
 T = TypeVar("T")
-AHEAD = 2  # batches that wait, ready, for the trainer
-# Seconds for one batch, before a disk is given up.
+AHEAD = 2  # batches that are prepared ahead
+# Seconds to wait for one batch before the disk counts as lost.
 PATIENCE = 600.0
 _EVALUATION_BATCH, _EVALUATION_VALUES = 512, 2**22
 
-# The numbers of the samples in each batch of a rank.
+# The sample numbers in each batch of a rank.
 BatchesOf = Callable[[int], list[Tensor]]
 Samples = Iterator[tuple[Tensor, Tensor]]
 
 
 class Input(ABC):
-    """A rank's batches; those to come are made by a thread in the background."""
+    """A rank's batches; a background thread prepares the next ones."""
 
     def __init__(self, info: DataInfo, validation: int, seed: int, comm: Comm, prepare: Prepare) -> None:
         self.info, self.comm, self.prepare = info, comm, prepare
-        self.reader, self.readers = comm.rank, comm.size  # which of how many readers that share the samples
+        self.reader, self.readers = comm.rank, comm.size  # number of this reader, and of all that share the samples
         self.patience = PATIENCE if comm.size == 1 else patience(comm.timeout)
         train, held_out = hold_out(info.train, validation, seed)
         self.numbers = {"train": train, "validation": held_out, "test": torch.arange(info.test)}
 
     @abstractmethod
     def samples(self, name: str, batches_of: BatchesOf) -> Samples:
-        """The images and labels, as they are stored, of each of this rank's batches of `train`, `validation` or `test`.
+        """The stored images and labels of each of this rank's batches of `train`, `validation` or `test`.
 
-        All ranks call it together. What must be sent is sent before it returns; the rest is read as it is asked for.
+        All ranks must call it. Samples that must be sent are sent before it returns; others are read on use.
         """
 
     def epoch(self, sampler: Sampler, steps: int) -> Iterator[Batch]:
@@ -64,7 +64,7 @@ class Input(ABC):
         return self._ahead(make(self.samples("train", batches_of)))
 
     def evaluation(self, name: str) -> tuple[int, Iterator[Batch]]:
-        """This rank's part of the whole `validation` or `test` set, in order, and of how many batches it is."""
+        """This rank's part of the whole `validation` or `test` set, in order, and its number of batches."""
         numbers = self.numbers[name]
         channels = self.info.shape[0]
         size = evaluation_batch((channels, *(self.prepare.size or self.info.shape[1:])))
@@ -81,7 +81,7 @@ class Input(ABC):
         return Batch(images, labels.to(self.prepare.device).long(), global_count)
 
     def _ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The same batches, the next ones made while the caller works with one."""
+        """The same batches; the next ones are prepared while the caller uses one."""
         pool = ThreadPoolExecutor(1, "paceline-input")
         try:
             coming = deque(pool.submit(next, batches, None) for _ in range(AHEAD))
@@ -98,24 +98,24 @@ class Input(ABC):
 def wait_for_batch(coming: Future[T], rank: int, seconds: float) -> T:
     if not wait([coming], seconds).done:
         raise PacelineError(
-            f"rank {rank} waited {seconds:g} s for its next batch: is the disk that has it still there? A longer "
+            f"rank {rank} waited {seconds:g} s for its next batch: is its disk still available? A longer "
             f"--timeout gives it more time"
         )
     return coming.result()
 
 
 def patience(timeout: float) -> float:
-    """A rank whose disk is slow says so itself, before others who wait for it `timeout` seconds give it up."""
+    """How long to wait for a batch: less than `timeout`, so that a rank with a slow disk reports it itself."""
     return min(PATIENCE, 0.8 * timeout)
 
 
 def evaluation_batch(shape: tuple[int, ...]) -> int:
-    """Samples at a time that cost a reasonable amount of memory."""
+    """A batch size for evaluation that needs a reasonable amount of memory."""
     return max(16, min(_EVALUATION_BATCH, _EVALUATION_VALUES // math.prod(shape)))
 
 
 class OwnInput(Input):
-    """Every rank has the data set at hand and reads the samples it needs, when it needs them."""
+    """Every rank has the data set and reads its samples on use."""
 
     def __init__(self, data: Dataset, validation: int, seed: int, comm: Comm, prepare: Prepare) -> None:
         super().__init__(data.info, validation, seed, comm, prepare)
@@ -126,7 +126,7 @@ class OwnInput(Input):
         return ((split.images[numbers], split.labels[numbers]) for numbers in batches_of(self.reader))
 
     def pick(self, name: str, places: Tensor, epoch: int | None = None) -> Batch:
-        """The samples at these places among those of `train`, `validation` or `test`; to train on, if in an epoch."""
+        """The samples at these positions of `train`, `validation` or `test`; augmented if `epoch` is given."""
         numbers, split = self.numbers[name][places], _split(self.data, name)
         images, labels = split.images[numbers], split.labels[numbers]
         ready = self.prepare.test(images) if epoch is None else self.prepare.train(images, epoch, numbers)
@@ -134,7 +134,7 @@ class OwnInput(Input):
 
 
 class LabelsInput(OwnInput):
-    """Labels without pixels, for a rank that the images do not go to."""
+    """Labels without pixels, for ranks that do not need images."""
 
     def samples(self, name: str, batches_of: BatchesOf) -> Samples:
         labels = _split(self.data, name).labels
@@ -142,7 +142,7 @@ class LabelsInput(OwnInput):
 
 
 class CountedInput(Input):
-    """Batches of the right sizes without pixels, for ranks that do not compute; of the data set the size is enough."""
+    """Batches of the right sizes without pixels, for emulated compute; only the size of the data set is used."""
 
     def samples(self, name: str, batches_of: BatchesOf) -> Samples:
         return (_blank(len(numbers)) for numbers in batches_of(self.comm.rank))
@@ -156,7 +156,7 @@ def _blank(count: int) -> tuple[Tensor, Tensor]:
 
 
 class PartInput(Input):
-    """A rank gets its whole part of an epoch at once; what is needed to evaluate it gets once."""
+    """A rank gets its whole part of an epoch at once; it gets its part of an evaluation set only once."""
 
     def __init__(self, info: DataInfo, validation: int, seed: int, comm: Comm, prepare: Prepare) -> None:
         super().__init__(info, validation, seed, comm, prepare)
@@ -164,7 +164,7 @@ class PartInput(Input):
 
     @abstractmethod
     def part(self, name: str, numbers_of: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
-        """This rank's images and labels; all ranks call it together."""
+        """This rank's images and labels; all ranks must call it."""
 
     def samples(self, name: str, batches_of: BatchesOf) -> Samples:
         def numbers_of(rank: int) -> Tensor:
@@ -214,7 +214,7 @@ class ScatteredInput(PartInput):
 
 
 class TogetherInput(PartInput):
-    """All ranks read their parts of the data set's file together, each through its own view of it (MPI-IO)."""
+    """All ranks read their parts of the data set's file collectively, each through its own file view (MPI-IO)."""
 
     def __init__(self, data: Dataset, validation: int, seed: int, comm: Comm, prepare: Prepare) -> None:
         super().__init__(data.info, validation, seed, comm, prepare)

@@ -27,7 +27,7 @@ __all__ = ["Dataset", "Records", "Split", "load"]
 class Split:
     """Images [n, channels, height, width] of bytes or float32, and their classes [n], integers of any width.
 
-    `where` says where both lie in a file, if they do. Then they are windows into it: what is not used is not read.
+    `where` has their positions in a file, if they are mapped from one; then only pages that are used are read.
     """
 
     images: torch.Tensor
@@ -48,10 +48,10 @@ class Dataset:
 
 
 def load(name: str, folder: Path | None = None, *, prepared: bool = False) -> Dataset:
-    """A data set by its name, fetched or packed if it is not in the cache.
+    """A data set by name, fetched or packed if it is not in the cache.
 
-    `folder` is where to look for its files first. `prepared` says that `prepare` was called on this machine just now:
-    the file is opened and not read through again.
+    `folder` is where to look for its files first. `prepared`: `prepare` has just been called on this machine, so the
+    file is opened without checking it again.
     """
     info = describe(name)
     path = place_of(name) if prepared else prepare(name, folder)
@@ -70,9 +70,9 @@ def load(name: str, folder: Path | None = None, *, prepared: bool = False) -> Da
 
 
 def _dataset(info: DataInfo, made: Sequence[NDArray[Any]], where: Sequence[Records] | None = None) -> Dataset:
-    """Of training images and labels and test images and labels."""
+    """The data set with these training images and labels, test images and labels."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writ")  # nobody here writes to it
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writ")  # it is only read
         tensors = [torch.from_numpy(array) for array in made]
     train, test = ((where[0], where[1]), (where[2], where[3])) if where else (None, None)
     return Dataset(
@@ -89,36 +89,36 @@ def _mapped(name: str, info: DataInfo | None, path: Path) -> Dataset:
         origin = ORIGINS[name]
         if not cache.has(path, origin.size):
             raise DataError(
-                f"{path} is not there, or has not the {origin.size} bytes that it should have: get it again with "
+                f"{path} does not exist, or does not have {origin.size} bytes as it should: get it again with "
                 f"`paceline data get {name}`"
             )
         records = FORMS[origin.form].records(path, origin)
     made = views(open_bytes(path), records)
     if name not in ORIGINS and not all(0 <= labels.min() <= labels.max() < info.classes for labels in made[1::2]):
-        raise DataError(f"{path} is damaged: it has labels that are not of its {info.classes} classes; remove it")
+        raise DataError(f"{path} is damaged: it has labels outside its {info.classes} classes; remove it")
     return _dataset(info, made, records)
 
 
 def _checked(info: DataInfo, made: Dataset) -> Dataset:
-    """What a plug-in's function returned, under the name and with the facts that the plug-in gives."""
+    """The data that a plug-in's function returned, checked against the plug-in's description."""
     facts = [(each.shape, each.classes, each.train, each.test) for each in (info, made.info)]
     if facts[0] != facts[1]:
         raise DataError(
             f"data set {info.name}: its plug-in says (shape, classes, training samples, test samples) are {facts[0]}, "
-            f"and {info.load} returned {facts[1]}"
+            f"but {info.load} returned {facts[1]}"
         )
     return replace(made, info=info)
 
 
 def _called(name: str, folder: Path | None) -> Dataset:
-    """What a user's function returns."""
+    """The data that a user's function returns."""
     returned = own_code.call(name, "data set", {"folder": folder})
     match returned:
         case ((a, b), (c, d)):
             given = (a, b, c, d)
         case _:
             raise DataError(
-                f"data set {name} returned a {type(returned).__name__}, and ((x_train, y_train), (x_test, y_test)) is "
+                f"data set {name} returned a {type(returned).__name__}; ((x_train, y_train), (x_test, y_test)) is "
                 "expected"
             )
     names = [f"{part} of {name}" for part in arrays.KERAS]
@@ -136,10 +136,10 @@ def _array(value: Any, name: str) -> NDArray[Any]:
     if isinstance(value, torch.Tensor):
         try:
             value = value.detach().cpu().numpy()
-        except TypeError as why:  # bfloat16 and other types that numpy has not
-            raise DataError(f"{name} cannot be a numpy array: {why}; convert it, as with .float()") from why
+        except TypeError as why:  # bfloat16 and other types that numpy lacks
+            raise DataError(f"{name} cannot be a numpy array: {why}; convert it, for example with .float()") from why
     if not isinstance(value, np.ndarray):
-        raise DataError(f"{name} is a {type(value).__name__}, and a numpy array or a torch tensor is expected")
+        raise DataError(f"{name} is a {type(value).__name__} instead of a numpy array or a torch tensor")
     if any(stride < 0 or stride % value.itemsize for stride in value.strides):
-        return value.copy()  # torch has no such strides
+        return value.copy()  # torch does not support its strides
     return value

@@ -1,4 +1,4 @@
-"""Arrays that are windows into a file: only the pages that are used are ever read."""
+"""Arrays that are mapped from a file: only pages that are used are read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from paceline.errors import DataError
 
 @dataclass(frozen=True)
 class Records:
-    """Where in a file the values of samples lie."""
+    """The positions of samples in a file."""
 
     path: Path
     offset: int  # of the first sample, in bytes
     stride: int  # from one sample to the next, in bytes
     count: int
     shape: tuple[int, ...]  # of one sample
-    dtype: str  # numpy's name of it
+    dtype: str  # numpy's name
 
 
 def open_bytes(path: Path) -> NDArray[np.uint8]:
-    """A file as bytes that can only be read, so that it may be larger than memory."""
+    """Map a file as read-only bytes; it may be larger than memory."""
     try:
         # An empty file cannot be mapped.
         return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
@@ -33,10 +33,10 @@ def open_bytes(path: Path) -> NDArray[np.uint8]:
 
 
 def views(raw: NDArray[np.uint8], records: Sequence[Records]) -> list[NDArray[Any]]:
-    """The samples as arrays that share the file's memory; numpy refuses what would lie outside it."""
+    """The samples as arrays that share the file's memory; numpy refuses positions outside it."""
     arrays = []
     for each in records:
         dtype = np.dtype(each.dtype)
-        inner = np.empty(each.shape, dtype).strides  # each sample is in one piece
+        inner = np.empty(each.shape, dtype).strides  # each sample is contiguous
         arrays.append(np.ndarray((each.count, *each.shape), dtype, raw, each.offset, (each.stride, *inner)))
     return arrays

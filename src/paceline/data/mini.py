@@ -1,4 +1,4 @@
-"""The small data set that comes inside the package."""
+"""The small data set inside the package."""
 
 import gzip
 from importlib.resources import files

@@ -1,4 +1,4 @@
-"""Where each data set comes from, and the digests by which its parts are known."""
+"""The sources of each data set, and the digests of its parts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class File:
-    """One published file; size and digest are of the uncompressed content, so they hold whatever the source."""
+    """One published file; size and digest are those of the uncompressed content, for every source."""
 
     name: str
     size: int
@@ -15,15 +15,15 @@ class File:
 
 @dataclass(frozen=True)
 class Origin:
-    """Published files, the form they are in, and the places that have them."""
+    """Published files, their format, and their sources."""
 
     name: str
-    files: tuple[File, ...]  # in the order in which the cache has them
+    files: tuple[File, ...]  # in their order in the cache
     form: str = "idx"  # or "cifar"
-    web: str | None = None  # the address, with its slash, of the folder that has the files or their archive
-    npm: str | None = None  # what `npm pack` is given
+    web: str | None = None  # the address, with a final slash, of the folder with the files or their archive
+    npm: str | None = None  # the argument of `npm pack`
     debian: str | None = None  # a Debian package
-    system: Path | None = None  # and the folder that it makes
+    system: Path | None = None  # and its folder
 
     @property
     def size(self) -> int:
@@ -31,7 +31,7 @@ class Origin:
         return sum(file.size for file in self.files)
 
     def offset(self, file: File) -> int:
-        """Where in the cache's one file the content of this one begins."""
+        """The offset of this file's content in the cached file."""
         return sum(before.size for before in self.files[: self.files.index(file)])
 
 

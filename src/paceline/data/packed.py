@@ -1,4 +1,4 @@
-"""A user's own data in one file of safetensors' layout, written piece by piece: a length, a header in JSON, values."""
+"""Packs a user's own data, piece by piece, into one file in safetensors' layout: a length, a JSON header, values."""
 
 import json
 import math
@@ -21,18 +21,18 @@ from paceline.messages import LOGGER, bar_options
 
 _FORMAT = "paceline 1"
 _DTYPES = {"U8": "uint8", "F32": "float32"}
-_LONGEST = -1.2345678901234567e-308  # no number takes more characters
+_LONGEST = -1.2345678901234567e-308  # no number needs more characters
 
 
 def place_of(source: Path) -> Path:
-    """The file that a folder or file is packed into, whether it is there or not."""
+    """The file that a folder or file is packed into; it may not exist."""
     absolute = os.path.abspath(source)
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(absolute))[:40]
     return cache.folder_of("own") / f"{readable}-{sha256(os.fsencode(absolute)).hexdigest()[:12]}.safetensors"
 
 
 def fingerprint(source: Path, files: Sequence[Path]) -> str:
-    """What changes when a file comes, goes, is renamed or written: names, sizes and times."""
+    """A digest that changes when a file is added, removed, renamed or written: of names, sizes and times."""
     digest = sha256(_FORMAT.encode())
     for path in sorted(files):
         try:
@@ -45,9 +45,9 @@ def fingerprint(source: Path, files: Sequence[Path]) -> str:
 
 
 def write(path: Path, content: Content, source: Path, mark: str) -> None:
-    """Pack everything, with a bar on a terminal and a line elsewhere.
+    """Pack everything, with a progress bar on a terminal and a line elsewhere.
 
-    The header comes last, as only the end knows mean and deviation.
+    The header is written last, because it has the mean and the deviation.
     """
     tensors, size = _tensors(content.dtype, content.shape, len(content.train.labels), len(content.test.labels))
     metadata = {
@@ -79,7 +79,7 @@ def write(path: Path, content: Content, source: Path, mark: str) -> None:
 
 
 def read(path: Path, name: str, about: str) -> tuple[DataInfo, list[Records], str]:
-    """What is packed, where in the file it lies, and the fingerprint of what it was made from."""
+    """The description of packed data, its positions in the file, and the fingerprint of its source."""
     try:
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
@@ -95,12 +95,12 @@ def read(path: Path, name: str, about: str) -> tuple[DataInfo, list[Records], st
         if header != tensors or metadata["format"] != _FORMAT or numbers != [True, True] * shape[0]:
             raise ValueError("its header does not describe a packed data set")
         if found != 8 + length + size:
-            raise ValueError(f"it should have {8 + length + size} bytes, and has {found}")
+            raise ValueError(f"it should have {8 + length + size} bytes, but has {found}")
     except OSError as why:
         raise DataError(f"cannot read {path}: {why.strerror}; make it with `paceline data get {name}`") from why
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as why:
         raise DataError(
-            f"{path} is not a data set that Paceline packed, or is damaged ({why}): remove it, and it is packed again"
+            f"{path} was not packed by Paceline, or is damaged ({why}): remove it, and it will be packed again"
         ) from why
     info = DataInfo(name, tuple(shape), len(classes), train, test, about, tuple(mean), tuple(std), normalize=True)
     records = []
@@ -112,7 +112,7 @@ def read(path: Path, name: str, about: str) -> tuple[DataInfo, list[Records], st
 
 
 def _tensors(dtype: str, shape: Sequence[int], train: int, test: int) -> tuple[dict[str, Any], int]:
-    """The header's entries and the bytes they take; labels first, so that each value is at a multiple of its size."""
+    """The header's entries and their total bytes; labels first, so that all values are aligned."""
     if not all(type(number) is int and number > 0 for number in (*shape, train, test)) or len(shape) != 3:
         raise ValueError("its shapes are not those of images and labels")
     name = next(name for name, numpy_name in _DTYPES.items() if numpy_name == dtype)
@@ -139,5 +139,5 @@ def _header(
 
 
 def _text(name: str) -> str:
-    """A file's name as text that JSON can hold, whatever its bytes are."""
+    """A file name as text for JSON, for any bytes."""
     return os.fsencode(name).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Making this machine's cache hold a data set, before any rank opens it."""
+"""Makes sure that this machine's cache has a data set, before any rank opens it."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from paceline.messages import LOGGER
 
 
 def prepare(name: str, folder: Path | None = None, source: str | None = None) -> Path | None:
-    """The file of a data set, fetched, checked or packed; None where there is none to make."""
+    """The file of a data set, fetched, checked or packed; None if it needs none."""
     info = describe(name)
     if name in ORIGINS:
         return get(name, folder, source)
@@ -26,13 +26,13 @@ def prepare(name: str, folder: Path | None = None, source: str | None = None) ->
             raise UsageError(f"--data-dir {folder}: {name} is not read from files; leave --data-dir out")
         return None
     if folder is not None:
-        raise UsageError(f"--data-dir {folder}: {name} says itself where it is; leave --data-dir out")
+        raise UsageError(f"--data-dir {folder}: {name} already gives the place of the data; leave --data-dir out")
     _check_there(name, *own)
     return _pack(*own)
 
 
 def place_of(name: str) -> Path | None:
-    """The file that `prepare` makes, whether it is there or not; None where there is none to make."""
+    """The file that `prepare` creates, which may not exist; None if it needs none."""
     if name in ORIGINS:
         return cache.file_of(name)
     own = own_file(name)
@@ -40,21 +40,21 @@ def place_of(name: str) -> Path | None:
 
 
 def _check_there(name: str, kind: str, path: Path) -> None:
-    """Refuse what is not there."""
+    """Raise an error if the folder or file does not exist."""
     wanted = "folder of images, a sub-folder for each class" if kind == "images" else "file of arrays, .npz"
     reason = ""
     try:
         if not (path.is_dir() if kind == "images" else path.is_file()):
             reason = f"is not a {wanted.partition(' ')[0]}" if path.exists() else "does not exist"
     except OSError as why:
-        reason = f"cannot be looked at ({why.strerror})"
+        reason = f"cannot be accessed ({why.strerror})"
     if reason:
-        raise DataError(f"the data set {name!r} cannot be read: {path.absolute()} {reason}; a {wanted}, is expected")
+        raise DataError(f"the data set {name!r} cannot be read: {path.absolute()} {reason}; give a {wanted}")
 
 
 def _pack(kind: str, source: Path) -> Path:
-    """Pack a user's folder or file, unless it is as it was when it was packed."""
-    from paceline.data import arrays, images  # and with them Pillow, which nothing else needs
+    """Pack a user's folder or file, unless it has not changed since it was packed."""
+    from paceline.data import arrays, images  # imports Pillow, which nothing else needs
 
     place = packed.place_of(source)
     cache.sweep(place.parent)
@@ -67,6 +67,6 @@ def _pack(kind: str, source: Path) -> Path:
             if packed.read(place, "", "")[2] == mark:
                 return place
         except DataError as why:
-            LOGGER.warning("%s; packing it again now", why)
+            LOGGER.warning("%s; packing it again", why)
     packed.write(place, images.content(listing) if listing else arrays.open_npz(source), source, mark)
     return place

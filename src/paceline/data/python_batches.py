@@ -1,7 +1,7 @@
-"""CIFAR-10's Python batches: pickles of Python 2, read by hand, so that nothing they say is ever run.
+"""Reads CIFAR-10's Python batches, which are pickles of Python 2, without running any code in them.
 
-A pickle is a program for a machine with a stack. These few steps of it are enough for a dictionary with an array of
-bytes and a list of labels. The functions that it names are only names here: nothing is imported, and nothing is called.
+A pickle is a program for a stack machine. The few instructions here are enough for a dictionary with an array of bytes
+and a list of labels. Functions that it names are only names here: nothing is imported, and nothing is called.
 """
 
 import io
@@ -26,7 +26,7 @@ _NAMES = {
 
 
 class _Refused(Exception):
-    """The pickle is not of the kind that is read here; the message is the reason."""
+    """The pickle is not supported; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -38,20 +38,20 @@ class _Name:
 
 @dataclass
 class _Object:
-    """What calling it would have made: an array, once its state is known, or the type of bytes."""
+    """The result of a call: an array, once its state is known, or the type of bytes."""
 
     kind: str
     array: NDArray[np.uint8] | None = None
 
 
 def read(content: bytes, where: str) -> tuple[NDArray[np.uint8], Any]:
-    """The array of bytes and the labels of a batch, of any shape and values; SourceError where there are none."""
+    """The array of bytes and the labels of a batch, of any shape and values; SourceError if there are none."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of escapes in strings, which are refused anyway
+            warnings.simplefilter("ignore", DeprecationWarning)  # about escapes in strings, which are refused anyway
             batch = _Machine().run(content)
         if not isinstance(batch, dict):
-            raise _Refused(f"it has a {type(batch).__name__}, and a dictionary is expected")
+            raise _Refused(f"it has a {type(batch).__name__} instead of a dictionary")
         for key in ("data", "labels"):
             if key not in batch:
                 raise _Refused(f"its dictionary has no {key!r}")
@@ -61,13 +61,13 @@ def read(content: bytes, where: str) -> tuple[NDArray[np.uint8], Any]:
         return data.array, batch["labels"]
     except _Refused as why:
         raise SourceError(f"{where} is not a Python batch of CIFAR-10: {why}") from why
-    except (ValueError, LookupError, RecursionError) as why:  # pickletools raises ValueError where it is cut
-        raise SourceError(f"{where} is damaged, or no pickle: {why}") from why
+    except (ValueError, LookupError, RecursionError) as why:  # pickletools raises ValueError if it is truncated
+        raise SourceError(f"{where} is damaged, or not a pickle: {why}") from why
 
 
 @dataclass
 class _Machine:
-    """Strings of Python 2 and bytes are both text here, a character a byte."""
+    """The stack machine. Strings of Python 2 and bytes are both text here, one character per byte."""
 
     stack: list[Any] = field(default_factory=list)
     marks: list[int] = field(default_factory=list)
@@ -95,10 +95,10 @@ class _Machine:
                 return self.stack.pop()
             elif name != "PROTO":
                 raise _Refused(f"it has the opcode {name}, which these files do not use")
-        raise AssertionError("pickletools raises where there is no end")
+        raise AssertionError("pickletools raises an error if there is no end")
 
     def popped(self) -> list[Any]:
-        """What is above the last mark."""
+        """The values above the last mark."""
         mark = self.marks.pop()
         items, self.stack[mark:] = self.stack[mark:], []
         return items
@@ -109,7 +109,7 @@ class _Machine:
     def group(self, count: int) -> None:
         items, self.stack[-count:] = tuple(self.stack[-count:]), []
         if len(items) < count:
-            raise _Refused("it takes more from its stack than is there")
+            raise _Refused("it takes more from its stack than there is")
         self.stack.append(items)
 
     def append(self) -> None:
@@ -137,15 +137,15 @@ class _Machine:
                 self.stack.append(_Object("a type"))
             case _:
                 kind = function.kind if isinstance(function, _Name) else type(function).__name__
-                raise _Refused(f"it makes {kind} of {reprlib.repr(arguments)}, and only arrays of uint8 are expected")
+                raise _Refused(f"it makes {kind} of {reprlib.repr(arguments)}; only arrays of uint8 are supported")
 
     def build(self) -> None:
-        """State for what a call made."""
+        """Set the state of a call's result."""
         target, state = self.stack[-2:]
         self.stack.pop()
         match target, state:
             case _Object(kind="a type"), (int(), "|", None, None, None, int(), int(), int()):
-                pass  # nothing of it matters to single bytes
+                pass  # irrelevant for single bytes
             case _Object(kind="an array"), (int(), (int(), int()) as shape, _Object(kind="a type"), 0, str() as raw):
                 target.array = np.frombuffer(raw.encode("latin1"), np.uint8).reshape(shape)
             case _:

@@ -1,4 +1,4 @@
-"""Which samples each rank sees in each step: one global shuffle an epoch, the same for every number of ranks."""
+"""Which samples each rank has in each step: one global shuffle per epoch, the same for every number of ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHUFFLE, _HOLD_OUT = 0, 1
 
 
 class Sampler:
-    """Yields the indices of this rank's part of each global batch: a batch sampler for DataLoader, or for a plain loop.
+    """Yields the indices of this rank's part of each global batch, for a DataLoader or a plain loop.
 
         sampler = Sampler(len(dataset), 64, comm.rank, comm.size)
         for step, (images, labels) in enumerate(DataLoader(dataset, batch_sampler=sampler)):
@@ -24,12 +24,12 @@ class Sampler:
             parallel.backward(loss, sampler.share(step))
 
     The order of samples is part of the interface. Epoch e visits them in the order
-    `np.random.default_rng([seed, 0, e]).permutation(samples)`, whatever the number of ranks. Step s has the positions
-    [s·B, (s+1)·B) of that order, B being the global batch; the last step of an epoch may have fewer. Of a step's c
-    samples, rank r of N has the positions [⌊c·r/N⌋, ⌊c·(r+1)/N⌋).
+    `np.random.default_rng([seed, 0, e]).permutation(samples)`, for any number of ranks. Step s has the positions
+    [s·B, (s+1)·B) of that order, where B is the global batch; the last step of an epoch may have fewer. Of the c
+    samples of a step, rank r of N has the positions [⌊c·r/N⌋, ⌊c·(r+1)/N⌋).
 
-    If the last step has fewer samples than there are ranks, some ranks have a share of 0. They get the step's first
-    sample, so that their models have something to compute with, and `DataParallel.backward` ignores the loss.
+    If the last step has fewer samples than there are ranks, some ranks have share 0. They get the step's first sample,
+    because models need at least one, and `DataParallel.backward` ignores their loss.
     """
 
     def __init__(self, samples: int, global_batch: int, rank: int = 0, size: int = 1, seed: int = 0) -> None:
@@ -41,7 +41,7 @@ class Sampler:
         self.rank, self.size, self.seed, self.epoch = rank, size, seed, 0
 
     def __len__(self) -> int:
-        """Steps in an epoch."""
+        """The number of steps in an epoch."""
         return math.ceil(self.samples / self.global_batch)
 
     def global_count(self, step: int) -> int:
@@ -81,6 +81,6 @@ def shuffle(samples: int, seed: int, epoch: int) -> Tensor:
 
 
 def hold_out(samples: int, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Divide sample numbers into those to train on and `count` to validate with, both in rising order."""
+    """Divide sample numbers into a training set and a validation set of `count`, both in ascending order."""
     order = torch.from_numpy(np.random.default_rng([seed, _HOLD_OUT]).permutation(samples))
     return order[count:].sort().values, order[:count].sort().values

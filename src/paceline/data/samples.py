@@ -1,4 +1,4 @@
-"""A user's own samples: labels as a whole, images piece by piece, so that memory never holds them all."""
+"""A user's own samples: all labels, and images piece by piece, so that they need not fit in memory."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ PIECE_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class Samples:
-    """Labels [n], and images in pieces [k, channels, height, width] of bytes or float32, k together n."""
+    """Labels [n], and images in pieces [k, channels, height, width] of bytes or float32; all k add up to n."""
 
     labels: NDArray[np.int64]
     images: Callable[[], Iterator[NDArray[Any]]]
@@ -20,7 +20,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Content:
-    """A training and a test set of one shape and type, whose labels are numbers of the classes."""
+    """A training and a test set with the same shape and type, whose labels are class numbers."""
 
     shape: tuple[int, int, int]
     dtype: str
@@ -31,11 +31,11 @@ class Content:
 
 @dataclass
 class Moments:
-    """Mean and deviation of each channel, of as many pieces as there are (Chan, Golub and LeVeque 1979)."""
+    """Mean and standard deviation of each channel, computed piece by piece (Chan, Golub and LeVeque 1979)."""
 
     count: int = 0
     mean: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1))
-    squares: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1))  # of differences from the mean, added
+    squares: NDArray[np.float64] = field(default_factory=lambda: np.zeros(1))  # sums of squared differences from mean
 
     def add(self, images: NDArray[Any]) -> None:
         rows = max(1, PIECE_BYTES // max(1, 8 * images[0].size))  # as float64
@@ -50,7 +50,7 @@ class Moments:
             self.count = both
 
     def result(self, dtype: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and deviation, of bytes as parts of 255; 1 for a channel that never changes, as one divides by it."""
+        """Mean and standard deviation, with bytes divided by 255; a constant channel has deviation 1."""
         scale = 255.0 if dtype == "uint8" else 1.0
         std = np.sqrt(self.squares / self.count) / scale
         return tuple((self.mean / scale).tolist()), tuple(np.where(std > 0, std, 1.0).tolist())

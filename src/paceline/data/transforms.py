@@ -1,4 +1,4 @@
-"""From stored images to what a model eats: random crops, floats, normalisation, another size; a batch at a time."""
+"""Prepares batches for a model: random crops, conversion to floats, normalisation, resizing."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_AUGMENT = 2  # beside the sampler's _SHUFFLE and _HOLD_OUT
+_AUGMENT = 2  # a random stream besides the sampler's _SHUFFLE and _HOLD_OUT
 _SHIFT = 8  # images are shifted by up to an eighth of their size
 
 
 class Prepare:
-    """Makes batches of floats in the model's dtype, layout and place.
+    """Makes batches of floats in the model's dtype and memory layout, on its device.
 
-    Bytes become 0 to 1, floats stay as they are; then each channel's mean is subtracted and its deviation divided by,
-    where both are given. Images are resized last: everything before works on the small ones.
+    Bytes become 0 to 1, floats do not change; then, if given, each channel's mean is subtracted and its deviation
+    divided by. Images are resized last, so that everything before works on the small ones.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class Prepare:
             self._normal = (mean, deviation)
 
     def train(self, images: Tensor, epoch: int, numbers: Tensor) -> Tensor:
-        """Images to train on; `numbers` are the samples' numbers in the training set, which chance depends on."""
+        """Augmented images for training; `numbers`, the samples' numbers in the training set, seed the augmentation."""
         if self.augment != "none" and len(images):
             images = shifted(images, draws(self.seed, epoch, numbers), mirror=self.augment == "crop-flip")
         return self.test(images)
 
     def test(self, images: Tensor) -> Tensor:
-        """Images as they are."""
+        """Images without augmentation."""
         unit = 1 / 255 if images.dtype == torch.uint8 else 1.0
         floats = images.to(self.device).to(self.dtype, memory_format=self.layout, copy=True)
         if self._normal:
@@ -58,16 +58,16 @@ class Prepare:
 
 
 class NoPixels(Prepare):
-    """Leaves batches that have no pixels as they are."""
+    """Leaves batches without pixels unchanged."""
 
     def test(self, images: Tensor) -> Tensor:
         return images
 
 
 def draws(seed: int, epoch: int, numbers: Tensor) -> Tensor:
-    """64 random bits for each sample, from its number, the epoch and the seed alone: the same on every rank.
+    """64 random bits for each sample, which depend only on its number, the epoch and the seed: equal on every rank.
 
-    The mixing is splitmix64's (Steele, Lea and Flood 2014), whose state is here a key plus the sample's number.
+    The mixing function is that of splitmix64 (Steele, Lea and Flood 2014); its state is a key plus the sample's number.
     """
     key = np.random.SeedSequence([seed, _AUGMENT, epoch]).generate_state(1, np.uint64)
     z = numbers.numpy().astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + key
@@ -77,12 +77,12 @@ def draws(seed: int, epoch: int, numbers: Tensor) -> Tensor:
 
 
 def shifted(images: Tensor, bits: Tensor, *, mirror: bool) -> Tensor:
-    """A random crop of each image with a black margin round it; of half of them, if asked for, mirrored."""
+    """A random crop of each image, padded with black; with `mirror`, half of them are mirrored."""
     count, channels, height, width = images.shape
     down, right = height // _SHIFT, width // _SHIFT
     padded = F.pad(images, (right, right, down, down))
     n, c, y, x = padded.stride()
-    # A view of every possible crop; picking one for each image copies only that one.
+    # A view of every possible crop; selecting one per image copies only that one.
     crops = padded.as_strided((count, 2 * down + 1, 2 * right + 1, channels, height, width), (n, y, x, c, y, x))
     picked = crops[torch.arange(count), (bits & 0xFFFFF) % (2 * down + 1), (bits >> 20 & 0xFFFFF) % (2 * right + 1)]
     return torch.where((bits >> 40 & 1).bool().view(-1, 1, 1, 1), picked.flip(3), picked) if mirror else picked

@@ -184,39 +184,42 @@ def test_values_that_float32_cannot_hold_are_refused(tmp_path: Path) -> None:
     [
         (
             {"x_train": np.zeros((9, 30), np.uint8)},
-            r"x_train of .*FROM has the shape \(9, 30\), and images \[n, height",
+            r"x_train of .*FROM has the shape \(9, 30\); images must have the shape \[n, height",
         ),
-        ({"x_train": np.zeros((9, 2, 5, 6), np.uint8)}, r"shape \(9, 2, 5, 6\), and images .* of 1 or 3 channels"),
+        ({"x_train": np.zeros((9, 2, 5, 6), np.uint8)}, r"shape \(9, 2, 5, 6\); images .* with 1 or 3 channels"),
         ({"x_train": np.zeros((0, 5, 6), np.uint8)}, r"x_train of .*FROM is empty: its shape is \(0, 5, 6\)"),
         ({"x_test": np.zeros((4, 5, 0), np.uint8)}, "x_test of .*FROM is empty"),
-        ({"x_train": np.zeros((9, 5, 6), np.int64)}, "x_train of .*FROM has values of type int64, and uint8, float16"),
-        ({"x_train": np.zeros((9, 5, 6), bool)}, "has values of type bool, and uint8"),
-        ({"x_train": np.zeros((9, 5, 6), complex)}, "has values of type complex128, and uint8"),
-        ({"x_train": np.zeros((9, 5, 6), np.longdouble)}, "has values of type float128, and uint8"),
+        (
+            {"x_train": np.zeros((9, 5, 6), np.int64)},
+            "x_train of .*FROM has values of type int64; images must be uint8, float16",
+        ),
+        ({"x_train": np.zeros((9, 5, 6), bool)}, "has values of type bool; images must be uint8"),
+        ({"x_train": np.zeros((9, 5, 6), complex)}, "has values of type complex128; images must be uint8"),
+        ({"x_train": np.zeros((9, 5, 6), np.longdouble)}, "has values of type float128; images must be uint8"),
         (
             {"x_test": np.zeros((4, 5, 7), np.uint8)},
-            "x_train of .* has images of 5×6 uint8 and x_test of .* of 5×7 uint8",
+            "x_train of .* has images of 5×6 uint8, but x_test of .* of 5×7 uint8",
         ),
         (
             {"x_test": np.zeros((4, 5, 6), np.float32)},
-            "of 5×6 uint8 and x_test of .* of 5×6 float32: they must be alike",
+            "of 5×6 uint8, but x_test of .* of 5×6 float32: they must be equal",
         ),
-        ({"y_train": np.arange(8) % 3}, "y_train of .*FROM has 8 labels and x_train of .* has 9 images"),
-        ({"y_test": np.zeros(0, int)}, "y_test of .*FROM has 0 labels and x_test of .* has 4 images"),
-        ({"y_train": np.arange(9) % 3 / 1}, "y_train of .*FROM has values of type float64, and integers are expected"),
-        ({"y_train": np.arange(9) % 2 == 1}, "y_train of .*FROM has values of type bool, and integers are expected"),
-        ({"y_train": np.eye(9, dtype=int)}, r"y_train of .*FROM has the shape \(9, 9\), and one label a sample"),
-        ({"y_train": np.arange(9) % 3 - 1}, "y_train of .*FROM has the label -1, and 0, 1, 2 … are expected"),
+        ({"y_train": np.arange(8) % 3}, "y_train of .*FROM has 8 labels, but x_train of .* has 9 images"),
+        ({"y_test": np.zeros(0, int)}, "y_test of .*FROM has 0 labels, but x_test of .* has 4 images"),
+        ({"y_train": np.arange(9) % 3 / 1}, "y_train of .*FROM has values of type float64; labels must be integers"),
+        ({"y_train": np.arange(9) % 2 == 1}, "y_train of .*FROM has values of type bool; labels must be integers"),
+        ({"y_train": np.eye(9, dtype=int)}, r"y_train of .*FROM has the shape \(9, 9\); labels must have the shape"),
+        ({"y_train": np.arange(9) % 3 - 1}, "y_train of .*FROM has the label -1; labels must be 0, 1, 2 …"),
         (
             {"y_train": np.array([0, 1, 2] * 2 + [0, 1, 4])},
-            "has the label 4 and no sample of the class 3: labels from 0",
+            "has the label 4, but no sample of class 3: labels must be 0",
         ),
-        ({"y_train": np.array([1, 2, 3] * 3)}, "has the label 3 and no sample of the class 0"),
-        ({"y_train": np.full(9, 2**64 - 1, np.uint64)}, "has the label 18446744073709551615, and 0, 1, 2"),
-        ({"y_train": np.zeros(9, int)}, "y_train of .*FROM has only the label 0, and 2 or more classes are expected"),
+        ({"y_train": np.array([1, 2, 3] * 3)}, "has the label 3, but no sample of class 0"),
+        ({"y_train": np.full(9, 2**64 - 1, np.uint64)}, "has the label 18446744073709551615; labels must be 0, 1, 2"),
+        ({"y_train": np.zeros(9, int)}, "y_train of .*FROM has only the label 0; there must be 2 or more classes"),
         (
             {"y_test": np.array([0, 1, 2, 3])},
-            "y_test of .*FROM has the label 3, and the largest label of y_train .* is 2",
+            "y_test of .*FROM has the label 3, but the largest label of y_train .* is 2",
         ),
         ({"y_test": np.array([0, 1, 2, -3])}, "y_test of .*FROM has the label -3"),
     ],
@@ -246,7 +249,7 @@ def test_python_objects_are_not_unpickled(tmp_path: Path) -> None:
     given = good() | {"y_train": np.array([Harm()] * 9, object)}
     np.savez(tmp_path / "own.npz", **given)
     (tmp_path / "trace").unlink(missing_ok=True)
-    with pytest.raises(DataError, match=r"y_train of .*own.npz has Python objects in it, and numbers are expected"):
+    with pytest.raises(DataError, match=r"y_train of .*own.npz has Python objects instead of numbers"):
         prepare(f"arrays:{tmp_path}/own.npz")
     assert not (tmp_path / "trace").exists()
 
@@ -340,9 +343,9 @@ def test_nothing_is_prepared_of_a_function() -> None:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (None, "returned a NoneType, and ..x_train, y_train., .x_test, y_test.. is expected"),
-        ((1, 2), "returned a tuple, and"),
-        ((([1], [1]), ([1], [1])), "x_train of .*:make is a list, and a numpy array or a torch tensor is expected"),
+        (None, "returned a NoneType; ..x_train, y_train., .x_test, y_test.. is expected"),
+        ((1, 2), "returned a tuple;"),
+        ((([1], [1]), ([1], [1])), "x_train of .*:make is a list instead of a numpy array or a torch tensor"),
         (((torch.zeros(2, 5, 6).bfloat16(), 1), (1, 1)), r"x_train of .* cannot be a numpy array: .*BFloat16.*\.float"),
     ],
 )

@@ -82,7 +82,7 @@ def test_a_wrong_archive_from_the_web_is_rejected_by_name(tmp_path: Path, body: 
 
 def test_a_given_folder_with_some_of_the_batches_ends_the_search_by_name(tmp_path: Path) -> None:
     given = write(tmp_path / "given", {name: data for name, data in CONTENT.items() if name != BATCHES[2]})
-    with pytest.raises(DataError, match=f"has no {BATCHES[2]}, only others"):
+    with pytest.raises(DataError, match=f"has no {BATCHES[2]}, only other files"):
         ensure(cifar_origin(), tmp_path / "tiny.bin", given)
 
 
@@ -107,14 +107,14 @@ def test_a_python_file_far_too_large_is_not_read(tmp_path: Path) -> None:
     [
         ("data_batch_3.png", b"no picture", "data_batch_3.png of the npm package .* cannot be decoded"),
         ("data_batch_3.png", png(CONTENT[BATCHES[2]])[:-3_000], "data_batch_3.png .* cannot be decoded"),
-        ("data_batch_3.png", png(CONTENT[BATCHES[5]]), "data_batch_3.png .* is 1024×6 RGB, and 1024×4 RGB is expected"),
+        ("data_batch_3.png", png(CONTENT[BATCHES[5]]), "data_batch_3.png .* is 1024×6 RGB instead of 1024×4 RGB"),
         ("data_batch_3.png", png(CONTENT[BATCHES[1]]), "data_batch_3.png .* is not the data_batch_3.bin"),
-        ("data_batch_3.png", None, "data_batch_3.png of the npm package .* is not there"),
+        ("data_batch_3.png", None, "data_batch_3.png of the npm package .* does not exist"),
         ("train_lables.json", b"[1, 2", "train_lables.json of the npm package .* is not JSON"),
-        ("train_lables.json", b"{}", "train_lables.json .* has a dict, and a list of labels is expected"),
+        ("train_lables.json", b"{}", "train_lables.json .* has a dict instead of a list of labels"),
         ("train_lables.json", b"[" * 100_000, "train_lables.json .* is not JSON"),
-        ("test_lables.json", json.dumps([1] * 5 + [10]).encode(), "label 5 is 10, and 0 to 9 is expected"),
-        ("test_lables.json", json.dumps([1] * 5 + ["1"]).encode(), "label 5 is a str, and 0 to 9 is expected"),
+        ("test_lables.json", json.dumps([1] * 5 + [10]).encode(), "label 5 is 10; it must be 0 to 9"),
+        ("test_lables.json", json.dumps([1] * 5 + ["1"]).encode(), "label 5 is a str; it must be 0 to 9"),
     ],
 )
 def test_a_wrong_file_in_the_npm_package_is_rejected_by_name(
@@ -135,10 +135,10 @@ def test_too_few_labels_in_the_npm_package_are_counted(tmp_path: Path) -> None:
     files = npm_files()
     files["train_lables.json"] = json.dumps(json.loads(files["train_lables.json"])[:19]).encode()
     origin = cifar_origin(npm=npm_package(tmp_path / "package", files, below=""))
-    with pytest.raises(DataError, match=r"npm: data_batch_5.png .* has 3 labels, and a list of 4 is expected"):
+    with pytest.raises(DataError, match=r"npm: data_batch_5.png .* has 3 labels instead of a list of 4"):
         ensure(origin, tmp_path / "tiny.bin")
 
 
 def test_when_nothing_works_the_archives_are_a_remedy(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=f"put {BINARY}, {PYTHON}, or the files that are in one of them into a folder"):
+    with pytest.raises(DataError, match=f"put {BINARY}, {PYTHON}, or the files in one of them into a folder"):
         ensure(cifar_origin(), tmp_path / "tiny.bin")

@@ -51,11 +51,11 @@ def test_a_longer_file_is_refused_by_name(shape: list[int], more: bytes) -> None
 
 
 def test_an_error_says_what_was_expected_and_found() -> None:
-    with pytest.raises(DataError, match=r"3 dimension.*begin with 00 00 08 03, and begins with 00 00 08 01"):
+    with pytest.raises(DataError, match=r"3 dimension.*begin with 00 00 08 03, but begins with 00 00 08 01"):
         decode(idx_bytes(5), 3)
-    with pytest.raises(DataError, match=r"header should have 16 bytes, and has 9"):
+    with pytest.raises(DataError, match=r"header should have 16 bytes, but has 9"):
         decode(idx_bytes(2, 3, 4)[:9], 3)
-    with pytest.raises(DataError, match=r"says 2 × 3 × 4, which is 40 bytes with the header, and it has 39"):
+    with pytest.raises(DataError, match=r"says 2 × 3 × 4, which is 40 bytes with the header, but it has 39"):
         decode(idx_bytes(2, 3, 4)[:-1], 3)
 
 

@@ -136,7 +136,7 @@ def test_images_that_cannot_be_decoded_are_named(tmp_path: Path) -> None:
     bad = broken(folder / "b" / "x.png", b"")
     check_refused(tmp_path, f"{bad} is empty")
     broken(bad, b"no image at all")
-    check_refused(tmp_path, f"{bad} cannot be decoded .*damaged or no image; replace or remove it")
+    check_refused(tmp_path, f"{bad} cannot be decoded .*damaged or not an image; replace or remove it")
     bad.unlink()
     for suffix in (".png", ".jpg", ".bmp", ".webp"):
         bad = cut(folder / "b" / f"x{suffix}", picture(1, size=(6, 5)))
@@ -157,7 +157,7 @@ def test_other_modes_are_refused_with_a_way_to_convert(tmp_path: Path, mode: str
     folder = folder_of(tmp_path / "own", {"a": 3, "b": 3})
     image = Image.new("I;16", (6, 5)) if mode == "I;16" else picture(1).convert(mode)
     bad = save(folder / "b" / ("x.jpg" if mode == "CMYK" else "x.png"), image)
-    check_refused(tmp_path, rf'{bad} is 6×5 {mode}, and only L .grey. and RGB are read: .*\.convert\("RGB"\)')
+    check_refused(tmp_path, rf'{bad} is 6×5 {mode}, but only L .grey. and RGB are supported: .*\.convert\("RGB"\)')
 
 
 def test_mixed_sizes_and_modes_are_refused_with_both_files(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_mixed_sizes_and_modes_are_refused_with_both_files(tmp_path: Path) -> No
 def test_an_animation_is_refused(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "own", {"a": 3, "b": 3})
     bad = save(folder / "b" / "x.webp", picture(1), save_all=True, append_images=[picture(2)])
-    check_refused(tmp_path, f"{bad} has more than one picture")
+    check_refused(tmp_path, f"{bad} has more than one frame")
 
 
 @pytest.mark.parametrize("most", [20, 10])  # pixels are 30: Pillow warns above most and raises above twice of it
@@ -192,7 +192,7 @@ def test_so_it_is_where_warnings_are_not_errors(tmp_path: Path, monkeypatch: pyt
 def test_a_folder_of_another_layout_is_refused_by_name(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "own", {"a": 3, "b": 3})
     for path, reason in (
-        (folder / "notes.txt", "notes.txt is not a class folder: FOLDER/CLASS/IMAGE, or"),
+        (folder / "notes.txt", "notes.txt is not a class folder: the layout must be FOLDER/CLASS/IMAGE, or"),
         (folder / "a" / "notes.txt", r"a/notes.txt is not an image of a known kind \(.png, .jpg"),
         (folder / "a" / "deep" / "x.png", "a/deep is a folder inside a class"),
     ):
@@ -209,18 +209,18 @@ def test_a_folder_of_another_layout_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_one_class_is_too_few(tmp_path: Path) -> None:
-    check_refused(tmp_path, r"has 1 class\(es\), and 2 or more are expected", folder_of(tmp_path / "one", {"a": 3}))
+    check_refused(tmp_path, r"has 1 class\(es\) instead of 2 or more", folder_of(tmp_path / "one", {"a": 3}))
     (tmp_path / "none").mkdir()
-    check_refused(tmp_path, r"has 0 class\(es\), and 2 or more are expected", tmp_path / "none")
+    check_refused(tmp_path, r"has 0 class\(es\) instead of 2 or more", tmp_path / "none")
 
 
 def test_training_and_test_folder_need_the_same_classes_and_nothing_beside_them(tmp_path: Path) -> None:
     folder = tmp_path / "own"
     folder_of(folder / "train", {"a": 1, "b": 1, "c": 1})
     folder_of(folder / "test", {"a": 1, "b": 1})
-    check_refused(tmp_path, "own/train has the class 'c' and .*own/test has not: both need the same classes")
+    check_refused(tmp_path, "own/train has the class 'c', but .*own/test has not: both need the same classes")
     folder_of(folder / "test", {"c": 1, "d": 1})
-    check_refused(tmp_path, "own/test has the class 'd' and .*own/train has not")
+    check_refused(tmp_path, "own/test has the class 'd', but .*own/train has not")
     folder_of(folder / "train", {"d": 1})
     (folder / "extra").mkdir()
     check_refused(tmp_path, "own/extra is neither the training nor the test folder")

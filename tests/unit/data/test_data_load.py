@@ -142,10 +142,10 @@ def test_a_prepared_set_that_vanished_or_was_cut_is_refused(name: str, tiny_mnis
     path = prepare(name, tiny_mnist)
     assert path is not None
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match=rf"{name}.bin is not there, or has not the \d+ bytes.*`paceline data get"):
+    with pytest.raises(DataError, match=rf"{name}.bin does not exist, or does not have \d+ bytes.*`paceline data get"):
         load(name, prepared=True)
     path.unlink()
-    with pytest.raises(DataError, match=rf"{name}.bin is not there"):
+    with pytest.raises(DataError, match=rf"{name}.bin does not exist"):
         load(name, prepared=True)
 
 

@@ -190,10 +190,10 @@ def test_a_broken_header_is_refused_and_packed_again(
     if value is None:
         del header[key][inner]
     with_header(path, header, rest)
-    with pytest.raises(DataError, match=f"{path} is not a data set that Paceline packed, or is damaged.*remove it"):
+    with pytest.raises(DataError, match=f"{path} was not packed by Paceline, or is damaged.*remove it"):
         load(f"images:{own}", prepared=True)
     assert packing(own).read_bytes() == good
-    assert f"warning: {path} is not a data set" in capsys.readouterr().err
+    assert f"warning: {path} was not packed by Paceline" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_a_broken_header_is_refused_and_packed_again(
 def test_what_has_no_header_is_refused(own: Path, content: bytes) -> None:
     path = packing(own)
     path.write_bytes(content)
-    with pytest.raises(DataError, match="is not a data set that Paceline packed, or is damaged"):
+    with pytest.raises(DataError, match="was not packed by Paceline, or is damaged"):
         load(f"images:{own}", prepared=True)
 
 
@@ -210,7 +210,7 @@ def test_a_packed_file_that_was_cut_or_vanished_is_refused(own: Path) -> None:
     path = packing(own)
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match=rf"it should have {size} bytes, and has {size - 1}"):
+    with pytest.raises(DataError, match=rf"it should have {size} bytes, but has {size - 1}"):
         load(f"images:{own}", prepared=True)
     path.unlink()
     with pytest.raises(DataError, match=r"cannot read .*safetensors: No such file.*`paceline data get images:"):

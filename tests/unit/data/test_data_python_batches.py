@@ -84,9 +84,9 @@ def test_a_refused_function_is_named() -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "damaged, or no pickle"),
-        (b"no pickle at all", "damaged, or no pickle|opcode"),
-        (pickle.dumps([1, 2], 2), "it has a list, and a dictionary is expected"),
+        (b"", "damaged, or not a pickle"),
+        (b"no pickle at all", "damaged, or not a pickle|opcode"),
+        (pickle.dumps([1, 2], 2), "it has a list instead of a dictionary"),
         (pickle.dumps({b"labels": [1]}, 2), "opcode APPEND"),
         (pickle.dumps({b"labels": [1, 2], b"x": 1}, 2), "its dictionary has no 'data'"),
         (pickle.dumps({b"data": np.zeros((2, 2), np.uint8), b"x": 1}, 2), "its dictionary has no 'labels'"),
@@ -102,7 +102,7 @@ def test_a_refused_function_is_named() -> None:
         (pickle.dumps({1: 2, 3: 4}, 2), "keys that are not strings"),
         (b"\x80\x02h\x07.", "damaged"),  # a memo that nobody made
         (b"\x80\x02e.", "damaged"),  # no mark
-        (b"\x80\x02K\x01\x87.", "takes more from its stack than is there"),
+        (b"\x80\x02K\x01\x87.", "takes more from its stack than there is"),
         (b"\x80\x02.", "damaged"),
         (b"S'\\d'\n.", "opcode STRING"),
         (b"\x80\x02K\x01(K\x02e.", "appends to what is not a list"),

