@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import word_cases as cases
-from worlds import World, Worlds
+from worlds import TRANSPORTS, World, Worlds
 
 
 def test_everyone_hears_everyone(world: World) -> None:
@@ -24,8 +24,9 @@ def test_what_one_rank_refuses_all_refuse_with_its_words(world: World) -> None:
     assert world.run(cases.refuses, bad=everyone) == ["no such folder on 0"] * world.size
 
 
-def test_what_takes_longer_than_the_deadline_is_waited_for(world: World) -> None:
-    assert world.run(cases.takes_long) == [rank == 1 for rank in range(world.size)]
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_what_takes_longer_than_the_deadline_is_waited_for(worlds: Worlds, transport: str) -> None:
+    assert worlds.get(transport, 3).run(cases.takes_long) == [False, True, False]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
