@@ -27,7 +27,7 @@ def test_a_sample_of_storms() -> None:
         storms.storm(random.Random(seed))
 
 
-SAMPLE = [(kills, 1), (kills, 8), (server_kills, 2), (random_options, 4), (random_options, 7)]
+SAMPLE = [(kills, 1), (kills, 16), (server_kills, 2), (random_options, 7), (random_options, 13)]
 
 
 @pytest.mark.parametrize(("campaign", "seed"), SAMPLE, ids=lambda value: getattr(value, "__name__", value))
