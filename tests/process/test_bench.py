@@ -48,25 +48,19 @@ def closing_lines(output: str) -> list[str]:
     return [line for line in lines[last + 1 :] if line]
 
 
-def test_it_ends_with_the_verdict_and_then_all_else(tmp_path: Path) -> None:
-    command = write(tmp_path, '[[grid]]\nsteps = 40\nstrategy = "ring"\nworkers = [1, 2]\n')
-    ended = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    verdict = read_study([tmp_path / "out"]).headline
-    lines = closing_lines(ended.stdout)
-    assert lines[: len(verdict.text.splitlines())] == verdict.text.splitlines()
-    assert verdict.sentence == lines[0]
-    assert "2 runs were made in " in ended.stdout
-
-
 def test_a_failed_run_does_not_stop_the_rest_and_is_tried_again(tmp_path: Path) -> None:
+    """The verdict is told at the end, and then all else."""
     weights = tmp_path / "w.safetensors"
     weights.write_text("no weights")
     command = write(tmp_path, f'[[grid]]\nsteps = 2\n[[grid]]\nsteps = 3\nweights = "{weights}"\n')
     first = subprocess.run(command, check=False, capture_output=True, text=True)
     assert first.returncode == 1, first.stderr
-    assert ": nothing is ranked." in closing_lines(first.stdout)[0]
-    assert "1 run was made" in first.stdout
+    verdict = read_study([tmp_path / "out"]).headline
+    lines = closing_lines(first.stdout)
+    assert lines[: len(verdict.text.splitlines())] == verdict.text.splitlines()
+    assert verdict.sentence == lines[0]
+    assert ": nothing is ranked." in lines[0]
+    assert "1 run was made in " in first.stdout
     assert "1 failed" in first.stdout
     bench = read_bench(tmp_path / "out")
     assert bench
