@@ -153,9 +153,8 @@ def take_pictures(driver: Chrome, report: Path, width: int, folder: Path) -> lis
     return written
 
 
-def paper_problems(driver: Chrome, report: Path) -> list[str]:
-    """What is wrong with it on paper; the table of results is on a sheet that lies on its side."""
-    open_report(driver, report, WIDTHS[0])
+def paper_problems(driver: Chrome) -> list[str]:
+    """What is wrong with an open report on paper; the table of results is on a sheet that lies on its side."""
     size = {"width": PAPER, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": True}
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
