@@ -150,7 +150,10 @@ def _own(module: nn.Module) -> dict[str, Tensor]:
 
 def _takes(hook: Any, arguments: int) -> bool:
     """Whether a hook is there and takes no other arguments, with which a constructor may have called it."""
-    return callable(hook) and len(inspect.signature(hook).parameters) == arguments
+    try:
+        return callable(hook) and len(inspect.signature(hook).parameters) == arguments
+    except (TypeError, ValueError):  # some that are written in C do not tell
+        return False
 
 
 def _hooks(model: nn.Module, module: nn.Module) -> list[Callable[[], object]]:
