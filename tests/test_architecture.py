@@ -129,6 +129,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "data.prepare",
         "comm.table",
         "strategies.table",
+        "analysis.claim_file",
         "report.table",
     ),
     "paceline.launch": ("errors", "messages", "run", "spec", "layout", "comm.table", "comm.seat", "lab.plan"),

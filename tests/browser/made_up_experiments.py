@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -237,7 +238,9 @@ def servers_and_ring(folder: Path) -> Path:
         runs += [MadeUp(strategy="ring", workers=n, nodes=n, shrink=32, overlap="off", **given) for n in (2, 6)]
         runs += [MadeUp(strategy="ps-sync", workers=6, servers=servers, nodes=6 + servers, shrink=32, **given)
                  for servers in (2, 3)]  # fmt: skip
-    return _write_all(folder, runs, title="Made-up servers and ring", about="As `paceline bench` would make it.")
+    file = Path(__file__).parents[2] / "experiments" / "ps-vs-ring.toml"
+    return _write_all(folder, runs, title="Made-up servers and ring", about="As `paceline bench` would make it.",
+                      claims=tuple(tomllib.loads(file.read_text())["claim"]))  # fmt: skip
 
 
 def sizes_cut_short(folder: Path) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from paceline.analysis.learning import Reached, moments, seen, target, time_to_accuracy
-from paceline.analysis.lines import ENOUGH_RUNS, faster, speed, told
+from paceline.analysis.lines import ENOUGH_RUNS, faster, is_faster, speed
 from paceline.analysis.problems import Problem
 from paceline.analysis.scaling import Group, certain
 from paceline.analysis.setting import BY_BATCH
@@ -151,7 +151,7 @@ def batch_sizes(problem: Problem) -> Iterator[str]:
     who = top.label([one for one in problem.groups if _batch(one) == _batch(top)])
     text = f"of the batch sizes {_batch(smallest):,} to {max(map(_batch, sweep)):,} ({who}), "
     ratio = faster(top, smallest)
-    if told(ratio, top, smallest):
+    if is_faster(ratio, top, smallest):
         text += f"{_batch(top):,} is the fastest, {within(ratio)} times as fast as {_batch(smallest):,}"
     else:
         text += f"none is significantly faster than {_batch(smallest):,}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from statistics import fmean
 
 from paceline.analysis.breakdown import Parts, by_rank
-from paceline.analysis.lines import Line, all_lines, faster, speed, told
+from paceline.analysis.lines import Line, all_lines, faster, is_faster, speed
 from paceline.analysis.problems import Problem
 from paceline.analysis.scaling import Curve, Group, Point, certain, disturbed
 from paceline.analysis.setting import nodes_of
@@ -72,7 +72,7 @@ def stale(top: Group, groups: Sequence[Group]) -> str:
 def rivals_of(top: Group, groups: Sequence[Group]) -> list[Group]:
     """Settings that cannot be distinguished from the fastest."""
     near = [one for one in groups if one is not top and speed(one) > NEAR * speed(top)]
-    return [one for one in near if told(faster(top, one), top, one) is None]
+    return [one for one in near if is_faster(faster(top, one), top, one) is None]
 
 
 def widest(problem: Problem, curves: Sequence[Curve]) -> list[tuple[Curve, Point]]:
@@ -318,7 +318,7 @@ def _slower(members: Sequence[Line], who: Callable[[Line], str]) -> Slower | Non
     for line in rivals:
         pair = line.groups[most], top.groups[most]
         ratio = faster(*pair)
-        if line is not top and told(ratio, *pair) is False:
+        if line is not top and is_faster(ratio, *pair) is False:
             beaten.append((who(line), allow(ratio, *pair)))
         elif line is not top:
             leaders.append(who(line))

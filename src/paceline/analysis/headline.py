@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from paceline.analysis.checks import RunWarning
-from paceline.analysis.lines import ENOUGH_RUNS, MATTERS, faster, speed, told
+from paceline.analysis.lines import ENOUGH_RUNS, MATTERS, faster, is_faster, speed
 from paceline.analysis.problems import Problem, problems
 from paceline.analysis.scaling import Curve, Group, certain, disturbed, family, size
 from paceline.analysis.statistics import Interval
@@ -62,7 +62,7 @@ class Case:
     contenders: tuple[Contender, ...] = ()
     notes: tuple[str, ...] = ()
     runs: int = 0  # of each setting, at least
-    doubt: str = ""  # why the speedup cannot be right as it is
+    caveat: str = ""  # why the speedup cannot be right as it is
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def _case(
         verdict = WITHHELD if lost else NO_BASELINE
         return Case(problem.label, verdict, who, 1, "", None, None, notes=_advice(problem, lost))
     known = [(one, base, faster(one, base)) for one, base in based]
-    ranked = sorted(known, key=lambda each: (told(each[2], *each[:2]) is not True, -speed(each[0])))
+    ranked = sorted(known, key=lambda each: (is_faster(each[2], *each[:2]) is not True, -speed(each[0])))
     best, base, _ = ranked[0]
     contenders = [
         Contender(
@@ -164,7 +164,7 @@ def _case(
     ]
     contenders += [Contender(_called(one, problem.groups), WITHHELD, None) for one in every if not certain(one)]
     efficiency = _per_worker(best, curves)
-    leaders = [one for one, *_ in ranked if one is best or told(faster(best, one), best, one) is None]
+    leaders = [one for one, *_ in ranked if one is best or is_faster(faster(best, one), best, one) is None]
     wrong = _impossible(warnings, best, base)
     notes = (*(sentence(f"{each.about}: {each.text}.") for each in wrong),
              *_notes(best, base, leaders, problem, groups, efficiency))  # fmt: skip
@@ -184,7 +184,7 @@ def _impossible(warnings: Sequence[RunWarning], *groups: Group) -> list[RunWarni
 
 def _verdict(one: Group, base: Group, ratio: Interval, groups: Sequence[Group], wrong: Sequence[RunWarning]) -> str:
     few = min(len(one.runs), len(base.runs)) < ENOUGH_RUNS
-    found = told(ratio, one, base)
+    found = is_faster(ratio, one, base)
     if found and idle_cores(one, groups):
         return SPOILED if _not_ranked(one, groups) else UNFAIR
     if found:
@@ -331,7 +331,7 @@ def _answer(case: Case) -> str:
     how = f"{who} {verb} {times} (95 % interval {spread(case.speedup)}, {runs})"
     return {
         WORTH: f"Distributing is worth it: {how}.",
-        PROBABLY: f"Distributing is probably worth it: {how}{f', but {case.doubt}' if case.doubt else ''}.",
+        PROBABLY: f"Distributing is probably worth it: {how}{f', but {case.caveat}' if case.caveat else ''}.",
         NOT: f"Distributing is not worth it: {how}.",
         PROBABLY_NOT: f"Distributing is probably not worth it: {how}.",
         OPEN: f"No significant speedup over one process: {how}.",
@@ -371,10 +371,10 @@ def _shared_notes(cases: Sequence[Case]) -> Iterator[str]:
             f"In {count(len(spoiled), 'case')} the runs of one process with all the cores were disturbed or too short: "
             f"repeat them ({some(spoiled)})."
         )
-    doubtful = [case.name for case in cases if case.doubt and case.speedup]
-    if doubtful:
+    unlikely = [case.name for case in cases if case.caveat and case.speedup]
+    if unlikely:
         yield (
-            f"In {count(len(doubtful), 'case')} the speedup is more than the workers can explain: {some(doubtful)}. "
+            f"In {count(len(unlikely), 'case')} the speedup is more than the workers can explain: {some(unlikely)}. "
             f"The warnings say which runs to repeat."
         )
     alone = [case.name for case in cases if case.verdict == NO_BASELINE]
@@ -394,7 +394,7 @@ def _alone(groups: Sequence[Group]) -> str:
     if len(problems(groups)) > 1:
         return "Nothing was distributed: all runs used one process."
     best = max(usable, key=speed)
-    leaders = [one for one in usable if one is best or told(faster(best, one), best, one) is None]
+    leaders = [one for one in usable if one is best or is_faster(faster(best, one), best, one) is None]
     if len(leaders) > 1:
         who = some([_called(one, groups) for one in leaders])
         return f"Nothing was distributed, and the fastest settings cannot be distinguished: {who}."

@@ -91,7 +91,7 @@ def faster(one: Group, other: Group) -> Interval:
     return ratio(other.series, one.series)
 
 
-def told(ratio: Interval, *groups: Group) -> bool | None:
+def is_faster(ratio: Interval, *groups: Group) -> bool | None:
     """Whether the first is really faster (or slower: False), by as much as matters. None where that cannot be told.
 
     Of few runs nobody knows how much runs differ, so that a small difference between them proves nothing.

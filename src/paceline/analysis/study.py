@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.analysis.checks import RunWarning, all_warnings
-from paceline.analysis.claims import Claim, claims
+from paceline.analysis.claim_file import read_claims
+from paceline.analysis.claims import claims
 from paceline.analysis.findings import Finding, findings
 from paceline.analysis.headline import Headline, headline
 from paceline.analysis.runs import LeftOut, Run, read_run
 from paceline.analysis.scaling import Curve, Group, curves, group
-from paceline.run.folder import find_folders, read_bench
+from paceline.analysis.verdicts import Claim
+from paceline.run.folder import BENCH, find_folders, read_bench
 from paceline.run.records import Bench
 
 
@@ -46,6 +48,8 @@ def read_study(paths: Sequence[Path]) -> Study:
     groups = tuple(group(each for each in read if isinstance(each, Run)))
     strong, weak = (tuple(curves(groups, kind)) for kind in ("strong", "weak"))
     warnings = tuple(all_warnings(groups, [*strong, *weak]))
-    return Study(bench, groups, strong, weak, warnings, left_out, tuple(claims(groups, [*strong, *weak])),
+    declared = read_claims(bench.claims, f"{paths[0] / BENCH}: claims") if bench else ()
+    judged = tuple(claims(declared, groups, [*strong, *weak]))
+    return Study(bench, groups, strong, weak, warnings, left_out, judged,
                  tuple(findings(groups, strong, weak, left_out)),
                  headline(groups, [*weak, *strong], warnings))  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.analysis.compare import BETWEEN_RUNS
-from paceline.analysis.lines import ENOUGH_RUNS, told
+from paceline.analysis.lines import ENOUGH_RUNS, is_faster
 from paceline.analysis.scaling import Group, certain, disturbed
 from paceline.analysis.statistics import Interval
 from paceline.analysis.wording import count
@@ -34,7 +34,7 @@ def inexact(one: Group) -> str:
     )
 
 
-def doubt(*groups: Group) -> str:
+def caveat(*groups: Group) -> str:
     """Why the speeds of these settings cannot decide a question; empty if they can."""
     for one in groups:
         if why := disturbed(one):
@@ -46,9 +46,9 @@ def doubt(*groups: Group) -> str:
 
 def decide(found: Interval, least: float, *groups: Group) -> bool | None:
     """Whether a number is at least `least`; None if its interval includes both answers, or the runs cannot decide."""
-    return None if doubt(*groups) or found.low < least <= found.high else found.value >= least
+    return None if caveat(*groups) or found.low < least <= found.high else found.value >= least
 
 
 def beats(ratio: Interval, *groups: Group) -> bool | None:
-    """Whether the first is significantly faster (True) or slower (False), by `told`; None if runs cannot decide."""
-    return None if doubt(*groups) else told(ratio, *groups)
+    """Whether the first is significantly faster (True) or slower (False); None if runs cannot decide."""
+    return None if caveat(*groups) else is_faster(ratio, *groups)

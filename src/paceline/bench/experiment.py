@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.analysis.claim_file import read_claims
 from paceline.bench.papers import read_paper
 from paceline.comm.table import count_gpus
 from paceline.errors import UsageError, nearest, refuse_pipe, unknown
@@ -24,7 +25,7 @@ from paceline.strategies import table as strategies
 
 # Keys besides those of the spec: the lab and its nodes, and what a grid needs.
 EXTRA = ("lab", "nodes", "needs")
-TOP = ("title", "about", "source", "limits", "repeats", "fixed", "grid", "quick", "draw", "paper")
+TOP = ("title", "about", "source", "limits", "repeats", "fixed", "grid", "quick", "draw", "paper", "claim")
 QUICK = ("about", "limits", "repeats", "fixed", "grid")
 CHOSEN = ("name", "output_dir")  # options of a run that bench sets itself
 GIVEN = "experiment"  # the source of values from the file
@@ -108,6 +109,7 @@ class Experiment:
     quick: bool
     draw: tuple[str, ...]
     paper: tuple[dict[str, Any], ...]
+    claims: tuple[dict[str, Any], ...]
 
     def tasks(self) -> list[Task]:
         """Every point once, then every point again, each time in another order, so that drift favours no setting."""
@@ -150,8 +152,10 @@ def read_experiment(path: Path, *, quick: bool = False, repeats: int | None = No
     title, about, source = (
         _text(over.get(key, values.get(key, "")), f"{path}: {key}") for key in ("title", "about", "source")
     )
+    claims = values.get("claim", [])
+    read_claims(claims, f"{path}: claim")
     return Experiment(path.stem, title, about, source, limits, count, tuple(points), tuple(left_out), quick, draw,
-                      read_paper(values.get("paper", []), f"{path}: paper"))  # fmt: skip
+                      read_paper(values.get("paper", []), f"{path}: paper"), tuple(claims))  # fmt: skip
 
 
 def _all_points(values: Mapping[str, Any], over: Mapping[str, Any], path: Path) -> tuple[list[Point], list[str]]:

@@ -81,7 +81,7 @@ class Store:
         e, runs = experiment, tuple(task.name for task in experiment.tasks())
         failed = {name: why for name, why in found.failed.items() if name in runs} if found else {}
         bench = Bench(e.name, e.title, e.about, e.source, e.limits, e.quick, e.repeats, e.draw, e.paper, runs, failed,
-                      e.left_out, now)  # fmt: skip
+                      e.left_out, now, e.claims)  # fmt: skip
         write_bench(self.folder, bench)
 
     def note(self, task: Task, failed: str | None) -> None:

@@ -8,13 +8,13 @@ from statistics import fmean
 
 import numpy as np
 
-from paceline.analysis.claim_traffic import by_kernel, by_ranks
 from paceline.analysis.resources import traffic as node_traffic
 from paceline.analysis.runs import Run
 from paceline.analysis.scaling import Group
 from paceline.analysis.setting import Setting
 from paceline.analysis.statistics import Interval
 from paceline.analysis.study import Study
+from paceline.analysis.traffic import by_kernel, by_ranks
 from paceline.analysis.wording import count, number, size
 from paceline.report.figure import COLOURS, MARKERS, Chart, Page, Panel, categories, from_zero, whole_numbers
 from paceline.report.placement import chart

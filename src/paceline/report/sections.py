@@ -8,12 +8,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from paceline.analysis.checks import RunWarning
-from paceline.analysis.claims import Claim
 from paceline.analysis.findings import Finding
 from paceline.analysis.headline import Case
 from paceline.analysis.setting import MACHINE_FACTS
 from paceline.analysis.study import Study
-from paceline.analysis.verdicts import FAILS, HOLDS, IN_PART, UNTOLD, WORDS
+from paceline.analysis.verdicts import CONTRADICTED, IN_PART, OPEN, SUPPORTED, WORDS, Claim
 from paceline.analysis.wording import count, percents
 from paceline.report.cells import NOTHING, Cell, TableData, table, table_of, within
 from paceline.report.figure import Chart
@@ -56,7 +55,7 @@ WARNINGS = {
     "mixed": ("Several machines or versions", "Compare only runs of the same machine and versions; repeat the others."),
     "differ": ("Losses differ", "Training is incorrect, or the runs trained different things: do not compare them."),
 }
-SIGNS = {HOLDS: "✓", FAILS: "✗", IN_PART: "◐", UNTOLD: "?"}
+SIGNS = {SUPPORTED: "✓", CONTRADICTED: "✗", IN_PART: "◐", OPEN: "?"}
 SHOWN_AT_ONCE = 3  # names with the same reason; more are folded
 SAID_AT_ONCE = 6  # sentences under a heading; more are folded
 MOST_ROWS = 8  # a longer table in the summary is folded
@@ -205,7 +204,7 @@ def claims(study: Study) -> tuple[CheckedClaim, ...]:
 
 
 def _claim(claim: Claim) -> CheckedClaim:
-    rows = [[each.label, Cell(WORDS[each.holds], number=False), each.why] for each in claim.cases]
+    rows = [[each.name, Cell(WORDS[each.holds], number=False), each.why] for each in claim.cases]
     return CheckedClaim(claim, SIGNS.get(claim.verdict, ""), table(["case", "", "why"], rows) if rows else None)
 
 

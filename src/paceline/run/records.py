@@ -237,8 +237,9 @@ class Bench:
     """bench.json in the folder of an experiment: what it is, in words, which runs it has, and what they were made on.
 
     A row of `paper` has what it is to be set beside (`match`: workers, nodes, …) and the paper's numbers, by the names
-    that ours have. `draw` are charts; `failed` says why, by the names of runs; `left_out` are grids that this machine
-    cannot run. `here` is what runs must have in common to be compared.
+    that ours have. `claims` are tables, as the experiment's file has them. `draw` are charts; `failed` says why, by the
+    names of runs; `left_out` are grids that this machine cannot run. `here` is what runs must have in common to be
+    compared.
     """
 
     name: str
@@ -254,6 +255,7 @@ class Bench:
     failed: dict[str, str]
     left_out: tuple[str, ...]
     here: dict[str, Any]
+    claims: tuple[dict[str, Any], ...] = ()
     schema: int = SCHEMA
 
 

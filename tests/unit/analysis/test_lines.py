@@ -8,7 +8,7 @@ from typing import Any
 from made_up import steady, write_run
 from test_runs import check_read
 
-from paceline.analysis.lines import all_lines, faster, told
+from paceline.analysis.lines import all_lines, faster, is_faster
 from paceline.analysis.scaling import Group, group
 
 
@@ -55,10 +55,10 @@ def test_the_length_of_a_run_does_not_matter(tmp_path: Path) -> None:
 
 def test_which_differences_count(tmp_path: Path) -> None:
     slow, twice, near = (one(tmp_path / str(mean), mean) for mean in (0.2, 0.1, 0.198))
-    assert told(faster(twice, slow), twice, slow) is True
-    assert told(faster(slow, twice), slow, twice) is False
-    assert told(faster(near, slow), near, slow) is None  # a hundredth may be real, and decides nothing
+    assert is_faster(faster(twice, slow), twice, slow) is True
+    assert is_faster(faster(slow, twice), slow, twice) is False
+    assert is_faster(faster(near, slow), near, slow) is None  # a hundredth may be real, and decides nothing
     few, other = one(tmp_path / "few", 0.1, count=1), one(tmp_path / "other", 0.106, count=1)
-    assert told(faster(few, other), few, other) is None
+    assert is_faster(faster(few, other), few, other) is None
     short = one(tmp_path / "short", 0.01, steps=3)
-    assert told(faster(short, slow), short, slow) is None
+    assert is_faster(faster(short, slow), short, slow) is None

@@ -12,6 +12,7 @@ import pytest
 from paceline.analysis.statistics import ENOUGH_SAMPLES
 from paceline.bench import experiment as module
 from paceline.bench.experiment import Experiment, Point, read_experiment
+from paceline.cli.main import main
 from paceline.data.table import describe
 from paceline.errors import UsageError
 
@@ -238,3 +239,24 @@ def test_they_have_one_process_with_all_cores_to_compare_with(
     rivals = [(spec.model, spec.batch_size) for spec in real if spec.workers == 1 and spec.threads in (None, 16)]
     for spec in real:
         assert {(spec.model, spec.batch_size), (spec.model, spec.update_batch)} & {*rivals}, spec
+
+
+CLAIM = """
+[[claim]]
+name = "ring-wins"
+text = "A ring is faster."
+of = { strategy = "ring" }
+measure = "speed"
+faster_than = { strategy = "allreduce" }
+"""
+
+
+def test_claims_are_kept_and_one_that_cannot_be_judged_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [claim] = read(tmp_path, GRID + CLAIM).claims
+    assert claim["faster_than"] == {"strategy": "allreduce"}
+    said = refusal(tmp_path, GRID + CLAIM.replace('"speed"', '"sped"'))
+    assert "try.toml: claim 1: unknown measure 'sped'; did you mean 'speed'?" in said
+    assert main(["bench", str(tmp_path / "try.toml"), "-o", str(tmp_path / "out")]) == 2
+    assert "unknown measure 'sped'" in capsys.readouterr().err

@@ -10,11 +10,12 @@ import pytest
 from made_up import steady, write_run
 from made_up_experiments import SHORT_EVIL, servers_and_ring, sizes_cut_short
 
-from paceline.analysis.claim_traffic import moved
 from paceline.analysis.lines import all_lines
 from paceline.analysis.study import Study, read_study
+from paceline.analysis.traffic import moved
 from paceline.report.draw import DRAWN_BY, draw
 from paceline.report.figure import Chart
+from paceline.report.page import page
 
 MODELS = (SHORT_EVIL, "resnet50")
 
@@ -107,6 +108,17 @@ def test_the_chart_of_traffic_has_the_numbers_of_the_claims(served: Study) -> No
             assert same == [pytest.approx(value)]
             compared += 1
     assert compared >= 20
+
+
+def test_the_claims_of_the_experiment_s_file_are_judged(served: Study) -> None:
+    """They go from the file through bench.json into the report."""
+    found = {claim.name: claim.verdict for claim in served.claims}
+    assert found.keys() == {"server-levels-off", "ring-proportional", "server-traffic-grows", "ring-traffic-constant",
+                            "ring-beats-server", "several-servers-win"}  # fmt: skip
+    assert found["ring-beats-server"] in ("supported", "supported in part")
+    html = page(served, [], "")
+    assert html.count('<div class="claim">') == len(served.claims)
+    assert '<span class="verdict supported' in html
 
 
 def test_times_of_sizes_are_one_line_however_long_they_ran(sized: Study) -> None:

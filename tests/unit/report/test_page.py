@@ -19,11 +19,11 @@ from made_up_experiments import EVIL, MadeUp, servers_and_ring, sizes_cut_short,
 
 from paceline.analysis import headline
 from paceline.analysis.checks import RunWarning
-from paceline.analysis.claims import Case, Claim
 from paceline.analysis.findings import Finding
 from paceline.analysis.headline import Headline
 from paceline.analysis.statistics import Interval
 from paceline.analysis.study import Study, read_study
+from paceline.analysis.verdicts import Case, Claim
 from paceline.report import sections, tables
 from paceline.report.cells import number, within
 from paceline.report.draw import draw
@@ -92,7 +92,7 @@ def test_what_runs_are_called_never_becomes_html(study: Study) -> None:
         bench=replace(study.bench, title=EVIL, about=EVIL, source=EVIL, limits=(EVIL,), left_out=(EVIL,)),
         findings=(Finding("ran", EVIL), Finding("best", EVIL, ((EVIL,), (EVIL,))), Finding(EVIL, f"`{EVIL}`")),
         warnings=(RunWarning(EVIL, EVIL, EVIL), *(RunWarning("sum", EVIL, text) for text in (EVIL, EVIL, "other"))),
-        claims=(Claim("c", EVIL, EVIL, "holds", EVIL, (Case(EVIL, None, EVIL),)),),
+        claims=(Claim("c", EVIL, EVIL, "supported", EVIL, (Case(EVIL, EVIL, None, EVIL),)),),
         headline=Headline(EVIL, (EVIL,), (headline.Case(EVIL, EVIL, EVIL, 1, EVIL, None, None),) * 2, "strong"),
     )
     seen = Scripts(page(evil, [chart_of(EVIL)], PLOTLY))
