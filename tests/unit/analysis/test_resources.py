@@ -60,7 +60,7 @@ def test_what_other_programs_use_is_beside_what_the_run_uses(tmp_path: Path) -> 
     [chart] = [each for each in draw(read_study([folder])) if each.name == "utilisation"]
     drawn = {trace["name"]: trace["y"][0] for trace in chart.figure["data"]}
     assert (drawn["here (workers)"], drawn["here (workers): this run"]) == (3.5, 1.5)
-    assert "Dashed: the cores that work for this run; the rest is other programs." in chart.caption
+    assert "Dashed: cores that this run uses; the rest is other programs." in chart.caption
 
 
 def test_one_machine_counts_its_loopback(tmp_path: Path) -> None:
