@@ -10,13 +10,13 @@ from paceline.analysis.runs import Run
 from paceline.run.records import Step
 
 COMPUTE = ("forward", "recompute", "backward")
-# Of compute: less time without a core than this is not worth a part of its own.
+# Share of compute: less time without a core than this is not shown separately.
 SHARED = 0.1
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Mean seconds of a step; together they are the step."""
+    """Mean seconds of the parts of a step, which add up to the whole step."""
 
     input: float = 0.0
     compute: float = 0.0
@@ -24,8 +24,8 @@ class Parts:
     communication: float = 0.0
     optimizer: float = 0.0
     other: float = 0.0
-    bubble: float = 0.0  # waiting for the stage before or behind
-    core: float = 0.0  # ready to compute, while others had the cores
+    bubble: float = 0.0  # waiting for the previous or the next stage
+    core: float = 0.0  # ready to compute, but without a core
 
     @property
     def total(self) -> float:
@@ -33,13 +33,13 @@ class Parts:
 
 
 def by_rank(run: Run) -> dict[int, Parts]:
-    """Of every worker, warm-up left out. A server's own ranks have no parts: they answer.
+    """The parts of the steps of every worker, without warm-up; servers have none.
 
-    Compute is what ran on a core where cores were shared; elsewhere, all of it.
+    If cores were shared, compute is only the time on a core.
     """
     found = _by_rank(run)
     waited, ran = (sum(getattr(parts, name) for parts in found.values()) for name in ("core", "compute"))
-    # Emulated compute sleeps: to get a core late makes it no longer, as long as it is not later than the device.
+    # Emulated compute sleeps: waiting for a core does not make it longer, unless it is longer than the sleep.
     if waited > SHARED * (waited + ran) and not run.emulated:
         return found
     return {rank: replace(parts, compute=parts.compute + parts.core, core=0.0) for rank, parts in found.items()}
@@ -49,7 +49,7 @@ def _by_rank(run: Run) -> dict[int, Parts]:
     workers = {rank: steps for rank, steps in run.steps.items() if rank >= run.summary.servers and steps}
     if not workers:
         return {}
-    if run.method.asynchronous:  # nobody waits for the slowest; each made its part of the updates
+    if run.method.asynchronous:  # workers do not wait for the slowest; each makes its share of the updates
         skip = run.warm_up // run.at_once
         return {rank: mean([_parts(step, 0.0) for step in steps[skip:] or steps]) for rank, steps in workers.items()}
     if run.method.timelines:  # a pipeline's stages
@@ -67,7 +67,7 @@ def _by_rank(run: Run) -> dict[int, Parts]:
 
 
 def _ready(step: Step) -> float:
-    """When a rank had computed its gradient and began to wait."""
+    """When a rank had its gradient and began to wait."""
     return step.time - step.spans.get("optimizer", 0.0) - step.spans.get("wait", 0.0)
 
 
@@ -83,14 +83,14 @@ def _parts(step: Step, until_slowest: float) -> Parts:
 
 
 def computed(step: Step) -> tuple[float, float]:
-    """Seconds of computing on a core, and of being ready to. A turn of waiting may be counted for the next part."""
+    """Seconds of computing on a core, and of waiting for one. Some of the waiting may be counted in the next part."""
     whole = sum(step.spans.get(name, 0.0) for name in COMPUTE)
     core = min(whole, sum(step.queued.get(name, 0.0) for name in COMPUTE))
     return whole - core, core
 
 
 def _of_stage(step: Step) -> Parts:
-    """A stage waits for messages; what it sends to its neighbours and averages with other replicas is communication."""
+    """A stage waits for messages; sending, and averaging with other replicas, is communication."""
     spans, (compute, core) = step.spans, computed(step)
     known = {"input": spans.get("input", 0.0), "compute": compute, "core": core,
              "bubble": spans.get("wait", 0.0), "communication": spans.get("send", 0.0) + spans.get("average", 0.0),

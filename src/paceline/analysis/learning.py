@@ -1,4 +1,4 @@
-"""What a run learned and when: epoch by epoch, step by step, and the time until an accuracy is reached."""
+"""Accuracy and loss by epoch and by step, and time to accuracy."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from paceline.analysis.scaling import Group
 from paceline.analysis.statistics import Interval, Series
 
 MOST_POINTS = 400
-# Accuracies that people ask for: a target is one of these, so that it does not follow the best run's noise.
+# A target accuracy is one of these round numbers, so that it does not depend on the noise of the best run.
 ROUND = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995)
 
 
 @dataclass(frozen=True)
 class Moment:
-    """The end of an epoch (the first is 0): training time and samples of all workers so far, and what was learned."""
+    """The end of an epoch (the first is 0): training time and samples of all workers so far, accuracy and loss."""
 
     epoch: int
     seconds: float
@@ -33,9 +33,9 @@ class Moment:
 
 @dataclass(frozen=True)
 class Reached:
-    """When a setting had an accuracy: the median repeat, from the fastest to the slowest of those that reached it.
+    """Time to accuracy of a setting: the median repeat, and the range of the repeats that reached it.
 
-    None where half of the repeats or more never did.
+    None if at least half of the repeats did not.
     """
 
     group: Group
@@ -47,9 +47,9 @@ class Reached:
 
 
 def moments(run: Run) -> list[Moment]:
-    """Every epoch's end; none of a run that trained nothing. Time is that of training alone, as in epoch_seconds."""
+    """The end of every epoch; empty if nothing was trained. Time is training time, as in epoch_seconds."""
     s = run.summary
-    cut_short = run.spec.get("steps") is not None and len(s.epoch_seconds) == 1  # it has no epoch's end
+    cut_short = run.spec.get("steps") is not None and len(s.epoch_seconds) == 1  # it did not complete an epoch
     if run.emulated or cut_short:
         return []
     seen = np.bincount([step.epoch for step in run.steps[0]], [step.samples for step in run.steps[0]])
@@ -62,7 +62,7 @@ def moments(run: Run) -> list[Moment]:
 
 
 def seen(run: Run) -> int:
-    """Samples of all workers, of all its updates."""
+    """The number of samples in all its updates."""
     return sum(step.samples for step in run.steps[0])
 
 
@@ -71,9 +71,9 @@ def _at(values: Sequence[float], index: int) -> float | None:
 
 
 def losses(run: Run) -> tuple[Series, Series, Series]:
-    """Seconds of training, samples of all workers and the loss, at most 400 points of each: means of equal stretches.
+    """Training time, samples of all workers and loss, each averaged to at most 400 points.
 
-    Rank 0 knows the loss of whole updates, as a worker or as the server that leads.
+    Rank 0 knows the loss of whole updates, as a worker or as the first server.
     """
     steps = [step for step in run.steps[0] if step.loss is not None]
     if not steps:
@@ -88,13 +88,13 @@ def losses(run: Run) -> tuple[Series, Series, Series]:
 
 
 def measured_on(groups: Sequence[Group]) -> str:
-    """Which accuracy these can all be compared by: of validation, unless one of them has none."""
+    """The kind of accuracy that all of these have: validation, or else training."""
     found = [moment for one in groups for run in one.runs for moment in moments(run)]
     return "validation" if found and all(m.validation_accuracy is not None for m in found) else "training"
 
 
 def _accuracies(run: Run, of: str) -> list[tuple[float, float]]:
-    """Seconds and accuracy at each epoch's end."""
+    """Training time and accuracy at the end of each epoch."""
     found = []
     for moment in moments(run):
         accuracy = moment.validation_accuracy if of == "validation" else moment.train_accuracy
@@ -103,7 +103,7 @@ def _accuracies(run: Run, of: str) -> list[tuple[float, float]]:
 
 
 def target(groups: Sequence[Group]) -> float | None:
-    """The highest round accuracy, 50 % or more, that a quarter of these runs reach at some epoch's end, and two."""
+    """The highest round accuracy, 50 % or more, that at least two runs and a quarter of them reach."""
     of = measured_on(groups)
     learned = [found for one in groups for run in one.runs if (found := _accuracies(run, of))]
     if not learned:
@@ -115,7 +115,7 @@ def target(groups: Sequence[Group]) -> float | None:
 
 
 def time_to_accuracy(groups: Sequence[Group], accuracy: float) -> list[Reached]:
-    """Of every setting that learned something, the first epoch's end at which it had this accuracy."""
+    """For every trained setting, the end of the first epoch with this accuracy."""
     of, found = measured_on(groups), []
     for one in groups:
         learned = [_accuracies(run, of) for run in one.runs if moments(run)]

@@ -1,7 +1,7 @@
-"""Pipelines: what each stage did with its time, how idle it was beside theory, and what its plan had said.
+"""Pipelines: how each stage spent its time, its idle time compared with theory, and its plan.
 
-The *passes* of a step are from the start of its first forward pass to the end of its last backward pass, over all
-stages of a replica; which part of that time stages do not compute is the bubble. Updates and averaging come after it.
+The *passes* of a step last from the start of its first forward pass to the end of its last backward pass, over all
+stages of a replica. The bubble is the share of that time in which stages do not compute. Averaging and updates follow.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from paceline.pipeline.schedule import Op, bubble, instructions
 
 BUSY = ("forward", "recompute", "backward")
 DID = (*BUSY, "send", "wait", "average", "optimizer", "input")
-FIRST = 3  # steps that are never typical: memory is allocated, connections open
-# What a receive waits for: which way its message comes, and what sent it.
+FIRST = 3  # steps that are never typical, because memory is allocated and connections are opened
+# What a receive waits for: the direction of its message, and the event that sent it.
 FROM = {Op.RECV_ACTIVATION: (-1, Op.SEND_ACTIVATION), Op.RECV_GRADIENT: (1, Op.SEND_GRADIENT)}
 
 
 @dataclass(frozen=True)
 class StageTime:
-    """A stage's seconds of a step, by what it did: the mean of steps and replicas; `micros` micro-batches in each."""
+    """Seconds of a stage in a step, by kind of event: the mean over steps and replicas, with `micros` micro-batches."""
 
     stage: int
     seconds: dict[str, float]
@@ -40,19 +40,19 @@ class StageTime:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What is known of a run's stages from the steps whose events were written down."""
+    """The stages of a run, from the steps with recorded events."""
 
     stages: tuple[StageTime, ...]
-    steps: tuple[int, ...]  # that it is of: warm-up and smaller batches left out
+    steps: tuple[int, ...]  # without warm-up and smaller batches
     typical: int  # the one of median length
-    measured: float  # which part of the passes stages did not compute, the median step
-    uneven: float  # the same by the schedule alone, of stages that take as long as these
-    theory: float  # of equal stages
+    measured: float  # the bubble of the median step
+    uneven: float  # the bubble by the schedule, for stages that take as long as these
+    theory: float  # the bubble for equal stages
 
 
 @dataclass(frozen=True)
 class Row:
-    """A rank's events of one step, on the clock of all ranks: 0 is when the first of them began the step."""
+    """Events of a rank in one step, on a common clock: 0 is when the first rank began the step."""
 
     rank: int
     replica: int
@@ -62,9 +62,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Beside:
-    """A stage as planned and as it was: seconds of a micro-batch (with its part of the update), bytes.
+    """A stage as planned and as measured: seconds of a micro-batch (with its share of the update), bytes.
 
-    A plan for which nothing was run only counts what the model says: it predicts no time and no memory.
+    A plan without profiling predicts neither time nor memory.
     """
 
     stage: int
@@ -73,13 +73,13 @@ class Beside:
     planned_transfer: float | None
     compute: float
     sending: float
-    cut_bytes: int  # a micro-batch's, forward over the cut behind it; 0 for the last
+    cut_bytes: int  # activations of a micro-batch over the cut after it; 0 for the last
     planned_memory: int | None
-    memory: int | None  # the most that one of its ranks had
+    memory: int | None  # the peak over its ranks
 
 
 def pipeline(run: Run) -> Pipeline | None:
-    """None of a run that is no pipeline, or of whose steps nothing was written down."""
+    """None if the run is not a pipeline, or has no recorded events."""
     s, used = run.summary, _used(run)
     micros = max((_passes(line) for rank in run.timelines for line in _of(run, rank, used)), default=0)
     if not micros or run.schedule is None:
@@ -98,7 +98,7 @@ def pipeline(run: Run) -> Pipeline | None:
 
 
 def _used(run: Run) -> list[int]:
-    """Steps of whole batches whose events all ranks have, after warm-up if there are any, else after the first."""
+    """Steps with whole batches and events of all ranks: after warm-up if there are any, else after the first ones."""
     if not run.timelines:
         return []
     known = set.intersection(*({line.step for line in lines} for lines in run.timelines.values()))
@@ -118,7 +118,7 @@ def _of(run: Run, rank: int, steps: Sequence[int]) -> list[Timeline]:
 
 
 def _passes(line: Timeline) -> int:
-    """How many micro-batches it had: a batch smaller than they are many has fewer."""
+    """The number of micro-batches; a batch with fewer samples has fewer."""
     return len([event for event in line.events if event.what == "forward"])
 
 
@@ -127,7 +127,7 @@ def _spent(line: Timeline, what: str) -> float:
 
 
 def rows(run: Run, step: int) -> list[Row]:
-    """What every rank did in a step."""
+    """The events of every rank in a step."""
     lines = {rank: _of(run, rank, [step])[0] for rank in run.timelines}
     begin = min(line.time for line in lines.values())
     found = []
@@ -155,7 +155,7 @@ def _idle(run: Run, step: int) -> float:
 
 
 def idle(schedule: str, forward: Sequence[float], backward: Sequence[float], micros: int) -> float:
-    """Which part of the stages' time is idle by the schedule alone: each takes so long for a pass, messages no time."""
+    """The bubble by the schedule, for these times of forward and backward passes and messages that take no time."""
     stages = len(forward)
     todo = [deque(instructions(schedule, stages, micros, stage)) for stage in range(stages)]
     takes = [{Op.FORWARD: forward[stage], Op.BACKWARD: backward[stage]} for stage in range(stages)]
@@ -177,7 +177,7 @@ def idle(schedule: str, forward: Sequence[float], backward: Sequence[float], mic
 
 
 def beside_plan(run: Run) -> list[Beside]:
-    """Stage by stage; nothing of a run without a plan or without written events."""
+    """One row per stage; empty without a plan or without recorded events."""
     found, peaks = pipeline(run), run.summary.peak_rss_bytes
     if found is None or run.plan is None:
         return []

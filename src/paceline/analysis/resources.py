@@ -1,4 +1,4 @@
-"""What nodes and ranks did over time, on one clock, and the bytes that an update moved through each node."""
+"""Nodes and ranks over time, on one clock, and bytes per update through each node."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from paceline.analysis.statistics import Series
 from paceline.run.records import Node, NodeSample, Step
 
 LOOPBACK = "lo"
-SHORTEST = 0.1  # seconds between samples: less makes rates of a handful of packets
-ENOUGH = 4  # samples' periods that steps must last: between two samples nobody knows when the bytes went
+SHORTEST = 0.1  # seconds between samples: rates over less are noise
+ENOUGH = 4  # sampling periods that steps must last, as it is not known when bytes were sent between two samples
 COLUMNS = ("rx_packets", "tx_packets", "rx_bytes", "tx_bytes")
 
 
 @dataclass(frozen=True)
 class NodeSeries:
-    """A node over time: each value is of the stretch that ends at `seconds`; nan is what could not be known.
+    """A node over time: each value is the mean over the period that ends at `seconds`; NaN if not known.
 
-    Time 0 is the start of the run's first step; what a node did before is left out. Traffic is of all interfaces but
-    loopback where there are several nodes, and of loopback where there is one.
+    Time 0 is the start of the first step of the run; earlier samples are omitted. Traffic is that of all interfaces
+    except loopback, or of loopback if there is one node.
     """
 
     name: str
     role: str  # server, worker, 2 workers, server and worker …
     seconds: Series
     cores_busy: Series
-    cores_of_run: Series  # of these, those of this run's ranks; nan in a lab, where a node has no other processes
+    cores_of_run: Series  # those that ranks of this run use; NaN in a lab, where a node has no other processes
     cores: int | None
     memory_bytes: Series
-    gpus_busy: Series  # part of the time, the mean of its GPUs
-    packets_in: Series  # a second, as the rest
+    gpus_busy: Series  # share of time, the mean over its GPUs
+    packets_in: Series  # per second, as all below
     packets_out: Series
     bits_in: Series
     bits_out: Series
@@ -44,7 +44,7 @@ class NodeSeries:
 
 @dataclass(frozen=True)
 class RankSeries:
-    """A worker over time: which part of each stretch that ends at `seconds` it computed, and which it waited."""
+    """A worker over time: the shares of the period that ends at `seconds` in which it computed and waited."""
 
     rank: int
     role: str
@@ -56,7 +56,7 @@ class RankSeries:
 
 @dataclass(frozen=True)
 class NodeTraffic:
-    """What one update moves through a node, by the kernel's counters; nan where steps were too few to tell."""
+    """Traffic of a node per update, by the kernel's counters; NaN if there were too few steps."""
 
     name: str
     role: str
@@ -67,7 +67,7 @@ class NodeTraffic:
 
 
 def roles(run: Run) -> dict[str, str]:
-    """What runs on each node, by its name."""
+    """The roles of the ranks on each node, by its name."""
     found: dict[str, list[str]] = {}
     for row in run.environment.get("ranks", []):
         found.setdefault(row["host"], []).append("server" if row["rank"] < run.summary.servers else "worker")
@@ -80,7 +80,7 @@ def _role(servers: int, workers: int) -> str:
 
 
 def _counters(run: Run, node: Node) -> Series:
-    """A row a sample, of packets and bytes in and out; an interface that is not listed has carried nothing yet."""
+    """Packets and bytes in and out, one row per sample; an interface that is not listed has carried nothing yet."""
     if not any(sample.interfaces for sample in node.samples):
         return np.full((len(node.samples), len(COLUMNS)), np.nan)
     alone = nodes_of(run) == 1
@@ -102,7 +102,7 @@ def node_series(run: Run) -> list[NodeSeries]:
         kept = (gaps >= SHORTEST) & (times[1:] > 0)
         with np.errstate(divide="ignore", invalid="ignore"):
             rates = np.diff(_counters(run, node), axis=0) / gaps[:, None]
-        rates = np.where(rates >= 0, rates, np.nan)[kept]  # a counter that went back is of an interface made anew
+        rates = np.where(rates >= 0, rates, np.nan)[kept]  # a counter that decreased belongs to a new interface
         fields = ("cpu", "run_cpu", "memory_bytes")
         cpu, own, memory = (_known([getattr(s, field) for s in node.samples[1:]])[kept] for field in fields)
         own = np.full_like(cpu, np.nan) if node.own_processes else own
@@ -113,7 +113,7 @@ def node_series(run: Run) -> list[NodeSeries]:
 
 
 def preemptions(run: Run) -> float | None:
-    """How often a second the kernel took a core from a main thread of the run while it trained, on all its nodes."""
+    """Preemptions per second of the main threads of the run while it trained, on all its nodes."""
     ended = max(steps[-1].time for steps in run.steps.values() if steps)
     found = [[s.preemptions for s in node.samples if s.preemptions is not None and run.began < s.time <= ended]
              for node in run.nodes.values()]  # fmt: skip
@@ -130,9 +130,9 @@ def _known(values: Sequence[float | None]) -> Series:
 
 
 def traffic(run: Run) -> list[NodeTraffic]:
-    """Of the steady steps, and never of the first, which may carry the first weights; between samples by proportion.
+    """Traffic in the steps after warm-up (never the first, which may include initial weights), interpolated.
 
-    What goes on between epochs, such as validation, is in no step and so not counted.
+    Traffic between epochs, such as for validation, belongs to no step and is not counted.
     """
     steps = run.steps[0]
     steps = steps[min(max(run.warm_up, 1), len(steps) - 1) :]
@@ -145,7 +145,7 @@ def traffic(run: Run) -> list[NodeTraffic]:
 
 
 def _moved(run: Run, node: Node, steps: Sequence[Step]) -> tuple[float, float, float, float]:
-    """Bytes in and out, packets in and out, an update."""
+    """Bytes in and out, packets in and out, per update."""
     times, counts = np.array([sample.time for sample in node.samples]), _counters(run, node)
     ends = np.array([step.time for step in steps])
     starts = ends - np.array([step.seconds for step in steps])
@@ -159,16 +159,16 @@ def _moved(run: Run, node: Node, steps: Sequence[Step]) -> tuple[float, float, f
 
 
 def rank_series(run: Run, bins: int = 100) -> list[RankSeries]:
-    """Every worker's, from the parts of its steps. Within a step they are taken to be in their usual order.
+    """Utilisation of every worker, from the parts of its steps, which are assumed to be in their usual order.
 
-    It computes while it has a core, and waits while it has none: as in the breakdown, where cores were shared.
+    If cores were shared, a worker without a core waits, as in the breakdown.
     """
     begin, servers = run.began, run.summary.servers
     workers = {rank: steps for rank, steps in run.steps.items() if rank >= servers and steps}
     if not workers:
         return []
     edges = np.linspace(0, max(steps[-1].time for steps in workers.values()) - begin, bins + 1)
-    # Ranks that average write down the samples of all; workers of servers their own.
+    # Ranks that average record the samples of all ranks; workers of servers their own.
     share = 1 if servers else run.summary.workers
     shared = any(parts.core for parts in by_rank(run).values())
     found = []
@@ -182,7 +182,7 @@ def rank_series(run: Run, bins: int = 100) -> list[RankSeries]:
 
 @dataclass(frozen=True)
 class _Laid:
-    """A step's seconds: computing, waiting for a core, other waiting and the update of the weights; and its images."""
+    """Seconds of a step: computing, waiting for a core, other waiting, updating the weights; and its images."""
 
     compute: float
     core: float
@@ -199,7 +199,7 @@ def _laid_out(step: Step, share: int, shared: bool) -> _Laid:
 
 
 def _points(steps: Sequence[Step], totals: Series, begin: float) -> tuple[Series, tuple[Series, Series, Series]]:
-    """What a worker had computed, waited and seen at five moments of each step: input, compute, …, wait, optimizer."""
+    """Cumulative computing, waiting and images of a worker at the end of the five parts of each step."""
     before = np.vstack([np.zeros(totals.shape[1]), totals[:-1]])
     ends = np.array([step.time for step in steps]) - begin
     starts = ends - np.array([step.seconds for step in steps])

@@ -30,7 +30,7 @@ MOST_MICROBATCHES = 10_000
 
 @dataclass(frozen=True)
 class Event:
-    """What a stage did, for which micro-batch (-1: for none), from when on, and for how long; seconds of its step."""
+    """What a stage did, for which micro-batch (-1: none), and its start and length in seconds of the step."""
 
     what: str
     micro: Annotated[int, Bounds(-1, LARGEST)]
@@ -56,7 +56,7 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Run:
-    """A completed run. Of a pipeline, also what its stages did in the first steps, and the plan that it was cut by."""
+    """A completed run; for a pipeline also the events of the first steps and the plan of its stages."""
 
     folder: Path
     spec: dict[str, Any]  # as runs are compared: see `_comparable`
@@ -78,7 +78,7 @@ class Run:
 
     @property
     def replicas(self) -> int:
-        """How many have the whole model, each with its own part of the global batch."""
+        """The number of replicas, each with its own part of the global batch."""
         return self.summary.grid.replicas
 
     @property
@@ -100,14 +100,14 @@ class Run:
 
     @property
     def cores(self) -> int | None:
-        """Of all its machines together; the nodes of a lab share one."""
+        """Cores of all its machines together; the nodes of a lab share one machine."""
         hosts = {row["host"] for row in self.environment.get("ranks", [])}
         each = self.environment.get("cores")
         return each and each * (1 if self.environment.get("lab") else max(1, len(hosts)))
 
     @property
     def crowded(self) -> bool:
-        """Whether real workers had to take turns: more of their threads than cores."""
+        """Whether workers were oversubscribed: more threads than cores."""
         threads = self.summary.workers * (self.summary.threads or 1)
         return bool(self.cores) and not self.emulated and threads > (self.cores or 0)
 
@@ -126,7 +126,7 @@ class Run:
 
     @cached_property
     def warm_up(self) -> int:
-        """Steps of rank 0 that are left out of all that follows."""
+        """The number of first steps of rank 0 that are removed."""
         return self.at_once * warm_up([sum(step.seconds for step in steps) for steps in self.rounds(self.steps[0])])
 
     @cached_property
@@ -140,7 +140,7 @@ class Run:
 
     @cached_property
     def step_seconds(self) -> Series:
-        """Of whole batches, warm-up left out: an epoch's smaller last batch is another kind of step."""
+        """Steps after warm-up, without the smaller last batch of an epoch."""
         rounds = self.rounds(self.steady)
         samples = [sum(step.samples for step in steps) for steps in rounds]
         return np.array([sum(step.seconds for step in steps) / len(steps)
@@ -153,7 +153,7 @@ class Run:
 
     @cached_property
     def effective_samples(self) -> float:
-        """How many independent measurements of its speed its steps are worth: neighbouring steps are alike."""
+        """The number of independent steps that its steps are equivalent to, as step times are autocorrelated."""
         return float(effective_samples(np.log(self.seconds_per_image)))
 
     @property
@@ -170,7 +170,7 @@ class LeftOut:
 
 
 def read_run(folder: Path) -> Run | LeftOut:
-    """A run from its folder, or why not. Nothing of a folder that is half written or damaged is used."""
+    """A run from its folder, or why it cannot be used. Incomplete or damaged folders are not used at all."""
     try:
         summary = current_summary(folder)
     except FileNotFoundError:
@@ -190,7 +190,7 @@ def read_run(folder: Path) -> Run | LeftOut:
 
 
 def _read(folder: Path, summary: Summary) -> Run:
-    """Raises OSError or ValueError if a file is missing, or has something in it that cannot be."""
+    """Raises OSError or ValueError if a file is missing or invalid."""
     environment = check_environment(folder)
     ranks = range(summary.ranks)
     steps = {rank: read_steps(rank_file(folder, rank)) for rank in ranks}
@@ -226,7 +226,7 @@ def _comparable(spec: dict[str, Any], summary: Summary) -> dict[str, Any]:
 
 
 def _faults(run: Run) -> Iterator[str]:
-    """What of a run cannot be; the order matters, as what comes later rests on what is before it."""
+    """What is inconsistent in a run; the order matters, as later checks depend on earlier ones."""
     s, steps = run.summary, run.steps[0]
     for name in ("train_loss", "train_accuracy", "validation_loss", "validation_accuracy"):
         if not all(map(isfinite, getattr(s, name))):
@@ -257,7 +257,7 @@ def _faults(run: Run) -> Iterator[str]:
 
 
 def _is_together(summary: Summary) -> bool:
-    """Whether every worker surely has a part in every update; those of a server are given up when they are silent."""
+    """Whether every worker takes part in every update; a server drops workers that do not answer."""
     lost = summary.own_figures.get("lost_workers") or summary.own_figures.get("returns")
     return describe(summary.strategy).exact and not lost
 

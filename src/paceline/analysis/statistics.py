@@ -1,4 +1,4 @@
-"""Numbers from noisy series: warm-up, medians with intervals, drift, humps, and the two laws of scaling."""
+"""Statistics of step times: warm-up, medians with intervals, drift, bimodality, and the two laws of scaling."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FREQUENCIES, FEWEST_FREQUENCIES, MOST_FREQUENCIES = 0.15, 4, 40
 # allowance falls with their square. Cutting off the warm-up, and refusing runs that seem too short, both favour series
 # that look less variable than they are.
 ALLOWANCE = 0.5
-# Of the steps, at most this part can be warm-up: what never settles is not a long warm-up, it is a drift.
+# At most this share of the steps can be warm-up: a series that never stabilises drifts.
 MOST_WARM_UP = 0.5
 
 
@@ -43,7 +43,7 @@ class Interval:
 
 
 def warm_up(seconds: Sequence[float]) -> int:
-    """How many of the first steps to leave out: as many as make the mean of the rest most certain (MSER).
+    """The number of warm-up steps by the MSER rule: removing them makes the mean of the rest most certain.
 
     Single late steps, such as a garbage collection, do not move the answer: what is far above most counts as less far.
     """
@@ -207,7 +207,7 @@ class Repeats:
     def of(logs: Series, within: Series) -> Repeats:
         """From the logarithm of each run's median (runs are the last axis), and its variance within the run."""
         runs, within = logs.shape[-1], within.mean(-1)
-        # Runs are never more alike than the steps in each of them permit: if they seem so, that is luck.
+        # The variance between runs is at least what their steps imply: a smaller one is chance.
         variance = np.maximum(logs.var(-1, ddof=1), within) if runs > 1 else None
         return Repeats(runs, logs.mean(-1), within, variance)
 
@@ -269,7 +269,7 @@ def ratio(top: Sequence[Series], bottom: Sequence[Series]) -> Interval:
 
 
 def drift(x: Series) -> float:
-    """How much slower the last third is than the first, as a part; 0 where the difference could be chance."""
+    """How much slower the last third is than the first, as a fraction; 0 if that is not significant."""
     if len(x) < 30:
         return 0.0
     third = len(x) // 3
@@ -279,7 +279,7 @@ def drift(x: Series) -> float:
 
 @dataclass(frozen=True)
 class Humps:
-    """Two clusters of step times: the median of each, and which part of the steps is in the slower one."""
+    """Two clusters of step times: the median of each, and the share of steps in the slower one."""
 
     fast: float
     slow: float
@@ -289,7 +289,7 @@ class Humps:
 def bimodal(x: Series) -> Humps | None:
     """The two clusters that a series falls into, if it clearly does.
 
-    Otsu's cut explains 64 % of a normal distribution's variance, 75 % of a uniform one's, and more of two humps.
+    Otsu's cut explains 64 % of a normal distribution's variance, 75 % of a uniform one's, and more of a bimodal one.
     """
     if len(x) < 20:
         return None
@@ -312,7 +312,7 @@ FEWEST_FITTED = 2
 
 
 def amdahl(workers: Sequence[int], seconds: Sequence[float]) -> float | None:
-    """The serial part s of t(n) = t(1)·(s + (1−s)/n) that fits best; None without t(1) and two other points."""
+    """The serial fraction s of t(n) = t(1)·(s + (1−s)/n) that fits best; None without t(1) and two other points."""
     times = dict(zip(workers, seconds, strict=True))
     others = [n for n in times if n > 1]
     if 1 not in times or len(others) < FEWEST_FITTED:
@@ -324,8 +324,8 @@ def amdahl(workers: Sequence[int], seconds: Sequence[float]) -> float | None:
 
 
 def gustafson(workers: Sequence[int], scaled_speedups: Sequence[float]) -> float | None:
-    """The serial part s of S(n) = n − s·(n−1) that fits best, where the work grows with the workers; None without two
-    points beside one worker.
+    """The serial fraction s of S(n) = n − s·(n−1) that fits best, if the work grows with the workers; None without two
+    points besides one worker.
     """
     n = np.array([k for k in workers if k > 1], dtype=float)
     if len(n) < FEWEST_FITTED:
@@ -335,7 +335,7 @@ def gustafson(workers: Sequence[int], scaled_speedups: Sequence[float]) -> float
     return min(1.0, max(0.0, float(x @ y) / float(x @ x)))
 
 
-# The speedup of n workers, of whose work a part s is not divided, by the kind of scaling: Amdahl's law and Gustafson's.
+# The speedup of n workers with serial fraction s, by the kind of scaling: Amdahl's law and Gustafson's.
 LAWS: dict[str, Callable[[float, Any], Any]] = {
     "strong": lambda s, n: 1 / (s + (1 - s) / n),
     "weak": lambda s, n: n - s * (n - 1),

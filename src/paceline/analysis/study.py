@@ -1,4 +1,4 @@
-"""All that a report is made of, from folders."""
+"""Everything that a report shows, from run folders."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from paceline.run.records import Bench
 
 @dataclass(frozen=True)
 class Study:
-    """Runs by their settings, how they scale, what was found, and what is doubtful."""
+    """Runs by setting, how they scale, findings and warnings."""
 
-    bench: Bench | None  # of an experiment's folder; plain run folders have none
+    bench: Bench | None  # None unless it is the folder of an experiment
     groups: tuple[Group, ...]
     strong: tuple[Curve, ...]
     weak: tuple[Curve, ...]
@@ -38,7 +38,7 @@ class Study:
 
 
 def read_study(paths: Sequence[Path]) -> Study:
-    """Of run folders, or of folders of them. What cannot be used is listed, and never averaged in."""
+    """Reads run folders, or folders of them. Folders that cannot be used are listed in `left_out`."""
     bench = read_bench(paths[0]) if len(paths) == 1 else None
     folders = find_folders(paths)
     stale = [folder for folder in folders if bench and folder.name not in bench.runs]

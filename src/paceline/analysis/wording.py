@@ -1,4 +1,4 @@
-"""Numbers and lists as people write them: units, sensible digits, and where a value lies."""
+"""Numbers, intervals and lists in words, with units and few digits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def listing(words: Sequence[str]) -> str:
 
 
 def some(words: Sequence[str], most: int = 3) -> str:
-    """A list that stays short: what is left out is counted."""
+    """A short list; the rest is only counted."""
     return listing(words if len(words) <= most + 1 else [*words[:most], f"{len(words) - most} more"])
 
 
@@ -44,7 +44,7 @@ def numbers(values: Collection[int], what: str) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits that count, and no exponent: 0.0123, 4.56, 37.7, 3,665."""
+    """Three significant digits and no exponent: 0.0123, 4.56, 37.7, 3,665."""
     if not isfinite(value):
         return "unknown"
     if value == 0 or abs(value) >= 100:
@@ -77,17 +77,17 @@ def size(value: float) -> str:
 
 
 def link(value: float) -> str:
-    """Bits a second."""
+    """Bits per second."""
     return f"{value / 1e9:g} Gbit/s" if value >= 1e9 else f"{value / 1e6:g} Mbit/s"
 
 
 def spread(found: Interval, form: Callable[[float], str] = number) -> str:
-    """Where a value lies: 3,600 to 3,720."""
+    """An interval: 3,600 to 3,720."""
     return f"{form(found.low)} to {form(found.high)}"
 
 
 def within(found: Interval, form: Callable[[float], str] = number) -> str:
-    """A value and where it lies, 3,665 (3,600 to 3,720); the value alone where that says no more."""
+    """A value with its interval, 3,665 (3,600 to 3,720), or alone if the interval adds nothing."""
     said = form(found.value)
     return said if form(found.low) == said == form(found.high) else f"{said} ({spread(found, form)})"
 
