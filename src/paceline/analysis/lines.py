@@ -1,4 +1,4 @@
-"""Settings that differ in their number of workers alone, and whether one setting is really faster than another."""
+"""Lines: settings that differ only in their number of workers; whether one setting is significantly faster."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from paceline.options import LEARNING, PROBLEM
 from paceline.strategies.base import Strategy
 
 ENOUGH_RUNS = 3
-MATTERS = 0.03  # of speed: a smaller difference may be real, and decides nothing
+MATTERS = 0.03  # of speed: a smaller difference is ignored even if it is significant
 
 
 @dataclass(frozen=True)
 class Line:
-    """By workers, rising. Weak: each worker's batch is fixed; strong: the batch of all together."""
+    """Settings by increasing workers. Weak: with a fixed batch per worker; strong: with a fixed global batch."""
 
     kind: str
     groups: dict[int, Group]
@@ -50,7 +50,7 @@ class Line:
 
     @cached_property
     def setting(self) -> Setting:
-        """What all of its settings have, but their workers; the batch is that of each worker, or of all."""
+        """What its settings have in common except workers; the batch is that of each worker, or of all."""
         found = shared([one.setting for one in self.groups.values()])
         batch = f"{'' if self.kind == 'weak' else 'global '}batch {round(size(self.first, self.kind), 2):,}"
         facts = {name: fact for name, fact in found.facts.items() if name not in ("workers", "global_batch")}
@@ -58,43 +58,43 @@ class Line:
         return Setting({**found.facts, "batch_size": replace(found.facts["batch_size"], minor=True)})
 
     def label(self, among: Iterable[Line], without: Collection[str] = (), always: Collection[str] = ALWAYS) -> str:
-        """What it is called among these."""
+        """Its name among these lines."""
         return self.setting.label([each.setting for each in among], always=always, without=without)
 
     @property
     def family(self) -> str:
-        """What lines must have in common so that their strategies can be compared."""
+        """What lines must have in common for a comparison of their strategies."""
         kept = self.first.setting.key((PROBLEM, LEARNING, MACHINE, NETWORK), without=("lab",))
         return repr((kept, self.kind, size(self.first, self.kind)))
 
 
 def lines(groups: Iterable[Group], kind: str) -> list[Line]:
-    """Weak or strong lines; those of one number of workers only are weak ones."""
+    """Weak or strong lines; those with one number of workers are weak."""
     made = [Line(kind, rows) for rows in along_workers(groups, kind)]
     return made if kind == "weak" else [line for line in made if len(line.groups) > 1]
 
 
 def all_lines(groups: Sequence[Group]) -> list[Line]:
-    """Weak lines and strong ones; a setting that has a line to itself is left out if it is part of another."""
+    """Weak and strong lines, without lines of one setting that is part of another line."""
     strong, weak = lines(groups, "strong"), lines(groups, "weak")
     used = [one for line in strong for one in line.groups.values()]
     return [line for line in weak if len(line.groups) > 1 or not any(line.first is one for one in used)] + strong
 
 
 def speed(one: Group) -> float:
-    """Images/s, the middle run's."""
+    """Images/s of the middle run."""
     return one.speed
 
 
 def faster(one: Group, other: Group) -> Interval:
-    """How many times as fast as the other it is, in images/s."""
+    """The ratio of the speeds of the first and the second, in images/s."""
     return ratio(other.series, one.series)
 
 
 def is_faster(ratio: Interval, *groups: Group) -> bool | None:
-    """Whether the first is really faster (or slower: False), by as much as matters. None where that cannot be told.
+    """Whether the first is significantly faster (True) or slower (False); None if neither.
 
-    Of few runs nobody knows how much runs differ, so that a small difference between them proves nothing.
+    With few runs their variation is not known, so a small difference is not significant.
     """
     few = min(len(one.runs) for one in groups) < ENOUGH_RUNS
     least = BETWEEN_RUNS if few else MATTERS

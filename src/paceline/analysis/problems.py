@@ -1,4 +1,4 @@
-"""Settings by what they train, and where: only those of one problem can be compared in speed and accuracy."""
+"""Settings by what they train and where: only settings of one problem are compared in speed and accuracy."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from paceline.options import PROBLEM
 
 @dataclass(frozen=True)
 class Problem:
-    """Its settings; its label says what tells it from the others, and is empty where there is one problem."""
+    """Settings that can be compared; the label distinguishes it from other problems, and is empty if there are none."""
 
     label: str
     groups: tuple[Group, ...]
-    all_few: bool  # settings of all problems have few runs: that is said once, for all
+    all_few: bool  # settings of all problems have few runs, which is said once for all of them
 
     def has(self, one: Group) -> bool:
         return any(one is each for each in self.groups)
 
     def say(self, text: str) -> str:
-        """A sentence about it."""
+        """A sentence about the problem, with its label."""
         return f"{self.label}: {text}" if self.label else sentence(text)
 
     def few(self, *groups: Group) -> str:
-        """A warning, where it rests on few runs and others do not."""
+        """A warning if these settings have few runs and others have more."""
         runs = min(len(one.runs) for one in groups)
         if runs >= ENOUGH_RUNS or self.all_few:
             return ""
         return f" It rests on {count(runs, 'run')}{' of each setting' if len(groups) > 1 else ''}."
 
     def points(self, curves: Sequence[Curve]) -> list[tuple[Curve, Point]]:
-        """What is known of its settings beside one worker, of more than one worker."""
+        """The points of the curves that belong to its settings with more than one worker."""
         return [(c, p) for c in curves if self.has(c.baseline) for p in c.points if p.workers > 1]
 
 
 def problems(groups: Sequence[Group]) -> list[Problem]:
-    """In the order they come."""
+    """Problems in the order of their first settings."""
     found: dict[str, list[Group]] = {}
     for one in groups:
         found.setdefault(one.setting.key((PROBLEM, MACHINE), names=("links",)), []).append(one)

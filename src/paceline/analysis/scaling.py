@@ -1,4 +1,4 @@
-"""Repeats of a setting; speedup and efficiency over workers: of a fixed problem (strong), and of fixed work for each
+"""Repeats of a setting; speedup and efficiency by workers, with a fixed global batch (strong) or a fixed batch per
 worker (weak).
 """
 
@@ -15,7 +15,7 @@ from paceline.analysis.statistics import ENOUGH_SAMPLES, Interval, Series, amdah
 from paceline.options import LENGTH, PROBLEM
 from paceline.strategies.base import Strategy
 
-PARTS = ("stages", "tensor")  # how many a replica has
+PARTS = ("stages", "tensor")  # options that divide a replica
 
 
 @dataclass(frozen=True)
@@ -50,26 +50,26 @@ class Group:
 
     @property
     def series(self) -> list[Series]:
-        """Seconds an image, by run: what all that is said of speed is computed from."""
+        """Seconds per image of the steps of each run; all speeds are computed from it."""
         return [run.seconds_per_image for run in self.runs]
 
     @cached_property
     def speed(self) -> float:
-        """Images/s, of the middle run: the value of `images_per_second`."""
+        """Images/s of the middle run: the value of `images_per_second`."""
         return 1 / middle(self.series)
 
     @property
     def too_short(self) -> bool:
-        """Whether its runs together are too short to be ranked."""
+        """Whether its runs together have too few independent steps to be ranked."""
         return sum(run.effective_samples for run in self.runs) < ENOUGH_SAMPLES
 
     @property
     def crowded(self) -> bool:
-        """Whether its workers had to take turns on fewer cores."""
+        """Whether its workers were oversubscribed."""
         return any(run.crowded for run in self.runs)
 
     def label(self, among: Iterable[Group]) -> str:
-        """What its setting is called among these."""
+        """The name of its setting among these."""
         return self.setting.label([each.setting for each in among])
 
     def step(self) -> Interval:
@@ -82,17 +82,17 @@ class Group:
 
 
 def disturbed(one: Group) -> list[str]:
-    """Why each of its disturbed runs was."""
+    """The reason for each disturbed run."""
     return [run.disturbed for run in one.runs if run.disturbed]
 
 
 def certain(one: Group) -> bool:
-    """Whether its speed can be ranked: its runs are long enough, and nothing disturbed them."""
+    """Whether its speed can be ranked: its runs are long enough and were not disturbed."""
     return not one.too_short and not disturbed(one)
 
 
 def group(runs: Iterable[Run]) -> list[Group]:
-    """Runs by their setting, in the order they come."""
+    """Runs grouped by setting, in the order of their first runs."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         found.setdefault(setting_of(run).key(), []).append(run)
@@ -101,9 +101,9 @@ def group(runs: Iterable[Run]) -> list[Group]:
 
 @dataclass(frozen=True)
 class Point:
-    """One number of workers: how much faster than one, what part of the ideal that is, and what it stands on.
+    """One number of workers: its speedup over one worker, its efficiency, and its setting.
 
-    `certain`: both can be ranked, its own speed and that of the one worker.
+    `certain` means that both speeds can be ranked, its own and that of the baseline.
     """
 
     group: Group
@@ -115,9 +115,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """A strategy over its numbers of workers, beside one worker. `serial` is the part that the law leaves which was
-    fitted to the points that are certain.
-    """
+    """The speedups of a strategy over one worker. `serial` is the serial fraction, fitted to the certain points."""
 
     kind: str  # strong or weak
     batch: float  # of each worker, or of all
@@ -127,7 +125,7 @@ class Curve:
 
 
 def size(one: Group, kind: str) -> float:
-    """The batch that is the same along a line: of each worker, or of all. Workers of a replica share its batch."""
+    """The batch that is constant along a line: of each worker, or of all. Workers of a replica share its batch."""
     s = one.first.summary
     if kind != "weak":
         return s.global_batch
@@ -137,12 +135,12 @@ def size(one: Group, kind: str) -> float:
 
 
 def along_workers(groups: Iterable[Group], kind: str) -> list[dict[int, Group]]:
-    """Settings that differ in their number of workers alone, by workers, rising. Workers whose batches are
-    updates of their own have no batch to divide: their scaling is weak.
+    """Settings that differ only in their number of workers, by increasing workers. The scaling of workers that update
+    with their own batch is weak, as there is no global batch to divide.
 
-    The same workers on several numbers of nodes, or with several numbers of threads, make lines of their own; of
-    settings that differ in their length alone, the longest counts. Workers of a model in parts are more replicas of as
-    many parts each, or one replica of more parts.
+    If the same number of workers ran with several numbers of nodes or threads, each is a separate line. Of settings
+    that differ only in length, the longest counts. Workers of a partitioned model are more replicas with the same
+    number of parts, or one replica with more parts.
     """
     found: dict[str, list[Group]] = {}
     for one in groups:
@@ -163,14 +161,14 @@ def along_workers(groups: Iterable[Group], kind: str) -> list[dict[int, Group]]:
 
 
 def _whole(lines: Sequence[list[Group]]) -> list[list[Group]]:
-    """Without those that are a part of another, or the same."""
+    """Without lines that are part of another line, or equal to it."""
     kinds = [frozenset(map(id, members)) for members in lines]
     return [members for i, members in enumerate(lines)
             if not any(kinds[i] < other or (kinds[i] == other and j < i) for j, other in enumerate(kinds))]  # fmt: skip
 
 
 def _varied(one: Group, among: Sequence[Group]) -> tuple[Any, ...]:
-    """Its nodes and threads, each if the same number of workers had several of them."""
+    """Its nodes and threads, each if several of them ran with the same number of workers."""
     workers, found = {each.workers for each in among}, list[Any]()
     for name in ("nodes", "threads"):
         several = len({(each.workers, each.setting.get(name)) for each in among}) > len(workers)
@@ -179,12 +177,12 @@ def _varied(one: Group, among: Sequence[Group]) -> tuple[Any, ...]:
 
 
 def family(one: Group) -> str:
-    """Settings that differ only in how the work is divided, what they learn, how long they go on, and in links."""
+    """What a setting has in common with those that differ only in division of work, learning, length and links."""
     return one.setting.key((PROBLEM, MACHINE))
 
 
 def curves(groups: Sequence[Group], kind: str) -> list[Curve]:
-    """All strong or weak scaling that the groups have a baseline for."""
+    """All strong or weak curves of settings that have a baseline."""
     found = []
     alone = [one for one in groups if one.workers == 1 and not one.first.summary.servers]
     for members in along_workers([one for one in groups if one.ranks > 1], kind):
@@ -193,7 +191,7 @@ def curves(groups: Sequence[Group], kind: str) -> list[Curve]:
                    and each.setting.get("faults") in (None, one.setting.get("faults"))]  # fmt: skip
         if not fitting:
             continue
-        # With as many threads a worker; if one worker had other numbers of them only, the fastest is the honest rival.
+        # With the same number of threads per worker; if no run of one worker has it, the fastest.
         same = [each for each in fitting if each.setting.get("threads") == one.setting.get("threads")]
         baseline = max(same or fitting, key=lambda each: each.speed)
         points = [_point(baseline, each) for each in members.values()]

@@ -1,4 +1,4 @@
-"""Which panel of a chart settings are in and how they look, by what tells them apart."""
+"""Panels, colours and names of settings in a chart, by the facts that distinguish them."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from paceline.options import PROBLEM
 from paceline.report.figure import COLOURS, DASHES, MARKERS
 from paceline.strategies.table import describe
 
-# What lines must share to be beside each other in a panel.
+# Facts that lines in one panel have in common.
 SAME_PANEL = (PROBLEM, MACHINE, "links_as_of")
-PAGES_BY = ("links_as_of",)  # whatever else there is: its first value is what is seen first
-MOST_LINES, MOST_PANELS = 10, 6  # of a panel, of a page
+PAGES_BY = ("links_as_of",)  # pages are always by these facts
+MOST_LINES, MOST_PANELS = 10, 6  # per panel, per page
 
 Thing = TypeVar("Thing")
 
 
 def name(one: Setting, names: Iterable[str]) -> str:
-    """For plotly, which would take a < for the beginning of a tag."""
+    """The name, escaped, as plotly would take a < for the start of a tag."""
     return escape(one.words(names), quote=False)
 
 
 def natural(text: str) -> tuple[Any, ...]:
-    """To sort by: numbers in a text count as numbers, in one unit, and the strategy of one worker comes last."""
+    """A sort key: numbers in a text are compared as numbers, in one unit; the strategy of one worker comes last."""
     alike = re.sub(r"([\d.]+) Gbit/s", lambda found: f"{1000 * float(found[1]):g} Mbit/s", text.replace(",", ""))
     parts = re.split(r"(\d+)", alike)
     return (describe(text).single, [(part.isdigit(), int(part) if part.isdigit() else part) for part in parts])
 
 
 def palette(study: Study, key: str) -> list[str]:
-    """All that a study has of one fact, in the order of the colours: it is the same for all charts."""
+    """All values of one fact in a study, in the order of their colours, which is the same in all charts."""
     return sorted({one.setting.text(key) for one in study.groups} - {""}, key=natural)
 
 
 @dataclass(frozen=True)
 class Look:
-    """Of a line: told apart by colour, and on paper without colours by dash and marker."""
+    """Colour, dash and marker of a line: without colour, dash and marker distinguish it."""
 
     colour: str
     dash: str
     marker: str
-    rank: int = 0  # where it is in the legend
+    rank: int = 0  # position in the legend
 
 
 def looks(many: Sequence[Setting], keys: Sequence[str], known: Sequence[str]) -> list[Look]:
-    """A colour for each value of the first of these facts, a dash for each of the others.
+    """A colour for each value of the first fact, a dash for each combination of the others.
 
-    The marker is by both, and as long as there are enough, no two that have the same dash have the same marker too.
+    Markers depend on both; lines with the same dash have different markers as long as there are enough.
     """
     first = [each.text(key) for each in many for key in keys[:1]] or [""] * len(many)
     second = [tuple(each.text(key) for key in keys[1:]) for each in many]
@@ -73,7 +73,7 @@ def looks(many: Sequence[Setting], keys: Sequence[str], known: Sequence[str]) ->
 
 @dataclass(frozen=True)
 class Styled(Generic[Thing]):
-    """Something to be drawn: its name in the legend, its name where nothing else is said, its looks."""
+    """Something to draw, with its name in the legend, its full name, and its look."""
 
     thing: Thing
     label: str
@@ -83,7 +83,7 @@ class Styled(Generic[Thing]):
 
 @dataclass(frozen=True)
 class Sheet(Generic[Thing]):
-    """What is on one page of a chart, by the titles of its panels."""
+    """One page of a chart: what is in each panel, by its title."""
 
     name: str
     panels: dict[str, list[Styled[Thing]]]
@@ -99,10 +99,10 @@ def arrange(
     without: Collection[str] = (),
     most: int = MOST_LINES,
 ) -> list[Sheet[Thing]]:
-    """Things in panels by these facts (None: each in its own), and by more where one would have too many.
+    """Things in panels by these facts (None: each in its own panel), and by more facts if a panel would have too many.
 
-    Many panels are on several pages. A value of `colour` looks the same in every chart of a study. `without`: what the
-    x axis says.
+    Many panels are divided over several pages. A value of `colour` has the same colour in every chart of a study.
+    `without` are the facts that the x axis shows.
     """
     given = list(things)
     many = [words(thing) for thing in given]
@@ -116,7 +116,7 @@ def arrange(
     ordered = sorted(given, key=lambda thing: [natural(words(thing).text(key)) for key in (*above, *own)])
     known = [words(thing) for thing in ordered]
     colours = palette(study, own[0]) if own else []
-    turned = 0  # how many of them the pages are by
+    turned = 0  # pages are by so many of the facts
     while turned < len(above) - 1 and _most_panels(known, above, turned) > MOST_PANELS:
         turned += 1
     full, titles = (keys if "strategy" in keys else [*keys, "strategy"]), [key for key in keys if key in above[turned:]]
@@ -129,7 +129,7 @@ def arrange(
 
 
 def _divider(many: Sequence[Setting], above: Sequence[str], own: Sequence[str], most: int) -> str:
-    """What to make more panels by: the last, or what makes the fewest of them if these would not be on one page."""
+    """The fact to divide panels by: the last, or the one that needs the fewest panels if these do not fit on a page."""
     fitting = [key for key in own if _fullest(many, [*above, key]) <= most]
     if not fitting or kinds(many, [*above, own[-1]]) <= MOST_PANELS:
         return own[-1]

@@ -1,4 +1,4 @@
-"""The tables of a report, as plain numbers and as cells: every setting, the paper beside ours, what is missing."""
+"""The tables of a report, as plain numbers and as cells: all settings, comparison with the paper, missing runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from paceline.report.traces import identity
 
 Row = dict[str, Any]
 
-# Of wall time: processor time that differs by more than this is shown beside it.
+# CPU time is shown if it differs from wall time by more than this fraction.
 DIFFERS = 0.1
 
-# What is comparable also with a paper that trained on other data, or for longer.
+# Measures that can be compared even if the paper trained on other data, or for longer.
 PACE = ("update_seconds", "images_per_second", "speedup")
 
-# A measure of both, ours and a paper's: its name, and how it is written.
+# Measures that papers and our runs have: header, and how values are formatted.
 MEASURES: dict[str, tuple[str, Callable[[float | None], str]]] = {
     "read_seconds": ("read, s", number),
     "update_seconds": ("update, s", number),
@@ -52,7 +52,7 @@ class Results:
 
 @dataclass(frozen=True)
 class PaperRow:
-    """One of the paper's rows beside one of our settings, whose name is empty if we have none."""
+    """A row of the paper and one of our settings, whose name is empty if there is none."""
 
     setting: str
     note: str
@@ -71,7 +71,7 @@ class PaperTable:
 
 
 def value_of(one: Group, name: str) -> Any:
-    """A part of a setting by its name; None of the epochs of runs that were stopped in one."""
+    """The value of a fact or an option; epochs are None if a run was given a number of steps."""
     if name == "epochs":
         return one.first.spec.get("epochs", one.first.summary.epochs) if is_whole(one.first) else None
     found = one.setting.get(name)
@@ -79,12 +79,12 @@ def value_of(one: Group, name: str) -> Any:
 
 
 def is_whole(run: Run) -> bool:
-    """Whether it went to the end of its epochs: one that was given a number of steps stops somewhere."""
+    """Whether it trained whole epochs instead of a number of steps."""
     return run.spec.get("steps") is None
 
 
 def measured(one: Group, name: str) -> float | None:
-    """The median over repeats; of a list by epochs, the median epoch's time, and the last epoch's loss or accuracy."""
+    """The median over repeats; of values per epoch, the median time, and the loss or accuracy of the last epoch."""
     if name == "update_seconds":
         return one.step().value
     if name == "images_per_second":
@@ -102,7 +102,7 @@ def measured(one: Group, name: str) -> float | None:
 
 
 def _speedup(one: Group, curves: Iterable[Curve]) -> Interval | None:
-    """Over one worker; None where there is none, or where one of both cannot be ranked."""
+    """The speedup over one worker; None without a baseline, or if one of both cannot be ranked."""
     for curve in curves:
         for point in curve.points:
             if point.group is one:
@@ -120,7 +120,7 @@ def _order(one: Group) -> tuple[Any, ...]:
 
 
 def results(study: Study) -> list[Row]:
-    """One row a setting, with plain numbers: seconds, images, bytes; ends of intervals in columns of their own."""
+    """One row per setting with plain numbers: seconds, images, bytes; ends of intervals are separate columns."""
     groups = sorted(study.groups, key=_order)
     facts = [(name, fact.text) for one in groups for name, fact in one.setting.facts.items()]
     varied = [name for name in dict(facts) if len({text for each, text in facts if each == name}) > 1]
@@ -152,7 +152,7 @@ def _middle(values: Iterable[float | None]) -> float | None:
 
 
 def _total(row: Row) -> Cell:
-    """Wall time; below it, where it is different, the processor time of all ranks."""
+    """Wall time, and below it the CPU time of all ranks if it differs."""
     wall, cpu = row["total_seconds"], row["cpu_seconds"]
     differs = wall and cpu and abs(cpu / wall - 1) > DIFFERS
     return Cell(number(wall), f"CPU {number(cpu)}" if differs else "")
@@ -169,9 +169,9 @@ def _interval(row: Row, name: str) -> Interval | None:
 
 
 def results_table(study: Study) -> Results:
-    """What all settings share is said once above the table; a column that is empty in all rows is left out.
+    """One row per setting; what all settings have in common is separate, and empty columns are omitted.
 
-    Settings are in one column, in words, so that the numbers are in sight on a phone, too: --csv has them in columns.
+    A setting is one column of words, so that a phone shows numbers beside it; --csv has a column per option.
     """
     groups = sorted(study.groups, key=_order)
     rows = results(study)
@@ -198,7 +198,7 @@ def results_table(study: Study) -> Results:
 
 
 def matches(one: Group, wanted: dict[str, Any]) -> bool:
-    """Whether a setting is the one that a paper's row is about; a list means any of its values."""
+    """Whether a setting matches a row of the paper; a list means any of its values."""
     for name, value in wanted.items():
         allowed = value if isinstance(value, list) else [value]
         if value_of(one, name) not in allowed:
@@ -207,9 +207,9 @@ def matches(one: Group, wanted: dict[str, Any]) -> bool:
 
 
 def beside_paper(study: Study) -> list[Row]:
-    """For each of the paper's rows and each setting of ours that it is about: both, and ours over the paper's.
+    """For each row of the paper and each of our settings that matches it: both values, and ours over the paper's.
 
-    What else the paper's was `of` need not be so of ours: then it is said, and only what is about pace is divided.
+    What the row was `of` may differ in ours: the row then says so, and ratios are limited to PACE.
     """
     rows: list[Row] = []
     for given in study.bench.paper if study.bench else ():
@@ -247,7 +247,7 @@ def _named(name: str, value: Any) -> str:
 
 
 def paper_table(study: Study) -> PaperTable:
-    """For each row the paper's numbers, ours, and ours over the paper's; accuracies are subtracted."""
+    """The numbers of the paper, ours, and ours over the paper's, or the difference for accuracies."""
     rows = beside_paper(study)
     names = [name for name in MEASURES if any(f"{name}_paper" in row for row in rows)]
     return PaperTable(tuple(MEASURES[name][0] for name in names), tuple(_paper_row(row, names) for row in rows))
@@ -272,7 +272,7 @@ def _difference(name: str, row: Row) -> str:
 
 
 def missing(study: Study) -> list[tuple[str, str]]:
-    """Runs that are not in the report, by name, and why: they failed, cannot be read, or were never made."""
+    """Runs that are not in the report, and why: they failed, cannot be read, or have not run yet."""
     bench = study.bench
     if bench is None:
         return [(str(each.folder), each.why) for each in study.left_out]
