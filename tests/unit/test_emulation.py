@@ -160,8 +160,8 @@ def test_the_time_of_a_run_is_taken_without_its_first_steps(tmp_path: Path) -> N
     [
         ({"status": RUNNING}, {}, "a completed run is expected"),
         ({"compute": "emulated:k80"}, {}, "itself emulated"),
-        ({"model": "resnet18"}, {}, "of model resnet18, and this is of mlp"),
-        ({}, {"image_size": 32}, "images of 1x28x28, and this has 1x32x32"),
+        ({"model": "resnet18"}, {}, "model resnet18, but this one has mlp"),
+        ({}, {"image_size": 32}, "images of 1x28x28, but this one has 1x32x32"),
         ({}, {"hidden": [64]}, "other --hidden layers"),
     ],
 )
@@ -187,7 +187,7 @@ def spoil(name: str, old: str, new: str) -> Callable[[Path], object]:
     [
         (fifo, "spec.toml: it is not a regular file"),
         (lambda folder: (folder / "spec.toml").unlink(), "No such file"),
-        (spoil("spec.toml", '"mnist-mini"', "7"), "spec.toml: data must be a text"),
+        (spoil("spec.toml", '"mnist-mini"', "7"), "spec.toml: data must be a string"),
         (spoil("rank_0.jsonl", '"own": 10', '"own": "x"'), "rank_0.jsonl: own is 'x', and a whole number"),
         (spoil("rank_0.jsonl", '"forward": 1.0', '"forward": []'), "rank_0.jsonl: spans is a list, and a number"),
         (spoil("rank_0.jsonl", '"step": 40', '"step": [40]'), "rank_0.jsonl: step is a list, and a whole number"),

@@ -161,9 +161,9 @@ def test_the_table_knows_nothing_of_it() -> None:
 
 
 @pytest.mark.parametrize(("name", "says"), [
-    ("one_too_many", "returned 8 numbers an image, and the data set has 7 classes: .*classes or num_classes"),
-    ("not_a_module", "returned an object of type int; a torch.nn.Module is expected"),
-    ("the_class", "returned the class Net; a torch.nn.Module is expected"),
+    ("one_too_many", "returned 8 numbers per image, but the data set has 7 classes: .*classes or num_classes"),
+    ("not_a_module", "returned an object of type int instead of a torch.nn.Module"),
+    ("the_class", "returned the class Net instead of a torch.nn.Module"),
     ("frozen", "has nothing to train"),
     ("not_flat", r"in evaluation, returned a tensor of float32 and shape \[2, 7, 12, 16\]; .*\[2, 7\] is expected"),
     ("Integers", r"in evaluation, returned a tensor of int64 and shape \[2, 7\]; a floating-point tensor"),
@@ -179,5 +179,5 @@ def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(name: str, sa
 
 @pytest.mark.parametrize("name", ["mine:other_names", "vision.models:resnet50"])
 def test_dropout_needs_a_parameter_of_that_name(name: str) -> None:
-    with pytest.raises(UsageError, match=rf"--dropout 0.5: model {name} has no parameter of that name"):
+    with pytest.raises(UsageError, match=rf"--dropout 0.5: model {name} has no parameter `dropout`"):
         build(name, (3, 16, 16), 7, dropout=0.5)

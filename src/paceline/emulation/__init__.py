@@ -1,1 +1,1 @@
-"""Emulated compute: a rank waits as long as a device would compute, and its gradients become ready as they would."""
+"""Emulated compute: a rank sleeps as long as a device would compute; gradients become ready at the same times."""

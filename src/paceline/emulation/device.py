@@ -1,4 +1,4 @@
-"""Takes the time of a step that it does not compute."""
+"""Sleeps for the time of a step instead of computing it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from paceline.emulation.timing import Timing
 
 
 class EmulatedDevice:
-    """A rank's device. A step begins with its samples, and then reaches points of it, in parts of its time.
+    """A rank's emulated device. A step begins with its samples, and then reaches points at fractions of its time.
 
-    The points are on one clock: a sleep that ends late does not make the next one end late.
+    All points are on one clock, so a sleep that ends late does not delay the next one.
     """
 
     def __init__(self, seconds_per_image: float, timing: Timing) -> None:
@@ -24,7 +24,7 @@ class EmulatedDevice:
         self.reach(self.timing.forward)
 
     def reach(self, part: float) -> None:
-        """Return when this part of the step's time has passed."""
+        """Return when this fraction of the step's time has passed."""
         left = self._start + part * self._seconds - time.monotonic()
         if left > 0:
             time.sleep(left)

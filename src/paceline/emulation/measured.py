@@ -1,4 +1,4 @@
-"""The time that a finished run took to compute, from what its workers wrote down; no torch."""
+"""Reads the compute time of an earlier run from its records; no torch."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from paceline.run.folder import rank_files, read_spec, read_steps
 from paceline.run.liveness import current_summary
 from paceline.run.records import COMPLETED
 
-WARM_UP = 30  # steps that are left out, or a quarter of all if that is less
+WARM_UP = 30  # steps that are left out, or a quarter of all steps if that is less
 
 
 def seconds_per_image(
     folder: Path, model: str, shape: tuple[int, ...] | None, hidden: Sequence[int] | None = None
 ) -> float:
-    """Forward and backward of one image on one worker of a run of the same model with images of the same shape.
+    """Seconds for forward and backward of one image on one worker, in a run of the same model and image shape.
 
-    The shape of a user's own data is not known before they are loaded: None, and not compared.
+    The shape of a user's own data is not known before it is loaded: None, and not compared.
     """
     try:
         summary = current_summary(folder)
@@ -31,9 +31,9 @@ def seconds_per_image(
         what = "is not a run folder" if summary is None else f"is of a run that is {summary.status}"
         raise UsageError(f"--compute emulated:{folder}: it {what}; a completed run is expected")
     if summary.compute != REAL:
-        raise UsageError(f"--compute emulated:{folder}: that run was itself emulated; name one that computed")
+        raise UsageError(f"--compute emulated:{folder}: that run was itself emulated; use one with real compute")
     if summary.model != model:
-        raise UsageError(f"--compute emulated:{folder}: that run was of model {summary.model}, and this is of {model}")
+        raise UsageError(f"--compute emulated:{folder}: that run had model {summary.model}, but this one has {model}")
     try:
         return _seconds_per_image(folder, shape, hidden)
     except (OSError, ValueError) as error:
@@ -41,14 +41,14 @@ def seconds_per_image(
 
 
 def _seconds_per_image(folder: Path, shape: tuple[int, ...] | None, hidden: Sequence[int] | None) -> float:
-    """Raises OSError or ValueError if a file is missing, or has something in it that cannot be."""
+    """Raises OSError or ValueError if a file is missing or damaged."""
     spec = read_spec(folder)
     if list(hidden or ()) != spec.get("hidden", []):
-        raise UsageError(f"--compute emulated:{folder}: that run had other --hidden layers than this")
+        raise UsageError(f"--compute emulated:{folder}: that run had other --hidden layers than this one")
     theirs = _shape(spec)
     if shape and theirs and shape != theirs:
         sizes = ["x".join(map(str, each)) for each in (theirs, shape)]
-        raise UsageError(f"--compute emulated:{folder}: that run had images of {sizes[0]}, and this has {sizes[1]}")
+        raise UsageError(f"--compute emulated:{folder}: that run had images of {sizes[0]}, but this one has {sizes[1]}")
     seconds, images = 0.0, 0
     for path in rank_files(folder):
         steps = [step for step in read_steps(path) if step.own and {"forward", "backward"} <= step.spans.keys()]
@@ -61,10 +61,10 @@ def _seconds_per_image(folder: Path, shape: tuple[int, ...] | None, hidden: Sequ
 
 
 def _shape(spec: dict[str, Any]) -> tuple[int, ...] | None:
-    """Of that run's images; None where only loading its data would tell."""
+    """The shape of that run's images; None if it is known only after loading its data."""
     name, size = spec.get("data", ""), spec.get("image_size")
     if not isinstance(name, str) or not isinstance(size, int | None):
-        raise ValueError("spec.toml: data must be a text, and image_size a whole number")
+        raise ValueError("spec.toml: data must be a string, and image_size an integer")
     data = datasets.describe(name)
     if data is None:
         return None

@@ -1,4 +1,4 @@
-"""What stands in for a model that is not computed: tensors of its sizes, so that its bytes travel."""
+"""Replaces a model that is not computed by tensors of the same sizes, so that the same bytes are sent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class StandIn(nn.Module):
-    """A flat tensor of zeros for each parameter and buffer of a model, `shrink` times smaller than it."""
+    """A flat tensor of zeros for each parameter and buffer of a model, `shrink` times smaller."""
 
     def __init__(self, model: nn.Module, shrink: int) -> None:
         super().__init__()

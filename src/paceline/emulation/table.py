@@ -1,4 +1,4 @@
-"""The devices that can be emulated, with the published figures they stand on; this file is read before torch is."""
+"""The devices that can be emulated, with the published figures for them; no torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from paceline.models import table as models
 REAL = "real"
 PREFIX = "emulated:"
 MOST_SECONDS = 3600.0
-# Of one image: a forward pass, and a backward one, which costs twice as much; each multiply-add is two operations.
+# For one image: a forward pass, and a backward pass, which costs twice as much; a multiply-add is two operations.
 TRAINING_FLOPS_PER_MAC = 2 * 3
 
 
 @dataclass(frozen=True)
 class Device:
-    """How fast a device trains: images a second by model, at 224x224 pixels, or else operations a second of any."""
+    """How fast a device trains: images per second by model, at 224x224 pixels, or operations per second."""
 
     name: str
     about: str
@@ -68,7 +68,7 @@ TABLE = {device.name: device for device in _DEVICES}
 
 @dataclass(frozen=True)
 class Asked:
-    """What `--compute emulated:…` asks for, one of: the seconds of a batch, a device, a run to take the time from."""
+    """The value of `--compute emulated:…`, one of: seconds per batch, a device, an earlier run."""
 
     seconds: float | None = None
     device: Device | None = None
@@ -77,19 +77,19 @@ class Asked:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a device takes for one image, forward and backward, and how that was found."""
+    """A device's time for one image, forward and backward, and its derivation."""
 
     seconds: float
     how: str
 
 
 def read(compute: str) -> Asked | None:
-    """What `--compute` asks for; None where it computes for real."""
+    """Parse `--compute`; None if compute is real."""
     if compute == REAL:
         return None
     given = compute.removeprefix(PREFIX)
     if not compute.startswith(PREFIX) or not given:
-        raise UsageError(f"--compute {compute!r}: {_allowed()} is expected")
+        raise UsageError(f"--compute {compute!r}: use {_allowed()}")
     if given in TABLE:
         return Asked(device=TABLE[given])
     try:
@@ -97,7 +97,7 @@ def read(compute: str) -> Asked | None:
     except ValueError:
         return Asked(folder=_folder(given))
     if not (math.isfinite(seconds) and 0 <= seconds <= MOST_SECONDS):
-        raise UsageError(f"--compute {compute}: a batch takes from 0 to {MOST_SECONDS:g} seconds")
+        raise UsageError(f"--compute {compute}: a batch can take 0 to {MOST_SECONDS:g} seconds")
     return Asked(seconds=seconds)
 
 
@@ -118,16 +118,16 @@ def _allowed() -> str:
 
 
 def estimate(device: Device, model: str, macs: float) -> Estimate:
-    """The device's time for one image of a model whose forward pass makes `macs` multiply-adds.
+    """The device's time for one image of a model whose forward pass has `macs` multiply-adds.
 
-    A figure of the same model at another size, or of another model, is scaled by the multiply-adds.
+    A figure for the same model at another size, or for another model, is scaled by the multiply-adds.
     """
     if device.flops:
         seconds = TRAINING_FLOPS_PER_MAC * macs / device.flops
         return Estimate(seconds, f"{macs / 1e9:.3g} GFLOPs at {device.flops / 1e12:.2g} TFLOP/s")
     reference = _reference(device, model, macs)
     figure, published = device.images[reference], models.TABLE[reference].gmacs * 1e9
-    # Another number of classes changes the last layer, which is next to nothing.
+    # Another number of classes changes only the last layer, which is negligible.
     if model == reference and abs(macs / published - 1) < 0.01:
         return Estimate(1 / figure, f"{model}: {figure:g} images/s")
     return Estimate(
@@ -136,7 +136,7 @@ def estimate(device: Device, model: str, macs: float) -> Estimate:
 
 
 def _reference(device: Device, model: str, macs: float) -> str:
-    """The model whose figure to scale: this one, one of its family, else resnet50; of several the nearest in cost."""
+    """The model whose figure is scaled: this one, one of its family, or resnet50; of several, the nearest in cost."""
     if model in device.images:
         return model
     family = [name for name in device.images if _family(name) == _family(model)] or ["resnet50"]

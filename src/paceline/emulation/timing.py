@@ -1,4 +1,4 @@
-"""When in a step each gradient is ready, from the operations before it: a model's step without memory or computing."""
+"""Computes when in a step each gradient is ready, from the operations before it, on torch's meta device."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
-# Ranks that are threads share the hooks on all modules that the counter sets.
+# The counter sets global module hooks, which ranks that are threads would share.
 _COUNTING = threading.Lock()
-_IMAGES = 2  # batch-norm refuses to train on one value a channel
+_IMAGES = 2  # batch-norm cannot train on one value per channel
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Of one step, in parts of its time: where forward ends, and when the gradient of each parameter is ready.
+    """The points of a step, as fractions of its time: the end of forward, and when each parameter's gradient is ready.
 
-    `ready` is in the order of the model's trainable parameters, `order` are their numbers in the order of backward;
-    a parameter without a gradient is not in it, and counts as ready at the end.
+    `ready` is in the order of the model's trainable parameters; `order` has their numbers in the order of backward,
+    without parameters that have no gradient, which count as ready at the end.
     """
 
-    macs: float  # multiply-adds of one image's forward pass
+    macs: float  # multiply-adds of the forward pass of one image
     forward: float
     ready: tuple[float, ...]
     order: tuple[int, ...]
 
 
 def measure(model: nn.Module, shape: tuple[int, ...]) -> Timing:
-    """Run forward and backward on torch's meta device, where tensors have a shape and no values, and count.
+    """Run forward and backward on torch's meta device, where tensors have shapes and no values, and count operations.
 
-    What is counted are the operations of convolutions and matrix products; the rest is taken to cost nothing.
+    Only convolutions and matrix products are counted; other operations are assumed to take no time.
     """
     weights = {name: _meta(p) for name, p in model.named_parameters()}
     trainable = [weights[name] for name, p in model.named_parameters() if p.requires_grad]

@@ -1,4 +1,4 @@
-"""AlexNet in one column (Krizhevsky 2014, arXiv:1404.5997), as torchvision has it, names of weights included."""
+"""AlexNet in one column (Krizhevsky 2014, arXiv:1404.5997), as in torchvision, with the same names of weights."""
 
 from torch import Tensor, nn
 
@@ -8,8 +8,8 @@ from paceline.models.initial import SMALL
 class AlexNet(nn.Module):
     """Pooling comes before ReLU: the two commute, and ReLU then sees a quarter of the values.
 
-    Features are averaged to a grid of 6x6 where there are more, and kept as they are where there are fewer. Three
-    poolings of 3x3 with stride 2 leave one pixel of 15, the smallest image.
+    Larger feature maps are averaged to a grid of 6x6, smaller ones are not changed. Three poolings of 3x3 with stride 2
+    leave one pixel of 15, the smallest image.
     """
 
     def __init__(self, shape: tuple[int, int, int], classes: int, dropout: float) -> None:
@@ -38,7 +38,7 @@ class AlexNet(nn.Module):
 
 
 def _grid(size: int, small: bool) -> int:
-    """How many pixels the convolutions leave of a side of the image."""
+    """Side of the feature map for a side of the image."""
     size = size if small else (size - 7) // 4 + 1
     for _ in range(3):
         size = (size - 3) // 2 + 1
@@ -46,5 +46,5 @@ def _grid(size: int, small: bool) -> int:
 
 
 def build(shape: tuple[int, int, int], classes: int, dropout: float) -> nn.Module:
-    """Initialised as PyTorch does, and so torchvision."""
+    """Initialised like PyTorch and torchvision."""
     return AlexNet(shape, classes, dropout)

@@ -1,4 +1,4 @@
-"""Build a model: one from the table, or a user's own, which is tried before it is trained."""
+"""Builds a model from the table, or a user's own, which is tried out before training."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -45,20 +45,20 @@ def construct(
 
 
 def _own(name: str, shape: tuple[int, ...], classes: int, dropout: float | None) -> nn.Module:
-    """A user's model, called with those of the offered values that it names as parameters."""
+    """A user's model; its function is called with those of the offered values that its signature names."""
     offered: dict[str, object] = {"shape": shape, "channels": shape[0], "image_size": shape[1]}
     offered |= {"classes": classes, "num_classes": classes}
     if dropout is not None:
         if "dropout" not in own_code.parameters(name, "model"):
             raise UsageError(
-                f"--dropout {dropout}: model {name} has no parameter of that name; leave the option out, or name "
+                f"--dropout {dropout}: model {name} has no parameter `dropout`; leave the option out, or use "
                 f"a function that has it"
             )
         offered["dropout"] = dropout
     model = own_code.call(name, "model", offered)
     if not isinstance(model, nn.Module):
         what = f"the class {model.__name__}" if isinstance(model, type) else f"an object of type {type(model).__name__}"
-        raise UsageError(f"model {name} returned {what}; a torch.nn.Module is expected")
+        raise UsageError(f"model {name} returned {what} instead of a torch.nn.Module")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UsageError(f"model {name} has nothing to train: no parameter with requires_grad")
     return model
@@ -93,7 +93,7 @@ def _forward(name: str, model: nn.Module, images: Tensor, classes: int) -> None:
         raise UsageError(f"model {name}, in {mode}, returned an object of type {type(out).__name__}; {expected}")
     if out.dim() == 2 and len(out) == len(images) and out.shape[1] != classes:
         raise UsageError(
-            f"model {name} returned {out.shape[1]} numbers an image, and the data set has {classes} classes: use the "
+            f"model {name} returned {out.shape[1]} numbers per image, but the data set has {classes} classes: use the "
             f"parameter classes or num_classes for the size of its last layer"
         )
     if out.shape != (len(images), classes) or not out.is_floating_point():

@@ -126,7 +126,7 @@ def defer(make: Make, seed: int, check: Check = lambda model: None) -> Deferred:
             check(model)
             return Deferred(model, seed, problems)
         except UsageError as error:
-            if error.__cause__ is None:  # a name or an option that is wrong in any case
+            if error.__cause__ is None:  # a name or an option that is wrong for every strategy
                 raise
             raise UsageError(f"{error}; {why}") from error
         except Exception as error:

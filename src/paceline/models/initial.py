@@ -1,8 +1,8 @@
-"""First layers and first weights that several families share."""
+"""Stems and initial weights that several families share."""
 
 from torch import nn
 
-SMALL = 64  # under this many pixels the first convolution is 3x3 with stride 1, as is usual for CIFAR
+SMALL = 64  # below this many pixels the first convolution is 3x3 with stride 1, as is usual for CIFAR
 
 
 def as_keras(module: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Singh's sigmoid network: dense layers of settable sizes."""
+"""Singh's sigmoid network: dense layers whose sizes are an option."""
 
 import math
 

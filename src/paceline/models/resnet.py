@@ -1,4 +1,4 @@
-"""ResNet-18, -50 and -152 (He et al. 2015, arXiv:1512.03385), as torchvision has them, names of weights included.
+"""ResNet-18, -50 and -152 (He et al. 2015, arXiv:1512.03385), as in torchvision, with the same names of weights.
 
 The bottleneck has its stride on the 3x3 convolution ("v1.5"); the paper has it on the first 1x1.
 """
@@ -9,9 +9,9 @@ from paceline.models.initial import SMALL
 
 
 class _Block(nn.Module):
-    """The shortcut is a 1x1 convolution where the shape changes. In-place is safe: batch-norm keeps its input only."""
+    """The shortcut is a 1x1 convolution if the shape changes. In-place is safe: batch-norm keeps only its input."""
 
-    growth: int  # outputs for each of the block's own width
+    growth: int  # outputs divided by the block's width
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -66,8 +66,8 @@ class Bottleneck(_Block):
 class ResNet(nn.Module):
     """A stem, four stages of `depths` blocks, the mean over all pixels, one dense layer.
 
-    With the small stem the last stage sees four pixels of 9 by 9, the smallest image: batch-norm
-    needs more than one, should a batch be of one image.
+    With the small stem the last stage sees four pixels of 9 by 9, the smallest image: batch-norm needs more than one
+    value if a batch has one image.
     """
 
     def __init__(

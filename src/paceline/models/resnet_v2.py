@@ -1,7 +1,7 @@
-"""ResNet-50, -101 and -152 with pre-activation (He et al. 2016, arXiv:1603.05027), as Keras applications have them.
+"""ResNet-50, -101 and -152 with pre-activation (He et al. 2016, arXiv:1603.05027), as in Keras applications.
 
-Their convolutions' biases are Keras' too. What adds to a channel before batch-norm has no effect: the true gradient of
-those biases is zero, and what an optimizer sees is rounding.
+Their convolutions have biases, as in Keras. A constant added to a channel before batch-norm has no effect: the true
+gradient of those biases is zero, and the optimizer sees only rounding errors.
 """
 
 from torch import Tensor, nn
@@ -10,15 +10,15 @@ from paceline.models.initial import SMALL, as_keras
 
 
 def _norm(channels: int) -> nn.BatchNorm2d:
-    """Keras keeps 0.99 of the old statistics; torch's momentum is the share of the new."""
+    """Keras keeps 0.99 of the old statistics; torch's momentum is the weight of the new ones."""
     return nn.BatchNorm2d(channels, eps=1.001e-5, momentum=0.01)
 
 
 class Block(nn.Module):
     """Batch-norm and ReLU come before each convolution: 1x1, 3x3, 1x1 to four times the width.
 
-    A stage's first block widens, by a convolution as its shortcut; its last one has the stride, and as shortcut every
-    second pixel (Keras: max-pooling of 1x1). `x` is never changed in place: it is shortcut and batch-norm's input.
+    A stage's first block widens, with a convolution as its shortcut; its last one has the stride, with every second
+    pixel as its shortcut (Keras: max-pooling of 1x1). `x` is never changed in place: it is the input of both.
     """
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
@@ -48,9 +48,9 @@ class Block(nn.Module):
 class ResNetV2(nn.Module):
     """A stem, four stages of `depths` blocks, batch-norm and ReLU, the mean over all pixels, one dense layer.
 
-    The stem's max-pooling is padded with zeros, as in Keras, which is not the same as not at all: nothing has been
-    through a ReLU yet. With the small stem the last stage sees four pixels of 9 by 9, the smallest image: batch-norm
-    needs more than one, should a batch be of one image.
+    The stem's max-pooling is padded with zeros, as in Keras, which matters because no ReLU comes before it. With the
+    small stem the last stage sees four pixels of 9 by 9, the smallest image: batch-norm needs more than one value if a
+    batch has one image.
     """
 
     def __init__(self, depths: tuple[int, ...], shape: tuple[int, int, int], classes: int, dropout: float) -> None:

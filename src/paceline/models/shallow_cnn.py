@@ -27,5 +27,5 @@ class ShallowCnn(nn.Module):
 
 
 def build(shape: tuple[int, int, int], classes: int, dropout: float) -> nn.Module:
-    """Initialised as PyTorch does, which the study used."""
+    """Initialised like PyTorch, which the study used."""
     return ShallowCnn(shape, classes, dropout)

@@ -1,4 +1,4 @@
-"""The models by name; this file is read before torch is."""
+"""All models by name; no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,11 +10,11 @@ from paceline.plugins import Table
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What is known of a model without building it. `build` is `module:function`; it is called with the shape of the
-    images, the number of classes, `dropout`, and `hidden` where the model has some.
+    """The description of a model, without building it. `build` is `module:function`, which is called with the shape of
+    the images, the number of classes, `dropout`, and `hidden` if the model has hidden sizes.
 
-    The counts are for images of shape `image` and for `classes`: `parameters` are trainable, `statistics` are
-    batch-norm's running means and variances, `gmacs` the 10^9 multiply-adds of one image's forward pass.
+    The counts are for images of shape `image` and for `classes`: `parameters` are trainable, `statistics` are the
+    running means and variances of batch-norm, `gmacs` are the 10^9 multiply-adds of the forward pass of one image.
     """
 
     name: str
@@ -27,7 +27,7 @@ class ModelInfo:
     gmacs: float = 0.0
     image: tuple[int, int, int] = (3, 224, 224)
     classes: int = 1000
-    used_with: str = ""  # the data that published studies of parallel training gave it
+    used_with: str = ""  # the data in published studies of parallel training
     hidden: tuple[int, ...] = ()
     channels_last: bool = True
 
@@ -68,7 +68,7 @@ TABLE = Table("paceline.models", ModelInfo, (replace(info, build=f"paceline.mode
 
 
 def describe(name: str) -> ModelInfo | None:
-    """The model's entry; none for a user's own; an error that names the nearest for any other."""
+    """The model's entry; None for a user's own; otherwise an error that suggests the nearest name."""
     if name in TABLE:
         return TABLE[name]
     if not own_code.is_own(name):
@@ -77,11 +77,11 @@ def describe(name: str) -> ModelInfo | None:
 
 
 def check_fits(name: str, shape: Sequence[int]) -> None:
-    """Refuse images that the model's layers would shrink to nothing; of a user's own model nothing is known."""
+    """Refuse images that are too small for the model's layers; a user's own model is not checked."""
     info = describe(name)
     if info and min(shape[1:]) < info.min_size:
         size = info.min_size
         raise UsageError(
-            f"model {name} needs images of at least {size}x{size} pixels, and these are {shape[1]}x{shape[2]}; "
+            f"model {name} needs images of at least {size}x{size} pixels, but these are {shape[1]}x{shape[2]}; "
             f"enlarge them (--image-size {size} or more) or choose another model (paceline models)"
         )

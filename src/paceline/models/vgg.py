@@ -1,4 +1,4 @@
-"""VGG-16 and VGG-19 (Simonyan et al. 2014, arXiv:1409.1556), as torchvision has them, names of weights included."""
+"""VGG-16 and VGG-19 (Simonyan et al. 2014, arXiv:1409.1556), as in torchvision, with the same names of weights."""
 
 from torch import Tensor, nn
 
@@ -9,9 +9,8 @@ class Vgg(nn.Module):
     """`depths` are the 3x3 convolutions before each of the five poolings.
 
     Pooling comes before ReLU: the two commute, and ReLU then sees a quarter of the values. It rounds up, so that 28
-    pixels become 14, 7, 4, 2, 1; for multiples of 32 this changes nothing. Features are averaged to a grid of 7x7 where
-    there are more, and kept as they are where there are fewer. The last convolutions see one whole pixel of 16, the
-    smallest image.
+    pixels become 14, 7, 4, 2, 1; for multiples of 32 this changes nothing. Larger feature maps are averaged to a grid
+    of 7x7, smaller ones are not changed. The last convolutions see one whole pixel of 16, the smallest image.
     """
 
     def __init__(self, depths: tuple[int, ...], shape: tuple[int, int, int], classes: int, dropout: float) -> None:

@@ -1,1 +1,1 @@
-"""A model in stages: where to cut it, in which order the stages work, and the executor that does it."""
+"""Pipeline parallelism: cut points, schedules, and the executor."""

@@ -1,4 +1,4 @@
-"""What the stages of a pipeline run on, from what a user says of them; no torch."""
+"""The devices of a pipeline's stages, from the options --memory and --speed; no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def stage_devices(stages: int, memory: str | None, speed: str | None) -> tuple[Device, ...]:
-    """One for each stage, of texts such as `2GB,1GB` and `1,0.05`; one value is for all stages."""
+    """One device per stage, from strings such as `2GB,1GB` and `1,0.05`; a single value is for all stages."""
     memories = _each(stages, "--memory", memory, parse_bytes)
     speeds = _each(stages, "--speed", speed, _parse_speed)
     return tuple(Device(speeds[i] if speeds else 1.0, memories[i] if memories else None) for i in range(stages))
@@ -34,5 +34,5 @@ def _parse_speed(text: str, what: str) -> float:
     except ValueError:
         value = 0.0
     if not 1e-6 <= value <= 1e6:
-        raise UsageError(f"{what} is {text!r}; it takes how fast a machine is beside this one, such as 1 or 0.05")
+        raise UsageError(f"{what} is {text!r}; it takes a speed relative to this machine, such as 1 or 0.05")
     return value

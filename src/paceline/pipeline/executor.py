@@ -1,4 +1,4 @@
-"""Carries out a schedule on one rank: computes its stage, exchanges activations and gradients with its neighbours."""
+"""Runs a schedule on one rank: computes its stage, exchanges activations and gradients with neighbouring stages."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from paceline.pipeline.graph import Form, Graph
 from paceline.pipeline.schedule import Instruction, Op
 
 ACTIVATIONS, GRADIENTS = 1, 2  # tags
-# Receives that are posted ahead: they arrive while this rank computes. More would hold memory for nothing.
+# Receives that are posted ahead, so that they arrive while this rank computes. More would waste memory.
 AHEAD = 2
 
 Score = Callable[[Tensor, Tensor], tuple[Tensor, int]]  # output and labels -> summed loss, correct predictions
-Mark = Callable[[str, int], None]  # what has just been done, for which micro-batch
+Mark = Callable[[str, int], None]  # what has just been done, and for which micro-batch
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Micro:
 
     inputs: list[Tensor]
     outputs: list[Tensor]
-    random: Tensor | None = None  # the generator's state before, where it is computed again
+    random: Tensor | None = None  # the generator's state before forward, if it will be recomputed
     sends: list[Work] = field(default_factory=list)
 
 
@@ -41,14 +41,14 @@ class Neighbours:
 
 
 class Executor:
-    """One stage of a model: nodes start to stop of the graph, whose weights have values by now."""
+    """One stage of a model: the nodes from start to stop of the graph, whose weights have values."""
 
     def __init__(
         self, graph: Graph, start: int, stop: int, comm: Comm, neighbours: Neighbours, score: Score, *, recompute: bool
     ) -> None:
         self.graph, self.comm, self.neighbours, self.score, self.recompute = graph, comm, neighbours, score, recompute
         self.taken, self.given = graph.crossing(start), graph.crossing(stop)
-        # The images of all micro-batches are views of one tensor: what changes some in place would spoil the others.
+        # The images of all micro-batches are views of one tensor: changing some in place would change the others.
         self._copies = neighbours.before is None and graph.changes_input()
         self.training, self.evaluation = (graph.stage(start, stop, training=on) for on in (True, False))
         self.loss_sum, self.correct = 0.0, 0
@@ -61,9 +61,9 @@ class Executor:
         share: float,
         mark: Mark,
     ) -> None:
-        """A step up to the update: gradients of share × loss, summed over the micro-batches, are left in .grad.
+        """Run a step up to the update: leaves the gradients of share × loss, summed over micro-batches, in .grad.
 
-        `images` are used by the first stage, `labels` by the last; all need the sizes.
+        The first stage uses `images`, the last one `labels`; all need the sizes.
         """
         self.loss_sum, self.correct, self._share, self._mark = 0.0, 0, share, mark
         self._images, self._labels = images, labels
@@ -97,7 +97,7 @@ class Executor:
         self._mark("send", -1)
 
     def evaluate(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[float, int]]:
-        """Loss and correct predictions of each batch on the last stage, nothing on the others."""
+        """Loss and correct predictions of each batch on the last stage; nothing on the others."""
         sends: deque[list[Work]] = deque()
         for images, labels in batches:
             inputs = [images]
@@ -110,7 +110,7 @@ class Executor:
                 yield loss.item(), correct
                 continue
             sends.append(self._send(self.given, outputs, len(labels), self.neighbours.after, ACTIVATIONS))
-            if len(sends) > 1:  # while one is under way the next is computed
+            if len(sends) > 1:  # while one is being sent the next is computed
                 _finish(sends.popleft())
             yield 0.0, 0
         for works in sends:
@@ -158,13 +158,13 @@ class Executor:
         return tuple(tensor.clone() if self._copies else tensor for tensor in micro.inputs)
 
     def _add_loss(self, number: int, micro: Micro) -> None:
-        """The stage's output is the loss from here on."""
+        """Make the loss the stage's output."""
         loss, correct = self.score(micro.outputs[0], self._labels[number])
         self.loss_sum, self.correct = self.loss_sum + loss.item(), self.correct + correct
         micro.outputs = [loss]
 
     def _again(self, number: int, micro: Micro) -> None:
-        """The same forward pass, this time kept for backward: the same dropout, and statistics stay as they are."""
+        """Repeat the forward pass and keep it for backward, with the same dropout and without updating statistics."""
         assert micro.random is not None
         now, copies = torch.get_rng_state(), {name: buffer.clone() for name, buffer in self.training.named_buffers()}
         torch.set_rng_state(micro.random)
@@ -176,7 +176,7 @@ class Executor:
 
     def _backward(self, number: int) -> None:
         micro = self._micros[number]
-        _finish(micro.sends)  # its gradient has come: it must have arrived
+        _finish(micro.sends)  # they have arrived, because the gradient has come back
         if self.recompute:
             self._again(number, micro)
         if self.neighbours.after is None:
@@ -197,7 +197,7 @@ class Executor:
         assert self.neighbours.after is not None
         micro.sends = self._send(self.given, micro.outputs, size, self.neighbours.after, ACTIVATIONS)
         if self.recompute:
-            micro.outputs = []  # what is being sent lives on until it has been
+            micro.outputs = []  # the sends keep their tensors alive
         self._mark("send", number)
 
     def _send_gradients(self, number: int) -> None:
@@ -208,7 +208,7 @@ class Executor:
         gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t, form in pairs if form.grad]
         names = _with_gradient(self.taken, forms)
         self._leaving.append(self._send(names, gradients, size, self.neighbours.before, GRADIENTS))
-        if len(self._leaving) > 1:  # while one is under way the next is computed
+        if len(self._leaving) > 1:  # while one is being sent the next is computed
             _finish(self._leaving.popleft())
         self._mark("send", number)
 

@@ -1,4 +1,4 @@
-"""A model as a graph of values: where it can be cut, what crosses a cut, and the part of it that a stage runs."""
+"""A model as a graph: where it can be cut, which values cross a cut, and the module of a stage."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from paceline.errors import UsageError
 from paceline.pipeline.plan import Cut
 from paceline.pipeline.tracing import TRACING, TracedModel, traced, without_compiler
 
-# What every transport can send; others go as bytes.
+# Types that every transport can send; others are sent as bytes.
 SENT = (torch.float32, torch.float64, torch.int64, torch.int32)
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a value looks like, for one size of micro-batch."""
+    """Shape, type and layout of a value, for one size of micro-batch."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
-    grad: bool  # whether a gradient comes back for it
-    storage: int  # values that are views of each other, or one changed in place, have the same
+    grad: bool  # whether it has a gradient
+    storage: int  # the same for values that are views of each other, or changed in place
 
     @property
     def numel(self) -> int:
@@ -42,7 +42,7 @@ class Form:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
 
     def flat(self, tensor: Tensor) -> Tensor:
-        """Its values in a row, in the order of the strides: no copy where it lies in memory as both sides expect."""
+        """Its values in the order of the strides; without a copy if the memory layout is as both sides expect."""
         if tensor.stride() != self.stride:
             tensor = self.empty().copy_(tensor)
         row = tensor.detach().as_strided((self.numel,), (1,))
@@ -50,9 +50,9 @@ class Form:
 
 
 class Graph:
-    """A traced model: its nodes in the order of the program, the values between them.
+    """A traced model: its nodes in program order, and the values between them.
 
-    A position p is a place to cut: before node p. Position 0 and the last one are the two ends.
+    A position p is a possible cut, before node p. Position 0 and the last one are the two ends.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Graph:
             raise UsageError("it computes other layers in evaluation than in training")
         inputs = [node for node in self.training.nodes if node.op == "placeholder"]
         if len(inputs) != 1:
-            raise UsageError(f"its forward takes {len(inputs)} inputs; one, the images, is expected")
+            raise UsageError(f"its forward takes {len(inputs)} inputs instead of one, the images")
         self.input = inputs[0]
         self.nodes = [node for node in self.training.nodes if node.op not in ("placeholder", "output")]
         self.output = next(node for node in self.training.nodes if node.op == "output").all_input_nodes[0]
@@ -78,7 +78,7 @@ class Graph:
 
     @lru_cache(maxsize=8)  # noqa: B019  a graph lives as long as its run
     def walk(self, batch: int, *, training: bool = True) -> Walk:
-        """What every node makes of a micro-batch of so many samples; computed without storage."""
+        """The result of every node for a micro-batch of this size; computed without storage."""
         try:
             return Walk(self, batch, training)
         except Exception as error:
@@ -89,7 +89,7 @@ class Graph:
             raise UsageError(f"model {self.name} fails {where}: {_why(error)}{advice}") from error
 
     def crossing(self, position: int) -> list[str]:
-        """The values made before this position and used after it, in the order they were made."""
+        """The values computed before this position and used after it, in program order."""
         if position in (0, len(self.nodes)):
             return [self.input.name] if position == 0 else []
         made = [self.input, *self.nodes[:position]]
@@ -103,19 +103,19 @@ class Graph:
         return walk.forms[self.input.name].storage in walk.changed
 
     def owned(self, start: int, stop: int) -> list[str]:
-        """The names of the parameters and buffers that nodes start to stop use."""
+        """The names of the parameters and buffers that the nodes from start to stop use."""
         found: dict[str, None] = {}
         for node in self.nodes[start:stop]:
             found |= dict.fromkeys(self._weights(node))
         return list(found)
 
     def cuts(self, batch: int) -> tuple[Cut, ...]:
-        """What each position would cost, and why it cannot be cut where it cannot."""
+        """The traffic of a cut at each position, or why it cannot be cut there."""
         walk, last = self.walk(batch), len(self.nodes)
         reasons: dict[int, str] = {}
         for first, changed in walk.changed.values():
             for position in range(max(first, 0) + 1, changed + 1):
-                reasons[position] = f"{self.names[changed]} changes in place what {self._name(first)} has made"
+                reasons[position] = f"{self.names[changed]} changes the output of {self._name(first)} in place"
         for name, (first, again) in self._shared().items():
             for position in range(first + 1, again + 1):
                 reasons[position] = f"{self.names[first]} and {self.names[again]} use the same weights ({name})"
@@ -138,7 +138,7 @@ class Graph:
         return tuple(cuts)
 
     def stage(self, start: int, stop: int, *, training: bool) -> fx.GraphModule:
-        """Nodes start to stop as a module: takes the values that cross at start, returns those that cross at stop."""
+        """The nodes from start to stop as a module: its inputs cross at start, its outputs cross at stop."""
         trace = self.traces[training]
         by_name = {node.name: node for node in trace.graph.nodes}
         graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
@@ -152,30 +152,30 @@ class Graph:
         return trace.module(self.model, graph, "cpu")
 
     def changed_constant(self) -> str | None:
-        """The node that changes in place what forward has made once and for all."""
+        """A node that changes a constant of forward in place."""
         walk, constants = self.walk(2), self.traces[True].constants
         made = {walk.forms[n.name].storage for n in self.nodes if n.op == "get_attr" and n.target in constants}
         return next((self.names[last] for storage, (_, last) in walk.changed.items() if storage in made), None)
 
     def _why_together(self, walk: Walk, names: list[str]) -> str | None:
-        """Why these values cannot go to another stage, if they cannot."""
+        """Why these values cannot be sent to another stage; None if they can."""
         evaluated = {node.name for node in self.traces[False].graph.nodes}
         taken = {node.name for node in self.nodes if node.op == "get_attr"}
         owners = {walk.forms[n.name].storage: n for n in self.nodes if n.op == "get_attr" and self._weights(n)}
         for name in names:
             title = self._name(self.places[name])
             if name not in walk.forms:
-                return f"{title} makes a value that is not a tensor"
-            # Sent as a value, it would be a copy: what changes it would change the copy.
+                return f"{title} returns a value that is not a tensor"
+            # A sent value is a copy, so changes to it would be lost.
             owner = owners.get(walk.forms[name].storage)
             if owner or name in taken:
-                return f"{owner.target if owner else title} belongs to the layers behind it"
+                return f"{owner.target if owner else title} belongs to the layers after it"
             if name not in evaluated:
-                return f"{title} makes a value in training alone"
+                return f"{title} returns a value only in training"
         return None
 
     def _shared(self) -> dict[str, tuple[int, int]]:
-        """Weights that several nodes use: the first and the last of them."""
+        """Weights that several nodes use, with the first and the last of these nodes."""
         spans: dict[int, tuple[str, int, int]] = {}
         for position, node in enumerate(self.nodes):
             for name, tensor in self._weights(node).items():
@@ -210,7 +210,7 @@ class Walk(fx.Interpreter):
         super().__init__(module, garbage_collect_values=False)
         self.extra_traceback = False
         self.places, self.results = graph.places, dict[str, Any]()
-        self.changed: dict[int, tuple[int, int]] = {}  # storage -> the node that made it, the last that changed it
+        self.changed: dict[int, tuple[int, int]] = {}  # storage -> the node that created it, the last that changed it
         self._storages: dict[int, int] = {}
         self._made: dict[int, int] = {}
         with torch.inference_mode(False), torch.enable_grad(), torch.device("meta"), without_compiler():
@@ -243,25 +243,25 @@ class Walk(fx.Interpreter):
         return self._storages.setdefault(tensor.untyped_storage()._cdata, len(self._storages))
 
     def form(self, t: Tensor) -> Form:
-        dense = torch.empty_like(t, device="meta")  # without gaps: what is sent has none
+        dense = torch.empty_like(t, device="meta")  # messages have no gaps
         return Form(tuple(t.shape), dense.stride(), t.dtype, t.requires_grad, self.storage(t))
 
 
 def trace(model: nn.Module, image: Sequence[int], dtype: torch.dtype, layout: torch.memory_format, name: str) -> Graph:
-    """The graph of a model that is on the meta device, which images of this shape go through."""
+    """The graph of a model on the meta device, for images of this shape."""
     try:
         with TRACING:
             graph = Graph(model, image, dtype, layout, name)
             graph.walk(2)
             if changing := graph.changed_constant():
                 raise UsageError(
-                    f"{changing} changes in place a tensor that forward makes without the images "
-                    f"(x.new_zeros makes one with them)"
+                    f"{changing} changes in place a tensor that forward creates without the images "
+                    f"(use x.new_zeros instead)"
                 )
     except Exception as error:
         cause = error.__cause__ if isinstance(error, UsageError) and error.__cause__ else error
         raise UsageError(
-            f"model {name} cannot be traced to a graph, which is what a pipeline cuts: {_why(cause)}{_hint(cause)}"
+            f"model {name} cannot be traced to a graph, which a pipeline needs: {_why(cause)}{_hint(cause)}"
         ) from error
     return graph
 
@@ -282,12 +282,12 @@ def _trace(model: nn.Module) -> TracedModel:
             "of a tensor, or a layer like nn.Dropout, draws new ones)"
         )
     if any(constant.is_meta for constant in trace.constants.values()):
-        raise UsageError("its forward computes with a tensor that is no parameter and no buffer (register_buffer)")
+        raise UsageError("its forward uses a tensor that is neither a parameter nor a buffer (register_buffer)")
     return trace
 
 
 def _is_part(evaluation: fx.Graph, training: fx.Graph) -> bool:
-    """Whether evaluation does what training does, in the same order; it may leave out what only changes buffers."""
+    """Whether evaluation does the same as training, in the same order; it may skip nodes that only change buffers."""
     known = {node.name: node for node in training.nodes}
     for node in evaluation.nodes:
         same = known.get(node.name)
@@ -310,7 +310,7 @@ def _hint(error: BaseException) -> str:
 
 
 def _title(node: fx.Node) -> str:
-    """What people call a node: the layer, or the function with the layer that it is in."""
+    """The name of a node: its layer, or the function and the layer it is in."""
     if node.op in ("call_module", "get_attr"):
         return str(node.target)
     return ".".join([*list(node.meta.get("nn_module_stack", ()))[-1:], node.name])

@@ -1,4 +1,4 @@
-"""How fast two ranks exchange messages: what a cut between them would cost."""
+"""Measures how fast two ranks exchange messages, for the cost of a cut between them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from torch.distributed import HashStore
 from paceline.comm.base import Comm
 from paceline.comm.process_group import process_group_world
 
-# Values of 4 bytes. Messages grow, from round to round, until there and back takes long enough to be measured well.
+# Values of 4 bytes. Messages grow from round to round until a round trip takes long enough for a good measurement.
 SHORTEST, LONGEST, GROWTH = 1 << 14, 1 << 20, 4
 LONG_ENOUGH = 0.05  # seconds
-BUDGET = 1.0  # seconds for all of it; one round takes as long as it takes
+BUDGET = 1.0  # seconds for all rounds; a single round may take longer
 ROUNDS = 5
 TAG = 3
 
 
 def bandwidths(comm: Comm, ranks: Sequence[int]) -> list[float]:
-    """Of each of these ranks and the next, one pair after the other; all ranks call it and are told."""
+    """The bandwidth between each of these ranks and the next, pair by pair; all ranks call it and get the result."""
     return [bandwidth(comm, first, second) for first, second in pairwise(ranks)]
 
 
 def bandwidth(comm: Comm, first: int, second: int) -> float:
-    """Bytes a second from one rank to the other, as `first` finds it; the others just wait for the answer."""
+    """Bytes per second from one rank to the other, measured by `first`; the others wait for the result."""
     found = torch.zeros(1, dtype=torch.float64)
     if comm.rank == first:
         found[0] = _lead(comm, second)
@@ -39,8 +39,8 @@ def bandwidth(comm: Comm, first: int, second: int) -> float:
 
 
 def _lead(comm: Comm, other: int) -> float:
-    """The speed of the longest message that was tried, the median of its rounds."""
-    _rounds(comm, other, 1, 1)  # it may come late, and connections may have to be opened
+    """The speed of the longest message, as the median of its rounds."""
+    _rounds(comm, other, 1, 1)  # warm-up: the other rank may be late, and connections may have to be opened
     length, begun = SHORTEST, time.perf_counter()
     while True:
         times = _rounds(comm, other, length, 1)
@@ -49,7 +49,7 @@ def _lead(comm: Comm, other: int) -> float:
             more = min(ROUNDS, int(left / times[0]))
             if more > 0:
                 times = _rounds(comm, other, length, more)
-            # A single round that took long may have been an accident.
+            # A single slow round may be an outlier.
             if more < ROUNDS or median(times) >= LONG_ENOUGH or length == LONGEST:
                 break
         length *= GROWTH
@@ -58,7 +58,7 @@ def _lead(comm: Comm, other: int) -> float:
 
 
 def _rounds(comm: Comm, other: int, length: int, count: int) -> list[float]:
-    """Seconds there and back of so many messages; none: this was all."""
+    """Round-trip seconds of `count` messages; 0 messages: the measurement is over."""
     comm.send(torch.tensor([length, count], dtype=torch.float64), other, TAG)
     message, times = torch.zeros(length), []
     for _ in range(count):
@@ -70,7 +70,7 @@ def _rounds(comm: Comm, other: int, length: int, count: int) -> list[float]:
 
 
 def _follow(comm: Comm, other: int) -> None:
-    """Send back what comes, until nothing more is said to come."""
+    """Send back every message until the measurement is over."""
     coming = torch.zeros(2, dtype=torch.float64)
     while True:
         comm.recv(coming, other, TAG)
@@ -84,7 +84,7 @@ def _follow(comm: Comm, other: int) -> None:
 
 
 def local_bandwidth() -> float:
-    """Of messages between two ranks on this machine, over gloo and the loopback interface."""
+    """The bandwidth between two ranks on this machine, with gloo over loopback."""
     store = HashStore()
 
     def rank(number: int) -> float:

@@ -1,14 +1,14 @@
-"""Where to cut a model into stages: the best cut, exactly, by dynamic programming; and what any cut costs; no torch.
+"""Finds the best cut of a model into stages, exactly, by dynamic programming, and predicts its cost; no torch.
 
-The slowest stage sets the pace of a pipeline, so the best cut is the one whose slowest stage is fastest, of those whose
-stages fit into their devices' memory; of several such, the one that sends the fewest bytes. Where the schedule has one
-stage work at a time, a step takes the sum of the stages' times: the best cut is then the one of the least sum. Cuts are
-between two nodes of the order that the program runs in: a stage is a range of nodes [i, j).
+The slowest stage determines the speed of a pipeline, so the best cut is the one whose slowest stage is fastest, among
+those whose stages fit into their devices' memory; of several such cuts, the one that sends the fewest bytes. If the
+schedule runs one stage at a time, a step takes the sum of the stages' times, and the best cut has the least sum. Cuts
+are between two nodes in program order: a stage is a range of nodes [i, j).
 
-    best[s][j] = the least, over i, of max(best[s - 1][i], time of nodes [i, j) on device s)
+    best[s][j] = min over i of max(best[s - 1][i], time of nodes [i, j) on device s)
 
-is the slowest of the first s stages, where they take the first j nodes (PipeDream, Narayanan et al., 2019, has the same
-recurrence); with + for max, it is their sum. With k stages and n nodes it takes k n² / 2 steps.
+is the time of the slowest of the first s stages if they have the first j nodes (PipeDream, Narayanan et al., 2019, has
+the same recurrence); with + instead of max, it is their sum. With k stages and n nodes it takes k n² / 2 steps.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ __all__ = (
     "plan_at",
 )
 
-# Times that differ by less are equal: sums of the same numbers, rounded differently.
+# Times that differ by less count as equal: sums of the same numbers, rounded differently.
 SAME = 1e-9
-# Prepared batches on the first stage at most: the one in use, two that wait ready, one being made.
+# The most prepared batches on the first stage: one in use, two ready, one being prepared.
 BATCHES = 4
 
 
 def find(
     profile: Profile, devices: Sequence[Device], schedule: str, micros: int, bandwidth: float | None, recompute: bool
 ) -> StagePlan:
-    """The best cut into a stage for each device, in their order."""
+    """The best cut into one stage per device, in their order."""
     check_stages(profile, len(devices))
     prices = _Prices(profile, devices, schedule, micros, bandwidth, recompute)
     positions = _best(prices)
     if positions is None:
         closest = _least(prices, prices.excess, max, -inf)
-        assert closest, "without limits of memory, every valid cut is possible"
+        assert closest, "without memory limits, every valid cut is possible"
         raise _too_little(prices.plan(closest[1], "measured"), devices, _remedies(prices))
     return prices.plan(positions, "measured")
 
@@ -70,17 +70,16 @@ def plan_at(
     recompute: bool,
     how: str,
 ) -> StagePlan:
-    """What a cut at these positions costs, whether it fits the memory or not."""
+    """The predicted cost of a cut at these positions, even if it does not fit in memory."""
     if len(positions) != len(devices) - 1:
         raise UsageError(
-            f"{len(positions)} cuts make {len(positions) + 1} stages, and {len(devices)} are asked for: "
-            f"give {len(devices) - 1}"
+            f"{len(positions)} cuts make {len(positions) + 1} stages instead of {len(devices)}: give {len(devices) - 1}"
         )
     if not all(a < b for a, b in pairwise((0, *positions, len(profile.nodes)))):
         after = ", ".join(profile.nodes[position - 1].name for position in positions)
         raise UsageError(
             f"cuts after {after} would leave a stage without layers: give them in the model's order, each once, and "
-            f"none after its end"
+            f"none at its end"
         )
     for position in positions:
         if reason := profile.cuts[position].reason:
@@ -97,17 +96,17 @@ def _not_here(profile: Profile, position: int, reason: str) -> str:
 
 
 def equal_layers(profile: Profile, stages: int) -> tuple[int, ...]:
-    """The valid cuts nearest to as many nodes for each stage."""
+    """The valid cuts nearest to equal numbers of nodes per stage."""
     return _nearest(profile, stages, range(len(profile.nodes) + 1))
 
 
 def equal_parameters(profile: Profile, stages: int) -> tuple[int, ...]:
-    """The valid cuts nearest to as many parameters for each stage."""
+    """The valid cuts nearest to equal numbers of parameters per stage."""
     return _nearest(profile, stages, [0, *accumulate(node.parameters for node in profile.nodes)])
 
 
 def after_layers(profile: Profile, names: Sequence[str]) -> tuple[int, ...]:
-    """The positions after the nodes of these names, or after the last one inside the layer of this name."""
+    """The positions after the nodes with these names, or after the last node inside the layer with such a name."""
     found = []
     for name in names:
         inside = [p for p, node in enumerate(profile.nodes) if node.name == name or node.name.startswith(f"{name}.")]
@@ -149,13 +148,13 @@ class _Range(NamedTuple):
 
     start: int
     stop: int
-    micro: int  # from forward to backward of one micro-batch
-    inputs: int  # what it was given, of one micro-batch
+    micro: int  # kept from forward to backward, for one micro-batch
+    inputs: int  # its inputs for one micro-batch
     working: int
 
 
 class _Prices:
-    """What every range of nodes would cost on every device."""
+    """The cost of every range of nodes on every device."""
 
     def __init__(
         self,
@@ -168,7 +167,7 @@ class _Prices:
     ) -> None:
         self.profile, self.devices, self.schedule, self.micros = profile, devices, schedule, micros
         self.bandwidth, self.recompute = bandwidth, recompute
-        self.slowest = inf  # what a stage may take at most
+        self.slowest = inf  # the longest time allowed for a stage
         self.stops = profile.valid()
         nodes = profile.nodes
         self._seconds = [0.0, *accumulate(n.forward + n.backward + n.update / micros for n in nodes)]
@@ -178,17 +177,17 @@ class _Prices:
         fixed = (w + n.gradient_bytes + n.optimizer_bytes for w, n in zip(self._weights, nodes, strict=True))
         self._fixed = [0, *accumulate(fixed)]
         self._held = [in_flight(schedule, len(devices), micros, stage) for stage in range(len(devices))]
-        # A stage that holds one micro-batch at a time has nothing to save by computing it again, and does not.
+        # A stage that holds one micro-batch at a time saves nothing by recomputing it, and does not.
         self._again = [recompute and held > 1 for held in self._held]
         self._limits = [inf if device.memory is None else device.memory for device in devices]
         self._fast = max(device.speed for device in devices)
         self.even = self._seconds[-1] / sum(device.speed for device in devices)
-        # Seconds for a byte so few that all bytes of a cut together are less than what makes two times differ.
+        # Seconds per byte, so small that all bytes of a cut together do not make two times differ.
         most = len(devices) * max(cut.bytes for cut in profile.cuts)
         self._tiny = SAME * (self._seconds[-1] / self._fast or 1.0) / (1 + most)
 
     def ranges(self, start: int) -> Iterator[_Range]:
-        """Those that start here, with sums that grow from node to node."""
+        """The ranges that start here, with sums that grow from node to node."""
         profile, sizes = self.profile, self.profile.storage_bytes
         inside = set(profile.cuts[start].storages)
         micro = inputs = sum(sizes[storage] for storage in inside)
@@ -203,12 +202,12 @@ class _Prices:
                 working = max(working, node.working_bytes)
             begun = stop
             if (self._seconds[stop] - self._seconds[start]) / self._fast > self.slowest:
-                return  # and so are all that are longer
+                return  # longer ranges do not fit either
             outputs = sum(sizes[storage] for storage in profile.cuts[stop].storages if storage not in inside)
             yield _Range(start, stop, micro + outputs, inputs, working + self._on_their_way(start, stop))
 
     def _on_their_way(self, start: int, stop: int) -> int:
-        """Bytes of messages: the next activation and gradient to come, and the last two gradients that leave."""
+        """Bytes of messages: the next activation and gradient to be received, and the last two gradients being sent."""
         before, behind = self.profile.cuts[start], self.profile.cuts[stop]
         return before.forward_bytes + 2 * before.backward_bytes + behind.backward_bytes
 
@@ -218,7 +217,7 @@ class _Prices:
         return images + (of.inputs * held + of.micro if self._again[stage] else of.micro * held)
 
     def excess(self, stage: int, of: _Range) -> float:
-        """Bytes that the device has too few; negative where it has more than enough."""
+        """Bytes that the device lacks; negative if it has more than enough."""
         needed = self.profile.base_bytes + self._fixed[of.stop] - self._fixed[of.start] + of.working
         return needed + self.activations(stage, of) - self._limits[stage]
 
@@ -232,15 +231,15 @@ class _Prices:
         return self._transfer[of.start] + self._transfer[of.stop]
 
     def time(self, stage: int, of: _Range) -> float:
-        """Seconds of a micro-batch; endless where it does not fit."""
+        """Seconds for a micro-batch; infinite if it does not fit."""
         return self.compute(stage, of) + self.transfer(of) if self.excess(stage, of) <= 0 else inf
 
     def traffic(self, stage: int, of: _Range) -> float:
-        """Bytes over the cut behind it; endless where it does not fit, or takes too long."""
+        """Bytes over the cut after it; infinite if it does not fit, or takes too long."""
         return self.profile.cuts[of.stop].bytes if self.time(stage, of) <= self.slowest else inf
 
     def time_first(self, stage: int, of: _Range) -> float:
-        """Seconds of a micro-batch, and a little more for bytes over the cut behind it: of equal sums, fewest bytes."""
+        """Seconds for a micro-batch, plus a tiny cost for bytes over the cut after it, to break ties."""
         return self.time(stage, of) + self._tiny * self.profile.cuts[of.stop].bytes
 
     def plan(self, positions: Sequence[int], how: str) -> StagePlan:
@@ -271,10 +270,10 @@ class _Prices:
 
 
 def _best(prices: _Prices) -> list[int] | None:
-    """Where the best cut is; None if no cut fits.
+    """The positions of the best cut; None if no cut fits.
 
-    Ranges much longer than even stages would be are left out at first: a cut that is found without them is the best.
-    That is so of the slowest stage, and not of the sum: there one fast device may do best with nearly all nodes.
+    Ranges much longer than equal stages are left out at first: if a cut is found without them, it is the best. That
+    holds for the slowest stage, but not for the sum, where one fast device may be best with nearly all nodes.
     """
     if not SCHEDULES[prices.schedule].overlaps:
         least = _least(prices, prices.time_first, add, 0.0)
@@ -285,7 +284,7 @@ def _best(prices: _Prices) -> list[int] | None:
         if found and found[0] <= prices.slowest:
             prices.slowest = found[0] * (1 + SAME)
             lightest = _least(prices, prices.traffic, add, 0.0)
-            assert lightest, "the fastest cut is one of those that are looked at"
+            assert lightest, "the fastest cut is one of the candidates"
             return lightest[1]
     return None
 
@@ -296,9 +295,9 @@ def _least(
     joined: Callable[[float, float], float],
     start: float,
 ) -> tuple[float, list[int]] | None:
-    """The cut with the least of all its stages' prices joined (their max, or their sum), or None if none is finite.
+    """The cut with the least joined cost of its stages (their max, or their sum), or None if none is finite.
 
-    Ranges are looked at once, from the left: when those that start at i are, best[s][i] is known for all s.
+    Ranges are visited once, from the left: when those that start at i are, best[s][i] is known for all s.
     """
     stages, end = len(prices.devices), len(prices.profile.nodes)
     best = [[inf] * (end + 1) for _ in range(stages + 1)]
@@ -311,7 +310,7 @@ def _least(
             j = of.stop
             for s in last if j == end else inner:
                 known = best[s][i]
-                if known >= best[s + 1][j]:  # a further stage makes it no better
+                if known >= best[s + 1][j]:  # another stage does not improve it
                     continue
                 value = joined(known, price(s, of))
                 if value < best[s + 1][j]:
@@ -325,7 +324,7 @@ def _least(
 
 
 def _nearest(profile: Profile, stages: int, amounts: Sequence[int]) -> tuple[int, ...]:
-    """The valid cuts whose amounts before them are nearest to equal parts; of equals those that send fewest bytes."""
+    """The valid cuts nearest to equal amounts per stage; of equally near ones, those that send the fewest bytes."""
     check_stages(profile, stages)
     best: dict[int, tuple[float, int, tuple[int, ...]]] = {0: (0.0, 0, ())}
     for stage in range(1, stages):
@@ -341,7 +340,7 @@ def _nearest(profile: Profile, stages: int, amounts: Sequence[int]) -> tuple[int
 
 
 def _remedies(prices: _Prices) -> list[str]:
-    """What could be done about too little memory; where that can be computed, whether it would be enough."""
+    """What could be done about too little memory and, if that can be computed, whether it would be enough."""
     p, found = prices, []
     if not p.recompute:
         other = _Prices(p.profile, p.devices, p.schedule, p.micros, p.bandwidth, True)

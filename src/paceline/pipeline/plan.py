@@ -1,4 +1,4 @@
-"""A model's profile, the devices it is to run on, and the plan that divides it into stages: plain data, no torch."""
+"""A model's profile, the devices of its stages, and the plan that divides it into stages: plain data, no torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ MEMORY = ("base", "weights", "gradients", "optimizer", "activations", "working")
 
 @dataclass(frozen=True)
 class Node:
-    """A layer, or a function between layers; times and bytes are of one micro-batch unless they say otherwise."""
+    """A layer, or a function between layers; times and bytes are for one micro-batch unless noted otherwise."""
 
     name: str
     forward: float  # seconds
     backward: float  # seconds
-    update: float  # seconds of an optimizer step, less what the first micro-batch saves: it adds to no gradient
+    update: float  # seconds of an optimizer step, minus what the first micro-batch saves by not adding to a gradient
     parameters: int
     weight_bytes: int
     gradient_bytes: int
@@ -28,7 +28,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Cut:
-    """A place between two nodes: what crosses it for each micro-batch."""
+    """A place between two nodes, and the values that cross it for each micro-batch."""
 
     forward_bytes: int
     backward_bytes: int
@@ -43,15 +43,15 @@ class Cut:
 
 @dataclass(frozen=True)
 class Profile:
-    """What each node of a model takes. cuts[p] is before node p; cuts[0] and the last one are the ends."""
+    """The cost of each node of a model. cuts[p] is before node p; cuts[0] and the last one are the ends."""
 
     nodes: tuple[Node, ...]
     cuts: tuple[Cut, ...]
     storage_bytes: tuple[int, ...]  # by the number of a storage
-    base_bytes: int  # of a process without any model
+    base_bytes: int  # of a process without a model
     micro_size: int  # samples
-    batch_bytes: int = 0  # of a replica's whole batch, prepared: the first stage has several
-    copies: float = 0.0  # of the weights, that a rank keeps besides those it trains
+    batch_bytes: int = 0  # of a replica's whole prepared batch; the first stage has several
+    copies: float = 0.0  # copies of the weights that a rank keeps besides those it trains
 
     def __post_init__(self) -> None:
         assert len(self.cuts) == len(self.nodes) + 1
@@ -59,13 +59,13 @@ class Profile:
         assert self.cuts[-1].reason is None
 
     def valid(self) -> list[int]:
-        """The positions that can be cut at, both ends included."""
+        """The positions of possible cuts, including both ends."""
         return [position for position, cut in enumerate(self.cuts) if cut.reason is None]
 
 
 @dataclass(frozen=True)
 class Device:
-    """What a stage runs on: its speed, of the one that was measured, and how many bytes it has (None: enough)."""
+    """The device of a stage: its speed relative to the measured one, and its memory in bytes (None: enough)."""
 
     speed: float = 1.0
     memory: int | None = None
@@ -73,7 +73,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Stage:
-    """Nodes start to stop, and what is predicted of them."""
+    """The nodes from start to stop, and their predicted cost."""
 
     start: int
     stop: int
@@ -81,7 +81,7 @@ class Stage:
     parameters: int
     seconds: float  # of computing, for a micro-batch
     transfer_seconds: float  # over the cuts on both sides, for a micro-batch
-    forward_bytes: int  # over the cut behind it; 0 for the last
+    forward_bytes: int  # over the cut after it; 0 for the last
     memory: dict[str, int]  # by MEMORY
 
     @property
@@ -101,21 +101,21 @@ class StagePlan:
     schedule: str
     micros: int
     micro_size: int
-    bandwidth: float | None  # bytes a second; None: messages take no time
+    bandwidth: float | None  # bytes per second; None: messages take no time
     how: str  # measured, layers, parameters or given
 
     @property
     def timed(self) -> bool:
-        """Whether layers were run to find out what they take; else only what the model says is known."""
+        """Whether layers were run to measure their time; otherwise only sizes are known."""
         return any(stage.seconds > 0 for stage in self.stages)
 
     @property
     def slowest(self) -> float:
-        """Seconds of the stage that all others wait for, for a micro-batch."""
+        """Seconds per micro-batch of the slowest stage."""
         return max(stage.total_seconds for stage in self.stages)
 
     def positions(self) -> tuple[int, ...]:
-        """Where it is cut: the first node of each stage but the first."""
+        """The positions of the cuts: the first node of each stage except the first."""
         return tuple(stage.start for stage in self.stages[1:])
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What each node of a model costs, found by running it: seconds and bytes, one node's weights in memory at a time."""
+"""Measures the time and memory of each node of a model by running it, with one node's weights in memory at a time."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from paceline.pipeline.plan import Node, Profile
 from paceline.pipeline.resident import most_added
 
 MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
-# A node is run at least so often, and for so long, after one run that does not count.
+# A node is run at least this often, and for this long, after a warm-up run.
 RUNS, SECONDS, MOST_RUNS = 3, 0.02, 50
 OUTPUT = -1
-# Bytes that are written between two passes of a node. In a model other layers run in between: what a pass finds in the
-# processor's own cache is what the layer before has just made, not its weights, nor what it kept for backward.
+# Bytes that are written between two passes of a node. In a model, other layers run in between: the CPU cache then has
+# the output of the previous layer, but not the node's weights, nor what it kept for backward.
 ELSEWHERE = 8 << 20
 
 
 @dataclass
 class _Run:
-    """One node, ready to be run: a call that takes fresh inputs, the inputs, its weights."""
+    """One node, ready to run: a function of fresh inputs, the inputs, its weights."""
 
     call: Callable[[Sequence[Tensor]], Any]
     inputs: list[Tensor]
@@ -41,9 +41,9 @@ def measure(
     base_bytes: int,
     told: Callable[[int, int], None] = lambda done, of: None,
 ) -> Profile:
-    """Run every node forward and backward on a micro-batch of made-up values; `told` hears of the progress.
+    """Run every node forward and backward on a micro-batch of synthetic values; `told` is called with the progress.
 
-    Nodes that are alike, in their layer's settings and in the form of their inputs, are run once.
+    Nodes with the same layer settings and the same shapes of inputs are run once.
     """
     walk, known, nodes = graph.walk(micro_size), dict[Any, Node](), list[Node]()
     sizes: dict[int, int] = {}
@@ -62,7 +62,7 @@ def measure(
         if OUTPUT in found.kept:
             kept |= {walk.storage(tensor) for tensor in tensors_in(walk.results[node.name])}
         own = set(graph.owned(number, number + 1))
-        if own <= seen:  # its weights are another node's, too, and counted there
+        if own <= seen:  # its weights are shared with another node, and counted there
             found = replace(found, parameters=0, weight_bytes=0, gradient_bytes=0, optimizer_bytes=0, update=0.0)
         seen |= own
         nodes.append(replace(found, name=title, kept=frozenset(kept)))
@@ -71,7 +71,7 @@ def measure(
 
 
 def _key(graph: Graph, walk: Walk, node: fx.Node) -> Any:
-    """What makes two nodes cost the same."""
+    """A key that is equal for nodes with the same cost."""
     what: Any = node.target
     if node.op == "call_module":
         layer = graph.model.get_submodule(str(node.target))
@@ -87,7 +87,7 @@ def _key(graph: Graph, walk: Walk, node: fx.Node) -> Any:
 
 
 def _prepare(graph: Graph, walk: Walk, node: fx.Node) -> _Run:
-    """The node with made-up inputs and weights."""
+    """The node with synthetic inputs and weights."""
     made: dict[fx.Node, Any] = {source: _real(walk.results[source.name], walk) for source in node.all_input_nodes}
     inputs = [tensor for value in made.values() for tensor in tensors_in(value)]
 
@@ -121,7 +121,7 @@ def _prepare(graph: Graph, walk: Walk, node: fx.Node) -> _Run:
 
 
 def _filled(layer: nn.Module) -> nn.Module:
-    """The layer with storage and values that are numbers; which ones does not matter."""
+    """The layer with storage and arbitrary finite values."""
     layer = layer.to_empty(device="cpu")
     with torch.no_grad():
         for tensor in (*layer.parameters(), *layer.buffers()):
@@ -134,7 +134,7 @@ def _fill(tensor: Tensor) -> Tensor:
 
 
 def _real(value: Any, walk: Walk) -> Any:
-    """The value with storage; a tensor is a leaf of autograd where the model's has a gradient."""
+    """The value with storage; a tensor is a leaf of autograd if it has a gradient in the model."""
     if isinstance(value, Tensor):
         form: Form = walk.form(value)
         real = form.empty()
@@ -144,7 +144,7 @@ def _real(value: Any, walk: Walk) -> Any:
 
 
 def _swap(value: Any, coming: Any) -> Any:
-    """The value with the next tensors in the places of its own."""
+    """The value with its tensors replaced by the next ones."""
     if isinstance(value, Tensor):
         return next(coming)
     if isinstance(value, dict):
@@ -164,7 +164,7 @@ def _measure(run: _Run, make_optimizer: MakeOptimizer) -> Node:
             for weight in trained:
                 weight.grad = None
             first.append(_pass(run)[1])
-        passes.append(_pass(run))  # which adds to the gradients of the one before
+        passes.append(_pass(run))  # adds to the gradients of the previous pass
     forward, backward = (median(side) for side in zip(*passes[1:], strict=True))
     update, optimizer_bytes = _update(trained, make_optimizer)
     return Node(
@@ -183,7 +183,7 @@ def _measure(run: _Run, make_optimizer: MakeOptimizer) -> Node:
 
 
 def _fresh(run: _Run) -> list[Tensor]:
-    """The inputs, so that what changes them in place does not find a leaf of autograd there."""
+    """Non-leaf copies of the inputs, because a leaf of autograd cannot be changed in place."""
     return [t.clone() if t.requires_grad else t for t in run.inputs]
 
 
@@ -213,27 +213,27 @@ def _pass(run: _Run) -> tuple[float, float]:
 
 
 def _working(run: _Run) -> int:
-    """Bytes that are there only while it runs.
+    """Scratch memory, which is used only while it runs.
 
-    At least the gradients of its inputs, outputs and weights: those are made, then added to what is there. The library
-    that computes a layer may use more; that is seen in the process's memory alone.
+    At least the gradients of its inputs, outputs and weights, which are created and then added to existing ones. The
+    library that computes a layer may use more, which shows only in the memory of the process.
     """
     inputs = _fresh(run)
     made = tensors_in(run.call(inputs))
     trained = [t for t in (*made, *inputs, *run.weights) if t.requires_grad]
     gradients = sum(t.nbytes for t in {t.data_ptr(): t for t in trained}.values())
-    fresh = [t for t in (*made, *inputs) if t.requires_grad]  # what a pass makes, and is not scratch
+    fresh = [t for t in (*made, *inputs) if t.requires_grad]  # created by a pass, but not scratch
     return max(gradients, most_added(lambda: _pass(run)) - sum(t.nbytes for t in fresh) - ELSEWHERE)
 
 
 def _kept(run: _Run) -> tuple[frozenset[int], int]:
-    """What a node keeps until backward: which inputs, by their number, or its output; and the bytes of what else."""
+    """What a node keeps until backward: which inputs, by number, or its output; and the bytes of other tensors."""
     saved: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         saved[storage.data_ptr()] = storage.nbytes()
-        return tensor.detach()  # itself, it would be kept alive by what it keeps alive
+        return tensor.detach()  # the tensor itself would be a reference cycle
 
     inputs = _fresh(run)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -249,7 +249,7 @@ def _kept(run: _Run) -> tuple[frozenset[int], int]:
 
 
 def _update(weights: list[Tensor], make_optimizer: MakeOptimizer) -> tuple[float, int]:
-    """Seconds of a step of the optimizer for these weights, and the bytes of its state."""
+    """Seconds of an optimizer step for these weights, and the bytes of the optimizer state."""
     if not weights:
         return 0.0, 0
     optimizer, seconds = make_optimizer(weights), []
@@ -262,7 +262,7 @@ def _update(weights: list[Tensor], make_optimizer: MakeOptimizer) -> tuple[float
 
 
 def count(graph: Graph, micro_size: int) -> Profile:
-    """What is known without running anything: parameters, and what crosses each cut."""
+    """A profile without running anything: parameters, and the traffic of each cut."""
     nodes = []
     for number, title in enumerate(graph.names):
         own = dict(_trained(graph, number))

@@ -1,4 +1,4 @@
-"""The memory of this process, as Linux counts it; elsewhere nothing is known, and nothing is done."""
+"""Measures the memory of this process on Linux; elsewhere it returns 0 and does nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PROCESS = Path("/proc/self")
 
 
 def resident_bytes() -> int:
-    """Now; 0 where that cannot be known."""
+    """The resident memory now; 0 if unknown."""
     try:
         pages = int((_PROCESS / "statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
@@ -21,16 +21,16 @@ def resident_bytes() -> int:
 
 
 def give_back_memory() -> None:
-    """What has been freed, glibc's allocator keeps for the thread that has freed it, which may not need it again."""
+    """Return freed memory to the system: glibc keeps it for the thread that freed it, which may not need it again."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def most_added(action: Callable[[], object]) -> int:
-    """By how much memory grows at most while it is done; 0 where that cannot be known."""
+    """The largest growth of memory during the action; 0 if unknown."""
     give_back_memory()
     try:
-        (_PROCESS / "clear_refs").write_text("5")  # forgets the peak so far
+        (_PROCESS / "clear_refs").write_text("5")  # resets the peak
         before = resident_bytes()
         action()
         peak = next(line for line in (_PROCESS / "status").read_text().splitlines() if line.startswith("VmHWM:"))

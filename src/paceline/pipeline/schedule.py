@@ -1,8 +1,8 @@
-"""What each stage of a pipeline does in a step, in which order: pure data, that the executor carries out; no torch.
+"""The order of work of each stage of a pipeline in a step, as data that the executor runs; no torch.
 
-In the drawings a column is a unit of time, F2 the forward and B2 the backward pass of micro-batch 2, a dot idleness:
-three stages and four micro-batches, as if a backward pass took as long as a forward one. Micro-batches go back in the
-order in which they came, in all schedules, so that gradients are summed in the order of sequential accumulation.
+In the drawings a column is a unit of time, F2 the forward and B2 the backward pass of micro-batch 2, a dot idle time:
+three stages and four micro-batches, as if a backward pass took as long as a forward pass. In all schedules, backward
+passes are in the order of forward passes, so that gradients are summed as in sequential accumulation.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class Op(StrEnum):
 
 @dataclass(frozen=True)
 class Instruction:
-    """One thing to do with one micro-batch. STEP (average over replicas, then update) is of none: -1."""
+    """One operation on one micro-batch. STEP (average over replicas, then update) has micro-batch -1."""
 
     op: Op
     micro: int
@@ -35,7 +35,7 @@ Order = Callable[[int, int, int], list[Instruction]]
 
 @dataclass(frozen=True)
 class ScheduleInfo:
-    """`order` is what a stage computes, of (stages, micros, stage); `held` how many micro-batches it holds at most."""
+    """`order(stages, micros, stage)` is what a stage computes; `held` is how many micro-batches it holds at most."""
 
     name: str
     about: str
@@ -75,7 +75,7 @@ def gpipe(_stages: int, micros: int, _stage: int) -> list[Instruction]:
 
 
 def one_forward_one_backward(stages: int, micros: int, stage: int) -> list[Instruction]:
-    """Forward until the first gradient can come, then one backward and one forward in turn (PipeDream, 2019).
+    """Forward until the first gradient can arrive, then one backward and one forward in turn (PipeDream, 2019).
 
     It takes as long as GPipe, but a stage holds no more micro-batches than there are stages from it to the last.
 
@@ -97,7 +97,7 @@ SCHEDULES = {
     for info in (
         ScheduleInfo(
             "one-at-a-time",
-            "one micro-batch through all stages and back, then the next: what the others are better than",
+            "one micro-batch through all stages and back, then the next: the baseline for the others",
             one_at_a_time,
             lambda _stages, _micros, _stage: 1,
             overlaps=False,
@@ -119,10 +119,10 @@ SCHEDULES = {
 
 
 def instructions(schedule: str, stages: int, micros: int, stage: int) -> list[Instruction]:
-    """All that a stage does in one step: what it computes, each with its messages just before and after it.
+    """All instructions of a stage in one step: what it computes, each with its messages just before and after it.
 
-    A receive blocks until its message is there, a send does not block. Between two neighbours messages of one kind
-    come in the order of the receives.
+    A receive blocks until its message has arrived; a send does not block. Between two neighbours, messages of one kind
+    arrive in the order of the receives.
     """
     info = _checked(schedule, stages, micros, stage)
     first, last = stage == 0, stage == stages - 1
@@ -138,12 +138,12 @@ def instructions(schedule: str, stages: int, micros: int, stage: int) -> list[In
 
 
 def in_flight(schedule: str, stages: int, micros: int, stage: int) -> int:
-    """The most micro-batches whose activations the stage holds at once: gone forward, and not yet backward."""
+    """The most micro-batches whose activations the stage holds at once: after forward and before backward."""
     return _checked(schedule, stages, micros, stage).held(stages, micros, stage)
 
 
 def bubble(schedule: str, stages: int, micros: int) -> float:
-    """Which part of all stages' time is idle, where all take as long as each other and messages take no time."""
+    """The idle part of all stages' time if all stages take equally long and messages take no time."""
     info = _checked(schedule, stages, micros, 0)
     return (stages - 1) / (micros + stages - 1) if info.overlaps else (stages - 1) / stages
 

@@ -1,4 +1,4 @@
-"""A plan for people: its stages as a table, their times as bars, and what step they promise; no torch."""
+"""Prints a plan: its stages as a table, their times as bars, and the predicted step time; no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.pipeline.schedule import SCHEDULES, bubble
 from paceline.pipeline.sizes import digits, in_bits, in_bytes
 
 WIDTH = 110
-BAR = 64  # of the slowest stage
+BAR = 64  # length for the slowest stage
 COMPUTE, TRANSFER = "█", "░"
 HOW = {
     "measured": "cut where the slowest stage is fastest",
@@ -18,12 +18,12 @@ HOW = {
     "parameters": "cut by the number of parameters",
     "given": "cut as given",
 }
-# Where one stage works at a time, all stages' times count.
-MEASURED_SUM = "cut where a micro-batch is through fastest"
+# If one stage works at a time, the times of all stages count.
+MEASURED_SUM = "cut where a micro-batch takes least time through all stages"
 
 
 def lines(plan: StagePlan) -> list[str]:
-    """All of it; of a plan for which nothing was run, what is known."""
+    """All lines; without times if no layer was run."""
     if not plan.timed:
         return [heading(plan), "", *table(plan), "", *pace(plan)]
     return [heading(plan), "", *table(plan), "", *memory(plan), "", *bars(plan), "", *pace(plan)]
@@ -39,7 +39,7 @@ def heading(plan: StagePlan) -> str:
 
 
 def table(plan: StagePlan) -> list[str]:
-    """What each stage has and what a micro-batch costs it."""
+    """The layers of each stage, and its cost for a micro-batch."""
     last = len(plan.stages) - 1
     columns = {
         "stage": [str(number) for number in range(last + 1)],
@@ -58,7 +58,7 @@ def table(plan: StagePlan) -> list[str]:
 
 
 def layers(stage: Stage, width: int) -> str:
-    """`conv1 … layer1.2.relu (17)`, in at most so many columns: of names that are too long the ends are kept."""
+    """`conv1 … layer1.2.relu (17)`, in at most `width` columns; of long names the ends are kept."""
     first, last, many = stage.layers[0], stage.layers[-1], f" ({len(stage.layers)})"
     if len(stage.layers) == 1:
         return _short(first, width - len(many)) + many
@@ -71,14 +71,14 @@ def layers(stage: Stage, width: int) -> str:
 
 
 def memory(plan: StagePlan) -> list[str]:
-    """What the memory of each stage is for."""
+    """What each stage uses memory for."""
     parts = [[in_bytes(stage.memory[part]) for part in MEMORY] for stage in plan.stages]
     rows = [(str(number), *part) for number, part in enumerate(parts)]
     return _aligned([("memory of stage", *MEMORY), *rows])
 
 
 def bars(plan: StagePlan) -> list[str]:
-    """A bar for each stage, as long as it takes for a micro-batch; between two, what goes over their cut."""
+    """A bar for each stage with its time for a micro-batch; between two stages, the bytes over their cut."""
     slowest, last = plan.slowest, len(plan.stages) - 1
     margin = len(f"stage {last}") + 2
     drawn = []
@@ -92,16 +92,16 @@ def bars(plan: StagePlan) -> list[str]:
     key = f"{COMPUTE} computing a micro-batch, forward and backward"
     if plan.bandwidth:
         return [*drawn, f"{'':<{margin}}{key}   {TRANSFER} sending and receiving at {in_bits(plan.bandwidth)}"]
-    return [*drawn, f"{'':<{margin}}{key} (messages are taken to cost nothing: see --bandwidth)"]
+    return [*drawn, f"{'':<{margin}}{key} (without the cost of messages: see --bandwidth)"]
 
 
 def pace(plan: StagePlan) -> list[str]:
-    """The step that the plan promises, and which part of it the stages are idle."""
+    """The predicted step time, and the idle part of it."""
     stages, micros, samples = len(plan.stages), plan.micros, plan.micros * plan.micro_size
     times, overlap = [stage.total_seconds for stage in plan.stages], SCHEDULES[plan.schedule].overlaps
     turns, each = (micros + stages - 1, plan.slowest) if overlap else (micros, sum(times))
     formula = f"({micros} + {stages} - 1)" if overlap and stages > 1 else f"{turns}"
-    said = ["How long a step takes was not predicted: no layer was run."]
+    said = ["The time of a step was not predicted, because no layer was run."]
     if step := turns * each if plan.timed else 0.0:
         speed = f"{digits(samples / step)} samples/s"
         said = [f"A step should take about {formula} x {_ms(each)} = {_ms(step)}, {speed}: {_why(plan, overlap)}."]
@@ -114,10 +114,10 @@ def pace(plan: StagePlan) -> list[str]:
         )
         if plan.timed and (even := sum(times) / stages / plan.slowest) < 0.995:
             said.append(
-                f"Faster stages wait for the slowest, too: on average stages take {_percent(even)} of its time."
+                f"Faster stages also wait for the slowest: on average stages take {_percent(even)} of its time."
             )
     elif stages > 1:
-        said.append(f"Idle in theory, as one stage works at a time: ({stages} - 1) / {stages} = {idle} of their time.")
+        said.append(f"Idle in theory, one stage at a time: ({stages} - 1) / {stages} = {idle} of their time.")
     return [line for sentence in said for line in textwrap.wrap(sentence, WIDTH)]
 
 
@@ -147,7 +147,7 @@ def _short(name: str, width: int) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]], left: int | None = None) -> list[str]:
-    """Columns to the right, but for one of words."""
+    """Right-aligned columns, except one for text."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

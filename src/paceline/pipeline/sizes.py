@@ -1,4 +1,4 @@
-"""Bytes and speeds of links as people write them, read and shown; no torch."""
+"""Parses and formats sizes in bytes and speeds of links; no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from paceline.errors import UsageError
 
-# As a lab file has them.
+# As in a lab file.
 BYTES = {
     **dict.fromkeys(("", "b"), 1),
     "kb": 10**3,
@@ -28,7 +28,7 @@ MOST = 10**18
 
 
 def parse_bytes(text: str, what: str = "a size") -> int:
-    """The bytes of `2GB`, `512MB`, `1.5GiB`, or of a plain number; `what` it is of, for the error."""
+    """The bytes of `2GB`, `512MB`, `1.5GiB`, or of a plain number; `what` is the subject of the error message."""
     value = _quantity(text, BYTES)
     if value is None or not 1 <= value <= MOST:
         raise UsageError(f"{what} is {text!r}; it takes a size such as 2GB, 512MB or 1.5GiB, or a number of bytes")
@@ -36,7 +36,7 @@ def parse_bytes(text: str, what: str = "a size") -> int:
 
 
 def parse_bandwidth(text: str, what: str = "a bandwidth") -> float:
-    """The bytes a second of `1gbit`, `100Mbit/s` or `2.5Gbit/s`; not of `1Gbps`, that some mean bytes by."""
+    """The bytes per second of `1gbit`, `100Mbit/s` or `2.5Gbit/s`; not of `1Gbps`, which some use for bytes."""
     value = _quantity(text, BITS)
     if value is None or not 1000 <= value <= MOST:
         raise UsageError(f"{what} is {text!r}; it takes the speed of a link, such as 1Gbit, 100Mbit or 2.5Gbit/s")
@@ -44,7 +44,7 @@ def parse_bandwidth(text: str, what: str = "a bandwidth") -> float:
 
 
 def in_bytes(value: float) -> str:
-    """Bytes for people, in units of a thousand as networks have them."""
+    """Bytes as text, in decimal units."""
     for unit, length in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if value >= length:
             return f"{digits(value / length)} {unit}"
@@ -52,7 +52,7 @@ def in_bytes(value: float) -> str:
 
 
 def in_bits(bytes_a_second: float) -> str:
-    """The speed of a link for people."""
+    """The speed of a link as text."""
     rate = bytes_a_second * 8
     for unit, length in (("Gbit/s", 1e9), ("Mbit/s", 1e6)):
         if rate >= length:
@@ -61,7 +61,7 @@ def in_bits(bytes_a_second: float) -> str:
 
 
 def digits(value: float) -> str:
-    """Three digits that count, and no exponent: 0.0123, 4.56, 37.7, 3,665."""
+    """Three significant digits without an exponent: 0.0123, 4.56, 37.7, 3,665."""
     if value == 0 or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.{max(0, 2 - int(f'{abs(value):.2e}'.split('e')[1]))}f}"

@@ -1,1 +1,1 @@
-"""Tensor parallelism: the weights of a wide layer lie in parts on the ranks of a group, its shards."""
+"""Tensor parallelism: the weights of a wide layer are divided over the ranks of a group, its shards."""

@@ -1,8 +1,8 @@
-"""Which layers of a model are split over shards, and putting split ones in their place.
+"""Decides which layers of a model are split over shards, and replaces them by split layers.
 
-The rule: a Linear or Conv2d of at least WIDE weights, with an output for every shard, is split by its outputs, which
-are gathered. Where one Linear feeds another through functions of single values alone, the first keeps its outputs to
-itself and the second is split by its inputs: one sum instead of a gather and a sum. All else is on every shard alike.
+The rule: a Linear or Conv2d with at least WIDE weights, and an output for every shard, is split by its outputs, which
+are gathered. If one Linear feeds another through elementwise functions only, the first one's outputs are not gathered,
+and the second one is split by its inputs: one sum instead of a gather and a sum. All other layers are on every shard.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paceline.errors import UsageError
 from paceline.tensor.layers import ChannelConv2d, ColumnLinear, RowLinear, SplitLayer
 from paceline.tensor.uses import Uses, find_uses, has_hooks
 
-# Of fewer weights than these, what a layer's shards tell each other takes longer than what they save each other.
+# With fewer weights than this, communication takes longer than splitting the layer saves.
 WIDE = 2**14
 SHOWN = 3
 
@@ -27,9 +27,9 @@ def split_wide(
 ) -> dict[str, int]:
     """Replace the model's wide layers, in place, by this shard's parts of them; all shards call it.
 
-    The model is on torch's meta device, or has values, which are then cut. Returns, by the parameter's name, the
-    dimension that it is split along, by `layout.share`. `name` is what errors call the model; `tell` is told what costs
-    speed.
+    The model is on torch's meta device, or has values, which are then divided. Returns, by parameter name, the
+    dimension that it is split along, with `layout.share`. `name` is the model's name in error messages; `tell` is
+    called with a message about what costs speed.
     """
     wide = {
         path: layer
@@ -38,15 +38,15 @@ def split_wide(
     }
     uses, shared = find_uses(model), _shared_weights(model)
     if uses.untraced:
-        tell(f"The model cannot be traced ({uses.untraced}): each layer is split by itself, which costs more messages")
+        tell(f"The model cannot be traced ({uses.untraced}): each layer is split separately, which costs more messages")
     reasons = {path: _why_not(path, layer, comm.size, shared, uses) for path, layer in wide.items()}
     chosen = [path for path, reason in reasons.items() if reason is None]
     if not chosen:
         raise UsageError(_nothing_to_split(name or type(model).__name__, reasons, comm.size))
     pairs = uses.pairs({path for path in chosen if isinstance(wide[path], nn.Linear)})
-    # A communicator of their own: their messages must not meet those of others.
+    # Their own communicator: their messages must not mix with others.
     own = comm.dup() if comm.size > 1 else comm
-    # Where ranks are threads, none computes while another is still tracing: that changes nn.Module for all.
+    # If ranks are threads, none may compute while another is tracing, because tracing changes nn.Module for all.
     own.barrier()
     found: dict[str, int] = {}
     for path in chosen:
@@ -64,7 +64,7 @@ def _part_of(layer: nn.Linear | nn.Conv2d, comm: Comm, *, gather: bool, second: 
 
 
 def _why_not(path: str, layer: nn.Linear | nn.Conv2d, shards: int, shared: set[int], uses: Uses) -> str | None:
-    """Why a wide layer stays whole, if it does."""
+    """Why a wide layer is not split; None if it is."""
     outputs = layer.out_channels if isinstance(layer, nn.Conv2d) else layer.out_features
     groups = layer.groups if isinstance(layer, nn.Conv2d) else 1
     changed = type(layer) not in (nn.Linear, nn.Conv2d) or "forward" in vars(layer)
@@ -86,9 +86,10 @@ def _shared_weights(model: nn.Module) -> set[int]:
 
 
 def _nothing_to_split(name: str, reasons: dict[str, str | None], shards: int) -> str:
-    over, instead = f"to split over {shards} workers", "use a data-parallel strategy"
+    instead = "use a data-parallel strategy"
     if not reasons:
-        return f"model {name} has no layer of at least {WIDE} weights {over}; {instead}"
+        return f"model {name} has no layer of at least {WIDE} weights to split over {shards} workers; {instead}"
     shown = [f"{path or 'the layer'} {reason}" for path, reason in reasons.items()]
     more = [f"and {len(shown) - SHOWN} more"] * (len(shown) > SHOWN)
-    return f"model {name} has no layer that is fit {over} ({'; '.join(shown[:SHOWN] + more)}); {instead}"
+    why = "; ".join(shown[:SHOWN] + more)
+    return f"model {name} has no layer that can be split over {shards} workers ({why}); {instead}"

@@ -1,4 +1,4 @@
-"""What works on each value for itself, so that a part of the values gives that part of the result."""
+"""Elementwise operations, which can be applied to a part of the values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-# Without those that have weights (PReLU), draw at random (RReLU) or look at other values (Softmax, GLU).
+# Without those that have weights (PReLU), draw random numbers (RReLU) or use other values (Softmax, GLU).
 MODULES: frozenset[type[nn.Module]] = frozenset(
     {
         nn.CELU,
@@ -33,7 +33,7 @@ MODULES: frozenset[type[nn.Module]] = frozenset(
         nn.Threshold,
     }
 )
-# As methods of a tensor, and as functions of torch and of torch.nn.functional where these have them.
+# As methods of a tensor, and as functions of torch and torch.nn.functional if these have them.
 _LINES = (
     "abs celu celu_ clamp clamp_ elu elu_ exp gelu hardshrink hardsigmoid hardswish hardtanh hardtanh_ leaky_relu "
     "leaky_relu_ logsigmoid mish neg relu relu6 relu_ selu selu_ sigmoid sigmoid_ silu sin softplus softshrink "
@@ -44,7 +44,7 @@ FUNCTIONS = frozenset(getattr(home, name) for home in (torch, F) for name in NAM
 
 
 def is_elementwise(node: fx.Node, module: nn.Module | None) -> bool:
-    """Of a step of a traced model that has one input; `module` is what it calls, where it calls one."""
+    """Whether a node with one input is elementwise; `module` is the module that it calls, if any."""
     if node.op == "call_module":
         return type(module) in MODULES or (type(module) is nn.Dropout and module.p == 0)
     if node.op == "call_method":

@@ -1,10 +1,11 @@
-"""What the shards of a layer tell each other: parts that are put together, and sums, with their gradients.
+"""Communication between the shards of a layer: gathering parts and summing, with their gradients.
 
-Values that all shards have alike are *whole*; along one dimension each can also have its own *part* (`layout.share`).
+Values that are equal on all shards are *whole*; along one dimension each shard can also have its own *part*
+(`layout.share`).
 
     function       forward            backward               (f, g and the gather of Shoeybi et al. 2019,
-    enter          whole as it is     sums the gradients      arXiv:1909.08053)
-    add_up         sums               whole as it is
+    enter          identity           sums the gradients      arXiv:1909.08053)
+    add_up         sums               identity
     put_together   parts to whole     takes its own part
 """
 
@@ -20,19 +21,19 @@ from paceline.layout import share
 
 
 def enter(x: Tensor, comm: Comm) -> Tensor:
-    """Whole values that go into a split layer; what each shard finds of their gradient is summed."""
+    """Whole values as the input of a split layer; the shards' gradients are summed."""
     result: Tensor = _Enter.apply(x, comm) if comm.size > 1 else x  # type: ignore[no-untyped-call]
     return result
 
 
 def add_up(x: Tensor, comm: Comm) -> Tensor:
-    """The sum over the shards, in place: nothing may need the values of `x` for its gradient."""
+    """The sum over the shards, in place: the values of `x` must not be needed for a gradient."""
     result: Tensor = _AddUp.apply(x, comm) if comm.size > 1 else x  # type: ignore[no-untyped-call]
     return result
 
 
 def put_together(part: Tensor, dim: int, total: int, comm: Comm) -> Tensor:
-    """The whole that has `total` along `dim`, of every shard's part."""
+    """The whole tensor, with `total` along `dim`, from every shard's part."""
     if comm.size == 1:
         return part
     result: Tensor = _PutTogether.apply(part, dim % part.dim(), total, comm)  # type: ignore[no-untyped-call]
@@ -43,12 +44,12 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, comm: Comm) -> Tensor:
         ctx.comm, ctx.layout = comm, layout_of(x)
-        return x.detach()  # not a view, which may have other strides where a dimension is 1
+        return x.detach()  # not a view, which may have other strides if a dimension is 1
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        # It is fresh from the layer's own backward and nobody else has it: it can be summed where it is.
+        # It was just created by the layer's backward, and nothing else uses it: it can be summed in place.
         grad = grad.contiguous(memory_format=ctx.layout)
         if grad.numel():
             ctx.comm.allreduce(flat(grad, ctx.layout))
@@ -80,8 +81,8 @@ class _PutTogether(torch.autograd.Function):
 
 
 def gather(part: Tensor, dim: int, total: int, comm: Comm) -> Tensor:
-    """The same without gradients. Every shard sends its part to all others; a part is copied into its place while the
-    next are on their way, and one that lies in one piece in the whole (along dimension 0) is received there."""
+    """The same without gradients. Every shard sends its part to all others; a part is copied to its place while the
+    next are in flight, and a part that is contiguous in the whole (along dimension 0) is received in place."""
     layout = layout_of(part)
     part = part.contiguous(memory_format=layout)
     shape = list(part.shape)
@@ -107,16 +108,16 @@ def gather(part: Tensor, dim: int, total: int, comm: Comm) -> Tensor:
 
 
 def _others(comm: Comm) -> list[int]:
-    """The other ranks from the one before on: each sends first to the rank that first waits for it."""
+    """The other ranks, starting with the previous one: each sends first to the rank that waits for it first."""
     return [(comm.rank - i) % comm.size for i in range(1, comm.size)]
 
 
 def layout_of(x: Tensor) -> torch.memory_format:
-    """How the values of `x` lie in memory, told from what is the same on all shards, however many channels each has."""
+    """The memory layout of `x`, decided from what is equal on all shards, for any number of channels on each."""
     last = x.dim() == 4 and x.stride(1) == 1 and x.shape[2] * x.shape[3] > 1
     return torch.channels_last if last else torch.contiguous_format
 
 
 def flat(x: Tensor, layout: torch.memory_format) -> Tensor:
-    """The values in the order they lie in memory, as a view."""
+    """The values in memory order, as a view."""
     return (x.permute(0, 2, 3, 1) if layout == torch.channels_last else x).view(-1)

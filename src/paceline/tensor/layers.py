@@ -1,4 +1,4 @@
-"""Layers of which each shard has a part, in the place of nn.Linear and nn.Conv2d, with weights of the same names.
+"""Split layers, which replace nn.Linear and nn.Conv2d; each shard has a part of the weights, under the same names.
 
 With n shards, a batch of B rows or images and values of s bytes, a shard sends in a step:
 
@@ -25,7 +25,7 @@ from paceline.tensor.exchange import add_up, enter, put_together
 
 
 class ColumnLinear(nn.Linear):
-    """Has some of the outputs. The input is whole; with `gather` the output is too, else it is this shard's part."""
+    """Has some of the outputs. The input is whole; so is the output with `gather`; otherwise it is a part."""
 
     split_along: ClassVar[dict[str, int]] = {"weight": 0, "bias": 0}
 
@@ -66,7 +66,7 @@ class ChannelConv2d(nn.Conv2d):
     split_along: ClassVar[dict[str, int]] = {"weight": 0, "bias": 0}
 
     def __init__(self, layer: nn.Conv2d, comm: Comm) -> None:
-        assert layer.groups == 1, "a part of the channels of a convolution in groups does not need all of its input"
+        assert layer.groups == 1, "grouped convolutions are not split"
         super().__init__(
             layer.in_channels,
             layer.out_channels,
@@ -93,7 +93,7 @@ SplitLayer = ColumnLinear | RowLinear | ChannelConv2d
 
 
 def _take_part(split: SplitLayer, layer: nn.Module, comm: Comm) -> None:
-    """Give the split layer its part of the layer's weights; what is not split becomes the same parameter in both."""
+    """Give the split layer its part of the layer's weights; unsplit parameters are shared by both."""
     for name, whole in layer.named_parameters(recurse=False):
         dim = split.split_along.get(name)
         if dim is not None:

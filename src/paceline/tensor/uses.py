@@ -1,4 +1,4 @@
-"""How a model uses its layers, as far as torch.fx can tell: how often, and what becomes of their outputs."""
+"""Finds out with torch.fx how a model uses its layers: how often, and where their outputs go."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 @dataclass(frozen=True)
 class Uses:
-    """A model's traces, of training and of evaluation: none where it cannot be traced, and `untraced` says why."""
+    """A model's traces, of training and of evaluation; none if it cannot be traced, and `untraced` says why."""
 
     model: nn.Module
     traces: tuple[fx.Graph, ...]
     untraced: str | None = None
 
     def why_not(self, path: str) -> str | None:
-        """Why a layer cannot be replaced by one that gives the same output, if it cannot."""
+        """Why a layer cannot be replaced by one with the same output; None if it can."""
         parent = path
         while parent:
             parent = parent.rpartition(".")[0]
@@ -39,7 +39,7 @@ class Uses:
         return None
 
     def pairs(self, linears: set[str]) -> dict[str, str]:
-        """Those of the Linears that feed one other alone, through elementwise functions alone; each is in one pair."""
+        """Pairs of Linears of which the first feeds only the second, through elementwise functions only."""
         if not self.traces or any(has_hooks(module) for module in self.model.modules()):
             return {}  # a hook must see whole values
         wished: dict[str, str] = {}
@@ -50,7 +50,7 @@ class Uses:
         return {a: b for a, b in wished.items() if all(self._agrees(graph, a, b, linears) for graph in self.traces)}
 
     def _fed_by(self, node: fx.Node, linears: set[str]) -> str | None:
-        """The one Linear that a Linear's output goes to."""
+        """The only Linear that a Linear's output goes to."""
         if node.op != "call_module" or node.target not in linears:
             return None
         while len(node.users) == 1:
@@ -66,13 +66,13 @@ class Uses:
         return None
 
     def _agrees(self, graph: fx.Graph, a: str, b: str, linears: set[str]) -> bool:
-        """Whether a pair is one in this trace too, or is not used in it."""
+        """Whether a pair is also one in this trace, or is not used in it."""
         used = [node for node in graph.nodes if node.op == "call_module" and node.target in (a, b)]
         return not used or (len(used) == 2 and self._fed_by(used[0], linears) == b and used[0].target == a)
 
 
 def find_uses(model: nn.Module) -> Uses:
-    """Trace the model, without running it, as it trains and as it evaluates: it may do other things then."""
+    """Trace the model, without running it, in training and in evaluation, which may differ."""
     modes = {module: module.training for module in model.modules()}
     traces = []
     with TRACING:
@@ -89,7 +89,7 @@ def find_uses(model: nn.Module) -> Uses:
 
 
 def _trace(model: nn.Module) -> fx.Graph | str:
-    """The graph, or why there is none: the model's code needs values, keeps some in the model, or draws lots."""
+    """The graph, or why there is none: forward depends on values, changes the model, or draws random numbers."""
     try:
         trace = traced(model)
     except Exception as error:  # noqa: BLE001  whatever a model's code does with values that are not there

@@ -54,9 +54,9 @@ def test_what_skips_a_stage_crosses_every_cut_on_its_way() -> None:
     image = BATCH * 2 * 8 * 8 * 4
     by_name = dict(zip(graph.names, cuts, strict=False))
     assert (by_name["c"].forward_bytes, by_name["c"].backward_bytes) == (3 * image, 2 * image)  # none for the images
-    assert by_name["relu_"].reason == "relu_ changes in place what b has made"
+    assert by_name["relu_"].reason == "relu_ changes the output of b in place"
     assert [name for name, cut in by_name.items() if cut.reason] == ["relu_", "mul"]
-    assert by_name["mul"].reason == "scale belongs to the layers behind it"
+    assert by_name["mul"].reason == "scale belongs to the layers after it"
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
@@ -113,7 +113,7 @@ def test_no_cut_divides_what_must_stay_together() -> None:
     assert reasons == {"mean": None, "enter": None, "middle": words, "again": words, "leave": words}
     sized = graph_of(Sized())
     reasons = {name: cut.reason for name, cut in zip(sized.names, sized.cuts(BATCH), strict=False)}
-    assert reasons["lstm"] == "size makes a value that is not a tensor"
+    assert reasons["lstm"] == "size returns a value that is not a tensor"
     assert reasons["out"] is None
 
 
@@ -159,7 +159,7 @@ class Deciding(nn.Module):
     ("model", "words"),
     [(Deciding("value"), "cannot be traced to a graph, .*control flow"),
      (Deciding("mode"), "computes other layers in evaluation than in training"),
-     (nn.Bilinear(2, 2, 2), "takes 2 inputs; one, the images")],
+     (nn.Bilinear(2, 2, 2), "takes 2 inputs instead of one, the images")],
     ids=["value", "mode", "inputs"],
 )  # fmt: skip
 def test_a_model_that_cannot_be_cut_is_refused_in_words(model: nn.Module, words: str) -> None:
@@ -233,7 +233,7 @@ def test_stages_have_the_buffers_and_the_constants_that_they_use(model: nn.Modul
 def test_what_a_layer_takes_from_the_model_stays_with_it() -> None:
     graph = graph_of(Normalising())
     reasons = {name: cut.reason for name, cut in zip(graph.names, graph.cuts(BATCH), strict=False)}
-    assert reasons["batch_norm"] == "mean belongs to the layers behind it"
+    assert reasons["batch_norm"] == "mean belongs to the layers after it"
     scaled = graph_of(LayerScale())
     assert scaled.names == ["a", "b", "scale", "mul"]  # not before the layers that it does not need
     assert [cut.reason is None for cut in scaled.cuts(BATCH)] == [True, True, True, False, True]
@@ -260,8 +260,8 @@ class Odd(nn.Module):
      (Odd(lambda m, x: x + torch.rand(8, generator=torch.Generator())), "draws random numbers in Python code"),
      (Odd(lambda m, x: x + F.gumbel_softmax(torch.ones(8))), "draws random numbers in Python code"),
      (Odd(lambda m, x: x if random.random() < 0.5 else -x), "draws random numbers in Python code"),
-     (Odd(lambda m, x: torch.zeros(8).add_(x.mean(0)) + x), "add_ changes in place a tensor that forward makes"),
-     (Odd(lambda m, x: x + m.a * 2, a=torch.ones(8, device="meta")), "no parameter and no buffer"),
+     (Odd(lambda m, x: torch.zeros(8).add_(x.mean(0)) + x), "add_ changes in place a tensor that forward creates"),
+     (Odd(lambda m, x: x + m.a * 2, a=torch.ones(8, device="meta")), "neither a parameter nor a buffer"),
      (Odd(lambda m, x: x.nonsense()), "no attribute 'nonsense'$"),
      (Odd(lambda m, x: x * len(range(x.size(0)))), "an if or a loop")],
     ids=["torch", "method", "generator", "composite", "python", "in place", "attribute", "mistake", "loop"],

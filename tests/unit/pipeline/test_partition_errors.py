@@ -56,7 +56,7 @@ def test_a_given_cut_is_checked() -> None:
         check_fits(given(1), devices)
     with pytest.raises(UsageError, match=r"^the model cannot be cut between n1 and n2: x is .* after n0 or after n2$"):
         given(2)
-    with pytest.raises(UsageError, match=r"^2 cuts make 3 stages, and 2 are asked for: give 1"):
+    with pytest.raises(UsageError, match=r"^2 cuts make 3 stages instead of 2: give 1"):
         given(1, 3)
     with pytest.raises(UsageError, match="would leave a stage without layers"):
         given(4)

@@ -56,7 +56,7 @@ stage 2  ███░░░░░ 3.00 ms
 A step should take about (8 + 3 - 1) x 24.0 ms = 240 ms, 533 samples/s: stage 0 sets the pace.
 Idle in theory, while the pipeline fills and drains: (3 - 1) / (8 + 3 - 1) = 20 % of the stages' time; with 16
 micro-batches it would be 11 %.
-Faster stages wait for the slowest, too: on average stages take 60 % of its time."""
+Faster stages also wait for the slowest: on average stages take 60 % of its time."""
     assert "\n".join(showing.lines(PLAN)) == expected
 
 
@@ -65,12 +65,12 @@ def test_one_at_a_time_takes_the_sum_of_all_stages() -> None:
     assert showing.pace(plan) == [
         "A step should take about 4 x 400 ms = 1,600 ms, 2.50 samples/s: one micro-batch after the other goes through",
         "all stages.",
-        "Idle in theory, as one stage works at a time: (2 - 1) / 2 = 50 % of their time.",
+        "Idle in theory, one stage at a time: (2 - 1) / 2 = 50 % of their time.",
     ]
     assert showing.heading(plan).endswith("of 1 sample, schedule one-at-a-time; cut by the number of layers")
     best = showing.heading(replace(plan, how="measured"))
-    assert best.endswith("schedule one-at-a-time; cut where a micro-batch is through fastest")
-    assert showing.bars(plan)[-1].endswith("(messages are taken to cost nothing: see --bandwidth)")
+    assert best.endswith("schedule one-at-a-time; cut where a micro-batch takes least time through all stages")
+    assert showing.bars(plan)[-1].endswith("(without the cost of messages: see --bandwidth)")
 
 
 def test_one_stage_has_no_bubble() -> None:
@@ -102,7 +102,7 @@ def test_where_no_layer_was_run_nothing_is_said_of_time_and_memory() -> None:
         "    0  a … b (2)   1,000,000   1.00 MB",
         "    1  c (1)       1,000,000         –",
         "",
-        "How long a step takes was not predicted: no layer was run.",
+        "The time of a step was not predicted, because no layer was run.",
         "Idle in theory, while the pipeline fills and drains: (2 - 1) / (3 + 2 - 1) = 25 % of the stages' time; with 6",
         "micro-batches it would be 14 %.",
     ]

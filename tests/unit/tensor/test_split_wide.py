@@ -231,7 +231,7 @@ def test_a_model_that_keeps_a_value_has_no_pairs_and_is_as_it_was() -> None:
     told: list[str] = []
     assert how(model, told.append) == APART
     assert told == [
-        "The model cannot be traced (its forward sets attributes of the model): each layer is split by itself, which "
+        "The model cannot be traced (its forward sets attributes of the model): each layer is split separately, which "
         "costs more messages"
     ]
     assert set(vars(model)) == before
