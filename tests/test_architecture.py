@@ -130,6 +130,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "comm.table",
         "strategies.table",
         "analysis.claim_file",
+        "analysis.setting",
         "report.table",
     ),
     "paceline.launch": ("errors", "messages", "run", "spec", "layout", "comm.table", "comm.seat", "lab.plan"),

@@ -9,11 +9,13 @@ import random
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from paceline.analysis.claim_file import read_claims
+from paceline.analysis.setting import ALWAYS, Setting, setting_from
 from paceline.bench.papers import read_paper
 from paceline.comm.table import count_gpus
 from paceline.errors import UsageError, nearest, refuse_pipe, unknown
@@ -41,6 +43,13 @@ class Point:
     lab: Mapping[str, Any] | None = None
     plan: LabPlan | None = None
 
+    @cached_property
+    def setting(self) -> Setting:
+        spec = self.resolved.spec
+        values = {name: getattr(spec, name) for name in spec.names}
+        lab = asdict(self.plan) if self.plan else None
+        return setting_from(values, {"lab": lab}, len(self.plan.nodes) if self.plan else 1, spec.grid.replicas)
+
     def digest(self) -> str:
         """A digest of everything that defines the run."""
         given = self.resolved.spec
@@ -55,6 +64,7 @@ class Task:
 
     point: Point
     repeat: int
+    among: tuple[Setting, ...]  # those of the experiment, which it is named among
 
     @property
     def name(self) -> str:
@@ -75,19 +85,8 @@ class Task:
         return self.point.resolved.spec.seed + self.repeat
 
     def __str__(self) -> str:
-        spec = self.point.resolved.spec
-        parts = [spec.model, str(spec.strategy), _count(spec.workers or 1, "worker")]
-        parts += [_count(self.servers, "server")] if self.servers else []
-        parts += [_count(len(self.point.plan.nodes), "node")] if self.point.plan else []
-        parts += [f"batch {spec.batch_size}", *([spec.compute] if spec.emulated else [])]
-        options = (*(key for key in spec.method.names if key != "servers"), *SHOWN)
-        given = [key for key in options if self.point.resolved.sources[key] == GIVEN]
-        parts += [f"{key} {str(getattr(spec, key)).lower()}" for key in given]
-        return ", ".join([*parts, f"repeat {self.repeat + 1}"])
-
-
-# Options that are shown in the line about a run if the experiment gives them, besides those of the strategy.
-SHOWN = ("threads", "read", "shrink")
+        always = ("model", *ALWAYS, "servers", "batch_size")
+        return f"{self.point.setting.label(self.among, always=always)}, repeat {self.repeat + 1}"
 
 
 def _count(number: int, what: str) -> str:
@@ -114,10 +113,11 @@ class Experiment:
     def tasks(self) -> list[Task]:
         """Every point once, then every point again, each time in another order, so that drift favours no setting."""
         found = []
+        among = tuple(point.setting for point in self.points)
         for repeat in range(self.repeats):
             points = list(self.points)
             random.Random(repeat).shuffle(points)
-            found += [Task(point, repeat) for point in points]
+            found += [Task(point, repeat, among) for point in points]
         return found
 
 

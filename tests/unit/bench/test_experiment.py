@@ -260,3 +260,15 @@ def test_claims_are_kept_and_one_that_cannot_be_judged_is_refused(
     assert "try.toml: claim 1: unknown measure 'sped'; did you mean 'speed'?" in said
     assert main(["bench", str(tmp_path / "try.toml"), "-o", str(tmp_path / "out")]) == 2
     assert "unknown measure 'sped'" in capsys.readouterr().err
+
+
+def test_a_run_is_named_as_in_the_report(tmp_path: Path) -> None:
+    names = [str(task) for task in sorted(read(tmp_path, GRID, repeats=1).tasks(), key=lambda task: task.name)]
+    assert "mlp, sequential, 1 worker, batch 24, learning rate 0.001, repeat 1" in names
+    assert "mlp, ring, 4 workers, batch 6, learning rate 0.2, repeat 1" in names
+    assert len(set(names)) == 13
+    text = '[[grid]]\nstrategy = "ring"\nworkers = 4\nnodes = [2, 4]\nlab = "1gbit:{nodes}"\n'
+    assert sorted(map(str, read(tmp_path, text, repeats=1).tasks())) == [
+        "mnist-cnn, ring, 4 workers, batch 128, 2 nodes, repeat 1",
+        "mnist-cnn, ring, 4 workers, batch 128, 4 nodes, repeat 1",
+    ]
