@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
 
 from paceline.errors import UsageError, unknown
 from paceline.spec import FIELDS
+from paceline.strict_json import LARGEST, Bounds, build
 
 # What can be measured along a line of settings that differ in their number of workers alone, and the bounds that can be
 # claimed of it.
@@ -20,9 +21,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
 }
 # How a number depends on the workers n.
 LAWS: dict[str, Callable[[int], float]] = {"constant": lambda n: 1.0, "n": float, "(n-1)/n": lambda n: (n - 1) / n}
-TEXTS = ("name", "text", "source")
-READING = ("measure", "figure", "below", "at_least", "faster_than", "any", "law", "within", "most_gradients")
-KEYS = (*TEXTS, "of", "say", "reading", *READING)
+Part = Annotated[float, Bounds(0.0, LARGEST)]
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,18 @@ class Reading:
     measure: str
     name: str = ""
     figure: str = ""
-    below: float | None = None
-    at_least: float | None = None
-    faster_than: Mapping[str, Any] | None = None  # which settings, as in `of`
+    below: Part | None = None
+    at_least: Part | None = None
+    faster_than: dict[str, Any] | None = None  # which settings, as in `of`
     any: bool = False  # whether it is enough that one setting of a problem is faster
     law: str = "constant"
-    within: float = 0.0  # how far, as a part, numbers may be from the law
-    most_gradients: float | None = None  # times the gradient's size: more is not allowed
+    within: Part = 0.0  # how far, as a part, numbers may be from the law
+    most_gradients: Part | None = None  # times the gradient's size: more is not allowed
+
+    @property
+    def bounds(self) -> list[str]:
+        """What is claimed of the measure, by name."""
+        return [f.name for f in fields(self) if f.name not in GENERAL and getattr(self, f.name) != f.default]
 
 
 @dataclass(frozen=True)
@@ -50,10 +54,15 @@ class Declared:
 
     name: str
     text: str
-    source: str
-    of: Mapping[str, Any]
-    say: tuple[str, ...]
-    readings: tuple[Reading, ...]
+    of: dict[str, Any]
+    reading: tuple[Reading, ...]
+    source: str = ""
+    say: tuple[str, ...] = ()
+
+
+GENERAL = ("name", "measure", "figure")
+OF_READING = tuple(each.name for each in fields(Reading))
+OF_CLAIM = tuple(each.name for each in fields(Declared))
 
 
 def read_claims(rows: Any, where: str) -> tuple[Declared, ...]:
@@ -68,67 +77,51 @@ def read_claims(rows: Any, where: str) -> tuple[Declared, ...]:
 
 
 def _claim(row: Any, where: str) -> Declared:
-    _check_keys(row, KEYS, where)
-    texts = {key: _typed(row.get(key, ""), str, "a text", f"{where}: {key}") for key in TEXTS}
-    for key in ("name", "text"):
-        if not texts[key]:
-            raise UsageError(f"{where}: {key} is missing")
-    say = tuple(_typed(row.get("say", []), list, "a list of options", f"{where}: say"))
-    for name in say:
-        if _typed(name, str, "a text", f"{where}: say") not in FIELDS:
-            raise UsageError(f"{where}: say: {unknown('option', name, FIELDS)}")
-    given, readings = row.get("reading"), tuple[Reading, ...]()
-    if given is None:
-        readings = (_reading({key: row[key] for key in READING if key in row}, where),)
-    elif own := [key for key in READING if key in row]:
-        raise UsageError(f"{where}: {own[0]} is for a claim without readings: give it in one of them")
-    else:
-        tables = _typed(given, list, "a list of tables", f"{where}: reading")
-        readings = tuple(_reading(each, f"{where}: reading {number}") for number, each in enumerate(tables, 1))
-    if not readings:
+    """A claim with one reading has its values beside its own."""
+    _check_keys(row, (*OF_CLAIM, *OF_READING), where)
+    inline = {key: value for key, value in row.items() if key not in OF_CLAIM}
+    rest = {key: value for key, value in row.items() if key in OF_CLAIM}
+    if inline and "reading" in row:
+        raise UsageError(f"{where}: {next(iter(inline))} is for a claim without readings: give it in one of them")
+    readings = rest.setdefault("reading", [inline])
+    for number, each in enumerate(readings if isinstance(readings, list) else [], 1):
+        _check_keys(each, OF_READING, f"{where}: reading {number}")
+    try:
+        made = build(Declared, rest)
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from None
+    if not made.reading:
         raise UsageError(f"{where}: reading is an empty list")
-    return Declared(**texts, of=_match(row.get("of", {}), f"{where}: of"), say=say, readings=readings)
+    for name in made.say:
+        if name not in FIELDS:
+            raise UsageError(f"{where}: say: {unknown('option', name, FIELDS)}")
+    _check_match(made.of, f"{where}: of")
+    for number, each in enumerate(made.reading, 1):
+        _check_reading(each, where if inline else f"{where}: reading {number}")
+    return made
 
 
-def _reading(row: Any, where: str) -> Reading:
-    _check_keys(row, ("name", *READING), where)
-    if "measure" not in row:
-        raise UsageError(f"{where}: measure is missing; it is one of {', '.join(MEASURES)}")
-    measure = _typed(row["measure"], str, "a text", f"{where}: measure")
-    if measure not in MEASURES:
-        raise UsageError(f"{where}: {unknown('measure', measure, MEASURES)}")
-    for key in row:
-        if key not in ("name", "measure", "figure", *MEASURES[measure]):
-            raise UsageError(
-                f"{where}: {key} is not for the measure {measure}, which has {', '.join(MEASURES[measure])}"
-            )
-    values = {key: value for key, value in row.items() if key not in ("below", "at_least", "within", "most_gradients")}
-    for key in row.keys() - values.keys():
-        if type(row[key]) not in (int, float) or not row[key] >= 0:
-            raise UsageError(f"{where}: {key} is {row[key]!r}; it takes a number that is not negative")
-        values[key] = float(row[key])
-    for key in ("name", "figure"):
-        _typed(row.get(key, ""), str, "a text", f"{where}: {key}")
-    _typed(row.get("any", False), bool, "true or false", f"{where}: any")
-    if _typed(row.get("law", "constant"), str, "a text", f"{where}: law") not in LAWS:
-        raise UsageError(f"{where}: {unknown('law', row['law'], LAWS)}")
-    wanted = {"speed": ("faster_than",), "bytes": ("within",), "rate": ("within",)}.get(measure, ("below", "at_least"))
-    if sum(key in row for key in wanted) != 1:
-        raise UsageError(
-            f"{where}: the measure {measure} takes {' or '.join(wanted)}{', not both' * (len(wanted) > 1)}"
-        )
-    if measure == "speed":
-        values["faster_than"] = _match(row["faster_than"], f"{where}: faster_than")
-    return Reading(**values)
+def _check_reading(one: Reading, where: str) -> None:
+    if one.measure not in MEASURES:
+        raise UsageError(f"{where}: {unknown('measure', one.measure, MEASURES)}")
+    if one.law not in LAWS:
+        raise UsageError(f"{where}: {unknown('law', one.law, LAWS)}")
+    allowed = MEASURES[one.measure]
+    if wrong := [name for name in one.bounds if name not in allowed]:
+        raise UsageError(f"{where}: {wrong[0]} is not for the measure {one.measure}, which has {', '.join(allowed)}")
+    wanted = [name for name in ("below", "at_least", "faster_than", "within") if name in allowed]
+    if len([name for name in wanted if name in one.bounds]) != 1:
+        raise UsageError(f"{where}: the measure {one.measure} takes {' or '.join(wanted)}")
+    if one.faster_than is not None:
+        _check_match(one.faster_than, f"{where}: faster_than")
 
 
-def _match(row: Any, where: str) -> dict[str, Any]:
+def _check_match(row: Mapping[str, Any], where: str) -> None:
     """Which settings are meant: an option's value, a list of values, or { least = 2 }."""
     _check_keys(row, (*FIELDS, "nodes"), where)
     for key, value in row.items():
         if isinstance(value, Mapping) and (set(value) != {"least"} or type(value["least"]) is not int):
             raise UsageError(f"{where}: {key} is {value!r}; it takes a value, a list of values, or {{ least = 2 }}")
-    return dict(row)
 
 
 def matches(wanted: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
@@ -149,9 +142,3 @@ def _check_keys(row: Any, allowed: tuple[str, ...], where: str) -> None:
     for key in row:
         if key not in allowed:
             raise UsageError(f"{where}: {unknown('key', key, allowed)}")
-
-
-def _typed(value: Any, kind: type, what: str, where: str) -> Any:
-    if not isinstance(value, kind):
-        raise UsageError(f"{where}: {value!r} is not {what}")
-    return value

@@ -31,8 +31,8 @@ def _judged(declared: Declared, lines: Sequence[Line], curves: Sequence[Curve]) 
     if not about:
         return None
     cases, used = list[Case](), list(about)
-    shown = next((each for each in declared.readings if each.figure), declared.readings[0])
-    for reading in declared.readings:
+    shown = next((each for each in declared.reading if each.figure), declared.reading[0])
+    for reading in declared.reading:
         if reading.measure == "speed":
             rivals = _chosen(lines, reading.faster_than or {})
             used += rivals
