@@ -21,9 +21,9 @@ from paceline.launch.rank import Rank
 from paceline.launch.signals import StopSignals
 from paceline.layout import threads_per_rank
 from paceline.messages import LOGGER, configure
-from paceline.run.folder import SPEC, rank_log, read_spec, read_summary
-from paceline.spec import FIELDS, Resolved, RunSpec
-from paceline.strict_json import build, dump
+from paceline.run.folder import SPEC, rank_log, read_summary
+from paceline.spec import FIELDS, Resolved, RunSpec, read_config
+from paceline.strict_json import dump
 
 
 def run_seat(
@@ -91,7 +91,10 @@ def run_rank(run_folder: str) -> NoReturn:
     if seat.rank:
         _redirect(rank_log(folder, seat.rank))
     # The launcher has resolved and checked the options, and written where each came from.
-    resolved = Resolved(build(RunSpec, read_spec(folder)), dict.fromkeys(FIELDS, SPEC))
+    # (Not as analysis reads them: it refuses numbers so large that sums of them would not be finite.)
+    values = read_config(str(folder / SPEC))
+    spec = RunSpec(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    resolved = Resolved(spec, dict.fromkeys(FIELDS, SPEC))
     finish(run_seat(resolved, seat, folder))
 
 
