@@ -29,7 +29,7 @@ def launch(resolved: Resolved, show: TextIO | None = None) -> tuple[Path, Ending
         own_code.check_exists(spec.model, "model")
     if spec.reads:  # once, before the ranks start: otherwise they would wait for the one that loads it
         path = prepare(spec.data, Path(spec.data_dir) if spec.data_dir else None)
-        LOGGER.debug("data set %s: %s", spec.data, path or "made in memory")
+        LOGGER.debug("data set %s: %s", spec.data, path or "no file to prepare")
     places = find_places(spec)
     with counting_signals() as signals:
         folder = make_folder(spec).absolute()
