@@ -77,7 +77,7 @@ class Headline:
     @property
     def text(self) -> str:
         """For a terminal: the sentence, the notes, and many cases as a table."""
-        rows = [("case", "best", "verdict", "times one process"), *map(_cells, self.cases)]
+        rows = [("case", "best", "verdict", "speedup over one process"), *map(_cells, self.cases)]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join([self.sentence, *self.notes, *(table if len(self.cases) > 1 else [])])

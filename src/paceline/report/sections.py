@@ -164,7 +164,7 @@ def verdict(study: Study, chart: Chart | None) -> Verdict:
     found = study.headline
     rows = [[each.name, within(each.speedup), Cell(each.verdict, number=False), each.best, _percents(each)]
             for each in found.cases]  # fmt: skip
-    heads = ["case", "times one process", "verdict", "best setting", "efficiency"]
+    heads = ["case", "speedup over one process", "verdict", "best setting", "efficiency"]
     cases = table(heads, rows, kind="cases") if len(rows) > 1 else None
     return Verdict(found.sentence, found.notes, drawing(chart) if chart else None, cases)
 

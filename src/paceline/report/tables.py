@@ -179,7 +179,7 @@ def results_table(study: Study) -> Results:
     columns = {
         "setting": [Cell(one.label(groups), number=False) for one in groups],
         "images/s": [within(_interval(row, "images_per_second")) for row in rows],
-        "times one process": [within(_interval(row, "speedup_one_process")) for row in rows],
+        "speedup over one process": [within(_interval(row, "speedup_one_process")) for row in rows],
         "strong speedup": [within(_interval(row, "speedup_strong")) for row in rows],
         "weak speedup": [within(_interval(row, "speedup_weak")) for row in rows],
         "update, ms": [within(_interval(row, "update_seconds"), 1000) for row in rows],

@@ -204,7 +204,7 @@ def test_many_cases_are_a_table(tmp_path: Path) -> None:
         "cannot be judged in 1."
     )
     head, good, *_ = found.text.splitlines()[-5:]
-    assert head.split() == ["case", "best", "verdict", "times", "one", "process"]
+    assert head.split() == ["case", "best", "verdict", "speedup", "over", "one", "process"]
     assert good.startswith("good")
     assert "worth it" in good
     assert "1.20 (1.1" in good

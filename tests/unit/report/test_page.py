@@ -234,7 +234,7 @@ def test_what_all_settings_share_is_said_once(scaled: Study) -> None:
     assert found.shared.startswith("mlp, mnist-mini")
     assert f"<p>The same in all settings: {found.shared}.</p>" in page(scaled, [], PLOTLY)
     headers = found.table.headers
-    assert headers[:4] == ("setting", "images/s", "times one process", "weak speedup"), (
+    assert headers[:4] == ("setting", "images/s", "speedup over one process", "weak speedup"), (
         "numbers are in sight on a phone"
     )
     assert "strong speedup" not in headers
