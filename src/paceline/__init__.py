@@ -1,10 +1,10 @@
-"""Paceline trains a neural network on many processes and machines, and measures what each way costs."""
+"""Paceline trains a neural network on many processes and machines, and measures what each strategy costs."""
 
 from __future__ import annotations
 
 import importlib
 
-# Not typing's: under `python -m paceline` the working folder is still first on the import path here.
+# Not from typing: under `python -m paceline` the working folder is still first on the import path here.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["DataParallel", "PacelineError", "RunSpec", "Sampler", "Summary", "connect", "initial_weights", "train"]
 
-# Looked up when they are used, so that `import paceline` does not import torch.
+# Imported on first use, so that `import paceline` does not import torch.
 _HOMES = {
     "DataParallel": "paceline.strategies.data_parallel",
     "PacelineError": "paceline.errors",

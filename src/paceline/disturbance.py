@@ -1,4 +1,4 @@
-"""Whether other programs used the processors of a run's machines while it trained: the one rule for it."""
+"""Detects whether other programs used the cores of a run's machines during training."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Callable, Iterable, Sequence
 
 from paceline.run.records import Node, NodeSample
 
-# Cores. Less than this the operating system uses by itself, and counts of processor time are no more exact.
+# Cores. The operating system itself uses up to this much, and CPU time is not counted more accurately.
 LEAST = 0.2
-# Others that use this part of a machine's cores, or a hypervisor that withholds it of what was wanted, disturb a run.
+# Other programs disturb a run if they use this part of a machine's cores, or the hypervisor withholds it.
 PART = 0.1
-# Processes waited for a core in more than this part of the time: what others use, somebody misses.
+# Other programs also disturb a run if processes waited for a core in more than this part of the time.
 WAITED = 0.1
-# Seconds of samples that are needed to say anything.
+# Seconds of samples that are needed for a decision.
 ENOUGH = 1.0
 NAMED = 3
 
 
 def disturbance(nodes: Iterable[Node], began: float, ended: float, *, emulated: bool = False) -> str | None:
-    """Why the times of a run whose steps were from `began` to `ended` are not its own, in a sentence without its end.
+    """Why the times of a run with steps from `began` to `ended` cannot be compared, as a clause; None if they can.
 
-    Runs that want more cores than there are disturb themselves: that counts for nothing here. Emulated compute sleeps,
-    so that others disturb it only when somebody has to wait for a core.
+    Runs with more workers than cores disturb themselves, which does not count here. Emulated compute sleeps, so that
+    other programs disturb it only if processes wait for a core.
     """
     machines: dict[str, list[Node]] = {}
     for node in nodes:
@@ -37,7 +37,7 @@ def disturbance(nodes: Iterable[Node], began: float, ended: float, *, emulated: 
 
 
 def _on_machine(nodes: Sequence[Node], began: float, ended: float, emulated: bool) -> str | None:
-    """Of nodes that share one machine: each has counted its own processes, and any of them the machine."""
+    """The same for nodes that share a machine: each has counted its own processes, and each also the whole machine."""
     cores = max(node.cores or 0 for node in nodes)
     machine = _first(nodes, began, ended, _machine_cpu)
     own = [_mean(node, began, ended, _own_cpu) for node in nodes]
@@ -57,7 +57,7 @@ def _on_machine(nodes: Sequence[Node], began: float, ended: float, emulated: boo
 
 
 def warning(why: str) -> str:
-    """To be said at the end of a training."""
+    """The warning at the end of a training."""
     return f"The machine was busy: {why} during training; do not compare these times."
 
 
@@ -69,7 +69,7 @@ Value = Callable[[NodeSample, Node], float | None]
 
 
 def _machine_cpu(sample: NodeSample, node: Node) -> float | None:
-    """Samples of before there was `machine_cpu` have it in `cpu`, except in the lab."""
+    """Old samples, without `machine_cpu`, have it in `cpu`, except in the lab."""
     return sample.cpu if sample.machine_cpu is None and not node.own_processes else sample.machine_cpu
 
 
@@ -82,7 +82,7 @@ def _first(nodes: Sequence[Node], began: float, ended: float, value: Value) -> f
 
 
 def _mean(node: Node, began: float, ended: float, value: Value) -> float | None:
-    """Over the time between two samples, for all whose middle is in a step; None where that is too little to tell."""
+    """The mean over all intervals between samples whose middle is in the steps; None if they are too short."""
     total = seconds = 0.0
     for before, sample in zip(node.samples, node.samples[1:], strict=False):
         known, gap = value(sample, node), sample.time - before.time

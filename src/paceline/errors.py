@@ -1,4 +1,4 @@
-"""Errors a user can act on, and their exit codes."""
+"""Errors that a user can act on, and their exit codes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GIVEN_OPEN = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 
 
 class PacelineError(Exception):
-    """Something went wrong that the message explains; the command line prints it without a traceback."""
+    """An error that its message explains; the command line prints it without a traceback."""
 
     exit_code = EXIT_FAILED
 
@@ -30,11 +30,11 @@ class AgreedError(UsageError):
 
 
 class DataError(UsageError):
-    """A data set that cannot be found, or that is not what it says it is."""
+    """A data set that cannot be found, or has wrong content."""
 
 
 class CommError(PacelineError):
-    """A message did not get through. `peer` is the rank that is to blame, where that is known."""
+    """Communication failed. `peer` is the rank at fault, if it is known."""
 
     def __init__(self, message: str, peer: int | None = None) -> None:
         super().__init__(message)
@@ -42,11 +42,11 @@ class CommError(PacelineError):
 
 
 class CommTimeout(CommError):
-    """Nothing came before the deadline."""
+    """No message arrived before the deadline."""
 
 
 class DivergedError(PacelineError):
-    """The loss or the model is not finite any more; every rank knows. `rank` is the one that is to blame, if one is."""
+    """The loss or the model is no longer finite, on all ranks. `rank` is the rank that caused it, if only one did."""
 
     def __init__(self, message: str, rank: int | None = None) -> None:
         super().__init__(message)
@@ -54,9 +54,9 @@ class DivergedError(PacelineError):
 
     @classmethod
     def found(cls, what: str, step: int, since: Mapping[int, int | None], tensor: str | None = None) -> DivergedError:
-        """`what` is wrong after a step, with `tensor` the first that is not finite.
+        """The error that `what` is wrong after a step; `tensor` is the first that is not finite.
 
-        `since` says for each rank in which step its own gradient was not finite for the first time, if it ever was.
+        `since` has for each rank the first step in which its own gradient was not finite, or None.
         """
         known = [bad for bad in since.values() if bad is not None]
         first = [rank for rank, bad in since.items() if bad is not None and bad == min(known)]
@@ -67,18 +67,18 @@ class DivergedError(PacelineError):
             ).naming(tensor)
         names = f"rank{'s' if len(first) > 1 else ''} {', '.join(map(str, first))}"
         return cls(
-            f"{what} after step {step}: of all ranks' gradients, that of {names} was the first that is not "
-            f"finite, in step {min(known)}; look at the samples of {names} in that step; if they are sound, lower --lr",
+            f"{what} after step {step}: the gradient of {names} was the first that was not finite, in step "
+            f"{min(known)}; check the samples of {names} in that step; if they are correct, lower --lr",
             first[0],
         ).naming(tensor)
 
     def naming(self, tensor: str | None) -> DivergedError:
-        """The same, with the first tensor that is not finite."""
+        """The same error with the name of the first tensor that is not finite."""
         return DivergedError(f"{self} (the first tensor that is not finite is {tensor})", self.rank) if tensor else self
 
 
 class ReplicaError(PacelineError):
-    """Replicas that should be equal are not. `rank` is the one that differs."""
+    """Replicas differ that should be equal. `rank` is the one that differs."""
 
     def __init__(self, message: str, rank: int) -> None:
         super().__init__(message)
@@ -86,16 +86,16 @@ class ReplicaError(PacelineError):
 
 
 def nearest(given: str, allowed: Iterable[str], cutoff: float = 0.65) -> str:
-    """`; did you mean 'ring'?` when one of the allowed names is close, else nothing. Dashes in front do not count."""
+    """`; did you mean 'ring'?` if one of the allowed names is close, otherwise empty. Leading dashes do not count."""
     names = {name.lstrip("-"): name for name in allowed}
     close = difflib.get_close_matches(given.lower().lstrip("-"), names, n=1, cutoff=cutoff)
     return f"; did you mean {names[close[0]]!r}?" if close else ""
 
 
 def meant(given: str, allowed: Iterable[str], elsewhere: Mapping[str, str], absent: Mapping[str, str]) -> str:
-    """As `nearest`; but an option that other tools have is answered with what it is called here, or why it is absent.
+    """Like `nearest`, but for an option of another tool, its name here, or why there is none.
 
-    Options are longer than names, and often have a word in common: --pin-memory is not --memory.
+    Options are longer than names, and often share a word: --pin-memory is not --memory.
     """
     name = given.lstrip("-").replace("_", "-")
     if name in absent:
@@ -111,7 +111,7 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> UsageError:
 
 
 def visible(text: str) -> str:
-    """The text for a terminal: what would control it, or cannot be encoded, is shown as Python writes it.
+    """The text for a terminal, with control characters and unencodable ones escaped.
 
     >>> visible("run \x1b[31m of \udcff, größer")
     'run \\x1b[31m of \\udcff, größer'
@@ -120,9 +120,9 @@ def visible(text: str) -> str:
 
 
 def refuse_pipe(path: str | Path, what: str) -> None:
-    """Refuse a named pipe or a device where a file is expected: reading it could wait for ever.
+    """Refuse a named pipe or a device instead of a file, because reading it could wait forever.
 
-    What this process was given open (`<(command)` of a shell) may be a pipe.
+    A file that the shell has opened for this process (`<(command)`) may be a pipe.
     """
     found = Path(path)
     if found.exists() and not found.is_file() and not found.is_dir() and not str(path).startswith(GIVEN_OPEN):

@@ -1,4 +1,4 @@
-"""Which rank does what: how work, and the cores of a node, are divided over ranks, and what memory one has had."""
+"""Divides work, and the cores of a node, over ranks; measures peak memory; no torch."""
 
 import os
 import resource
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 def share(total: int, parts: int, index: int) -> range:
-    """Part `index` of `total` things divided over `parts`, contiguous and as even as can be.
+    """Part `index` of `total` items divided over `parts`, contiguous and as evenly as possible.
 
     >>> [list(share(5, 3, i)) for i in range(3)]
     [[0], [1, 2], [3, 4]]
@@ -28,8 +28,8 @@ class Spot:
 class Grid:
     """Replicas of a model that is itself divided into stages and shards.
 
-    What talks most is nearest, since neighbours are likely to be on one machine: shards of a stage are side by side,
-    then the stages of a replica.
+    Ranks that communicate most have consecutive numbers, because these are likely to be on one machine: first the
+    shards of a stage, then the stages of a replica.
 
     >>> [str(Grid(2, 2).spot(rank)) for rank in (1, 2)]
     ['Spot(replica=0, stage=1, shard=0)', 'Spot(replica=1, stage=0, shard=0)']
@@ -47,12 +47,12 @@ class Grid:
         return (replica * self.stages + stage) * self.shards + shard
 
     def replicas_of(self, rank: int) -> list[int]:
-        """The ranks with the same weights as this one, itself included."""
+        """The ranks with the same weights as this one, including itself."""
         spot = self.spot(rank)
         return [self.rank(replica, spot.stage, spot.shard) for replica in range(self.replicas)]
 
     def shards_of(self, rank: int) -> list[int]:
-        """The ranks that hold the other parts of this one's layers, itself included."""
+        """The ranks with the other parts of this one's layers, including itself."""
         spot = self.spot(rank)
         return [self.rank(spot.replica, spot.stage, shard) for shard in range(self.shards)]
 
@@ -63,15 +63,15 @@ def cores() -> int:
 
 
 def threads_per_rank(local_ranks: int) -> int:
-    """Cores divided over the ranks of a node; OMP_NUM_THREADS, where somebody has set it, wins."""
+    """OMP_NUM_THREADS if it is set, otherwise the cores divided by the ranks of a node."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return int(asked) if asked.isdecimal() and int(asked) else max(1, cores() // local_ranks)
 
 
 def crowded(workers: int, threads: int | None, *, bound: bool = False) -> str | None:
-    """A warning, where this many workers of a machine have fewer cores than threads.
+    """A warning if this many workers on a machine have fewer cores than threads.
 
-    `bound`: this process may be bound to a part of the cores that its node's workers have.
+    `bound`: this process may be bound to a part of its node's cores.
     """
     there = os.cpu_count() or 1 if bound else cores()
     if workers * (threads or 1) <= there:
@@ -84,5 +84,5 @@ def crowded(workers: int, threads: int | None, *, bound: bool = False) -> str | 
 
 
 def peak_rss_bytes() -> int:
-    """The most memory that this process has had."""
+    """The peak memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

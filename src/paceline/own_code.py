@@ -1,4 +1,4 @@
-"""A user's own model or data set: a function, named as `package.module:function` or `path/to/file.py:function`."""
+"""Imports a user's own model or data set, given as `package.module:function` or `path/to/file.py:function`."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from paceline.errors import UsageError, nearest
 
 FORMS = "FILE.py:function or package.module:function"
 _NAME = re.compile(r"([^\W\d]\w*(\.[^\W\d]\w*)*|[^:\0]*[^:/\0]\.py):[^\W\d]\w*")
-# A module that says any of these may define names that its text does not show.
+# A module with any of these may define names that are not in its source.
 _DYNAMIC = re.compile(r"\bglobals\(|\bexec\(|\bsetattr\(|\b__getattr__\b|\bimport \*")
-# Ranks can be threads, and Python 3.11's ast.parse fails when another thread calls it meanwhile (cpython issue 106905).
+# Ranks can be threads, and Python 3.11's ast.parse fails if two threads call it at once (cpython issue 106905).
 _PARSING = threading.Lock()
-# Debian has more folders of packages than sysconfig knows.
+# Debian has more package folders than sysconfig knows.
 _PACKAGES = (sysconfig.get_path("stdlib"), *site.getsitepackages(), site.getusersitepackages())
 _LIBRARIES = tuple(folder + os.sep for folder in (os.path.dirname(__file__), *_PACKAGES))
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is the path of a function rather than one from a table."""
+    """Whether a name is the path of a function instead of a name in a table."""
     return _NAME.fullmatch(name) is not None
 
 
 def check_exists(path: str, what: str) -> None:
-    """Refuse a file, module or function that is not there, without running any of it."""
+    """Raise an error if the file, module or function does not exist, without running it."""
     _see_working_folder()
     module, _, name = path.rpartition(":")
     try:
         source = _file(module) if module.endswith(".py") else _source_of(module)
     except FileNotFoundError as error:
         raise UsageError(f"{what} {path}: {error}") from None
-    if source is None:  # compiled, or made by hand
+    if source is None:  # compiled, or created at run time
         return
     try:
         text = source.read_bytes()
@@ -67,17 +67,17 @@ def _file(path: str) -> Path:
 
 
 def _source_of(module: str) -> Path | None:
-    """Where a module's text is; its packages are not imported."""
+    """The path of a module's source; its packages are not imported."""
     package, *inner = module.split(".")
     try:
-        # Ranks have a __main__ of their own.
+        # Ranks have another __main__.
         found = None if package == "__main__" else importlib.util.find_spec(package)
     except ValueError:
         return None
     if found is None:
         raise FileNotFoundError(
             f"there is no Python package or module {package!r} here or in the working folder {os.getcwd()}; "
-            f"install it, run from the folder that has it, or name its file: path/to/{package}.py:function"
+            f"install it, run in its folder, or give its file: path/to/{package}.py:function"
         )
     for part in inner:
         above: ModuleSpec = found
@@ -88,7 +88,7 @@ def _source_of(module: str) -> Path | None:
 
 
 def _names(tree: ast.AST) -> list[str]:
-    """All names that a module's text defines, in functions as well: it is enough that no other can be meant."""
+    """All names that a module's source defines, also inside functions: a name that is not there cannot exist."""
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -101,7 +101,7 @@ def _names(tree: ast.AST) -> list[str]:
 
 
 def find(path: str, what: str) -> Callable[..., Any]:
-    """The function, imported."""
+    """Import the function."""
     _see_working_folder()
     module, _, name = path.rpartition(":")
     try:
@@ -109,12 +109,12 @@ def find(path: str, what: str) -> Callable[..., Any]:
     except (Exception, SystemExit) as error:  # a script without `if __name__ == "__main__"` may exit
         raise UsageError(f"{what} {path} cannot be imported: {reason(error)}") from error
     if not callable(found):
-        raise UsageError(f"{what} {path} is of type {type(found).__name__}; a function is expected")
+        raise UsageError(f"{what} {path} is of type {type(found).__name__} instead of a function")
     return found  # type: ignore[no-any-return]
 
 
 def _load(path: str) -> ModuleType:
-    """A file as a module, once; it may import what lies beside it."""
+    """Import a file as a module, once; it may import modules in its folder."""
     file = _file(path).resolve()
     name = f"paceline_own_{zlib.crc32(os.fsencode(file)):08x}_{file.stem}"
     if name in sys.modules:
@@ -125,7 +125,7 @@ def _load(path: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
-    sys.modules[name] = module  # dataclasses and pickle look there
+    sys.modules[name] = module  # dataclasses and pickle look it up there
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -135,25 +135,25 @@ def _load(path: str) -> ModuleType:
 
 
 def parameters(path: str, what: str) -> Mapping[str, inspect.Parameter]:
-    """What the function names as its parameters."""
+    """The parameters of the function."""
     try:
         return inspect.signature(find(path, what)).parameters
-    except (TypeError, ValueError):  # some that are written in C do not say
+    except (TypeError, ValueError):  # some functions in C have no signature
         return {}
 
 
 def call(path: str, what: str, offered: Mapping[str, Any]) -> Any:
-    """Call the function with those of the offered values that it names as parameters."""
+    """Call the function with those of the offered values that its signature names."""
     function, named = find(path, what), parameters(path, what)
     given = {name: value for name, value in offered.items() if name in named}
     if any(p.kind is p.VAR_KEYWORD for p in named.values()) and "num_classes" in offered and "classes" not in given:
-        given["num_classes"] = offered["num_classes"]  # torchvision's models hand it down in **kwargs
+        given["num_classes"] = offered["num_classes"]  # torchvision's models pass it on in **kwargs
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     missing = [n for n, p in named.items() if p.default is p.empty and p.kind not in kinds and n not in given]
     if missing:
         raise UsageError(
-            f"{what} {path} has parameters that nothing is known of: {', '.join(missing)}; give them defaults, or "
-            f"use these names: {', '.join(offered)}"
+            f"{what} {path} has unknown parameters: {', '.join(missing)}; give them defaults, or use these names: "
+            f"{', '.join(offered)}"
         )
     try:
         return function(**given)
@@ -162,7 +162,7 @@ def call(path: str, what: str, offered: Mapping[str, Any]) -> Any:
 
 
 def reason(error: BaseException, model: Any = None) -> str:
-    """The error, the last line of the user's own code on the way to it, and the layer of the `model` it is in."""
+    """The error, the last line of the user's own code that led to it, and the layer of the `model` it is in."""
     frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     own = [
         f"{frame.f_code.co_filename}, line {line}"
@@ -179,7 +179,7 @@ def reason(error: BaseException, model: Any = None) -> str:
 
 
 def _see_working_folder() -> None:
-    """Look there last, so that a file of the user's does not replace a library's module."""
+    """Search the working folder last, so that a user's file does not replace a library's module."""
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 

@@ -1,4 +1,4 @@
-"""Tables of what we have and what other packages add by entry points; no torch."""
+"""Tables of Paceline's own objects and of those that other packages add with entry points; no torch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Named(Protocol):
 
 
 T = TypeVar("T", bound=Named)
-_installed = cache(entry_points)  # reading every package's metadata takes a while
+_installed = cache(entry_points)  # cached, because reading every package's metadata is slow
 
 
 class Table(Mapping[str, T]):
-    """By name: ours, and behind them those that installed packages offer in this group, in the order of their names.
+    """Objects by name: Paceline's own, then those of installed packages in this entry-point group, sorted by name.
 
-    Other packages are imported when the table is first looked into, not when it is made: they import what it is of.
+    Other packages are imported when the table is first used, not when it is created, because they import its classes.
     """
 
     def __init__(self, group: str, kind: type[T], ours: Iterable[T]) -> None:
@@ -40,7 +40,7 @@ class Table(Mapping[str, T]):
             if not isinstance(made, self._kind):
                 raise UsageError(f"{who} is not a {self._kind.__name__}")
             if made.name in table:
-                raise UsageError(f"{who} is called {made.name}, and there is one of that name already")
+                raise UsageError(f"{who} has the name {made.name}, which is already taken")
             table[made.name] = made
         return table
 

@@ -13,21 +13,19 @@ if TYPE_CHECKING:
 
 
 def check_strategy(spec: RunSpec) -> None:
-    """What the strategy can do, and what it has to say itself."""
+    """Check the strategy's capabilities, and call its own checks."""
     method = spec.method
     if spec.carrier.for_servers and not spec.servers:
         raise UsageError(
             f"--transport {spec.transport} with strategy {spec.strategy}: only parameter servers use it; use gloo"
         )
     if spec.servers and not spec.carrier.for_servers:
-        raise UsageError(f"--transport {spec.transport} with {spec.strategy}: it speaks ZeroMQ; leave --transport out")
+        raise UsageError(f"--transport {spec.transport} with {spec.strategy}: it uses ZeroMQ; leave --transport out")
     if spec.read != "own" and not method.reads_together:
-        raise UsageError(f"--read {spec.read} with {spec.strategy}: its ranks read for themselves; use --read own")
+        raise UsageError(f"--read {spec.read} with {spec.strategy}: its ranks read their own samples; use --read own")
     if not method.on_gpu and (spec.device == "cuda" or spec.carrier.moves_gpu_tensors):
         given = "--device cuda" if spec.device == "cuda" else f"--transport {spec.transport}"
-        raise UsageError(
-            f"{given} with {spec.strategy}, which computes on CPUs alone so far: use --device cpu, and gloo or mpi"
-        )
+        raise UsageError(f"{given} with {spec.strategy}, which runs only on CPUs: use --device cpu, and gloo or mpi")
     if spec.emulated and not method.emulates:
         raise UsageError(f"--compute {spec.compute}: {spec.strategy} does not support emulated compute; leave it out")
     method.check(spec)
@@ -35,28 +33,28 @@ def check_strategy(spec: RunSpec) -> None:
 
 def check_mpi_io(spec: RunSpec) -> None:
     if not spec.carrier.reads_files_together:
-        raise UsageError(f"--read mpi-io with --transport {spec.transport}: only MPI's ranks can; use --transport mpi")
+        raise UsageError(f"--read mpi-io with --transport {spec.transport}: it needs MPI; use --transport mpi")
     if spec.workers == 1:
-        raise UsageError("--read mpi-io with one worker: it is for several that read together; use --read own")
+        raise UsageError("--read mpi-io with one worker: it needs several workers; use --read own")
     if not datasets.in_file(spec.data):
         raise UsageError(f"--read mpi-io: {spec.data} is not in a file; use --read own, or another data set")
 
 
 def check_device(spec: RunSpec, *, here: bool) -> None:
     if spec.device == "cuda" and here and not transports.has_gpu():
-        raise UsageError("--device cuda: there is no NVIDIA GPU here; use --device cpu or auto")
+        raise UsageError("--device cuda: this machine has no NVIDIA GPU; use --device cpu or auto")
     if spec.device == "cuda" and not spec.carrier.moves_gpu_tensors and spec.workers != 1:
         raise UsageError(f"--device cuda with --transport {spec.transport}: tensors on GPUs need --transport nccl")
     if spec.device == "cpu" and spec.carrier.moves_gpu_tensors:
-        raise UsageError(f"--device cpu with --transport {spec.transport}: it moves tensors of GPUs; use gloo or mpi")
+        raise UsageError(f"--device cpu with --transport {spec.transport}: it moves only GPU tensors; use gloo or mpi")
 
 
 def check_emulated(spec: RunSpec) -> None:
-    """Where nothing is computed there is nothing to look at, and the network must carry gradients alone."""
+    """Refuse options that have no effect with emulated compute, or would add other traffic than gradients."""
     if not spec.emulated:
         if spec.shrink > 1:
             raise UsageError(
-                f"--shrink {spec.shrink} is for --compute emulated:…; a model that is trained has its size"
+                f"--shrink {spec.shrink} is only for --compute emulated:…; it cannot shrink a model that is trained"
             )
         return
     mark = f"--compute {spec.compute}"

@@ -21,7 +21,7 @@ DEFAULT_LR = {"adam": 0.001, "sgd": 0.01}
 
 
 def choose(values: dict[str, Any], sources: dict[str, str], world: World | None) -> None:
-    """Fill in what was left open, each with the reason as its source."""
+    """Fill in values that were not given, each with the reason as its source."""
 
     def fill(name: str, value: Any, why: str) -> None:
         values[name], sources[name] = value, why
@@ -53,7 +53,7 @@ def choose(values: dict[str, Any], sources: dict[str, str], world: World | None)
 
 
 def _choose_strategy(values: dict[str, Any], fill: Callable[[str, Any, str], None], world: World | None) -> Strategy:
-    """The strategy from the workers, or the workers from the strategy; by default one process."""
+    """Choose the strategy from the workers, or the workers from the strategy; by default one process."""
     if values["strategy"] is None:
         if values["workers"] is None:
             fill(
@@ -69,7 +69,7 @@ def _choose_strategy(values: dict[str, Any], fill: Callable[[str, Any, str], Non
 
 
 def _divide_batch(values: dict[str, Any], sources: dict[str, str], method: Strategy) -> None:
-    """The batch of a worker from that of all, where that is given; then the learning rate is, too."""
+    """Compute a worker's batch from the global batch, if that is given; the learning rate is then not scaled."""
     shares, total = method.shares(values), values["global_batch"]
     if total is None:
         return
@@ -78,15 +78,15 @@ def _divide_batch(values: dict[str, Any], sources: dict[str, str], method: Strat
         values["batch_size"], sources["batch_size"] = each, "--global-batch"
     elif values["batch_size"] != each:
         raise UsageError(
-            f"--global-batch {total} is {each} samples for each of {shares}, and --batch-size is "
-            f"{values['batch_size']}: give one of them"
+            f"--global-batch {total} is {each} samples for each of {shares}, but --batch-size is "
+            f"{values['batch_size']}: give only one of them"
         )
     if sources["scale_lr"] == "default":
         values["scale_lr"], sources["scale_lr"] = False, "--global-batch"
 
 
 def _measured(folder: Path, values: Mapping[str, Any], data: datasets.DataInfo | None) -> str:
-    """The time of a batch in a run that was computed, as seconds: ranks elsewhere may not see its folder."""
+    """The time of a batch in an earlier run, in seconds, because ranks elsewhere may not see its folder."""
     size = values["image_size"]
     shape = None if data is None else (data.shape[0], size, size) if size else data.shape
     seconds = seconds_per_image(folder, values["model"], shape, values["hidden"]) * values["batch_size"]

@@ -45,7 +45,7 @@ def test_list_shows_every_data_set_aligned(capsys: pytest.CaptureFixture[str]) -
     ]
     assert lines[2].split()[1:8] == ["60,000", "10,000", "1×28×28", "10", "not", "cached", "handwritten"]
     assert lines[4].split()[1:7] == ["50,000", "10,000", "3×32×32", "10", "not", "cached"]
-    abouts = ("the first", "handwritten", "clothes", "small photographs", "generated")
+    abouts = ("the first", "handwritten", "clothes", "small photographs", "generated patterns")
     assert len({line.index(about) for line, about in zip(lines[1:], abouts, strict=True)}) == 1
 
 
@@ -86,7 +86,7 @@ def test_there_is_nothing_to_get_of_what_is_not_fetched(capsys: pytest.CaptureFi
     assert paceline_data("get", "synthetic:train=50") == 0
     assert paceline_data("get", "mnist-mini") == 0
     assert capsys.readouterr().out.splitlines() == [
-        "synthetic:train=50 is made in memory: there is nothing to get",
+        "synthetic:train=50 is generated in memory: there is nothing to get",
         "mnist-mini is in the package: there is nothing to get",
     ]
 
@@ -94,7 +94,7 @@ def test_there_is_nothing_to_get_of_what_is_not_fetched(capsys: pytest.CaptureFi
 def test_path_of_what_is_not_cached_says_how_to_get_it() -> None:
     with pytest.raises(UsageError, match=r"mnist is not in the cache .*`paceline data get mnist`"):
         paceline_data("path", "mnist")
-    with pytest.raises(UsageError, match="synthetic is made in memory"):
+    with pytest.raises(UsageError, match="synthetic is generated in memory"):
         paceline_data("path", "synthetic")
 
 

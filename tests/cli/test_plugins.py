@@ -105,4 +105,4 @@ def test_a_plug_in_with_the_name_of_another_is_refused(tmp_path: Path) -> None:
     )
     done = paceline(tmp_path, "train", "--help")
     assert done.returncode == 2
-    assert "is called gloo, and there is one of that name already" in done.stderr
+    assert "has the name gloo, which is already taken" in done.stderr

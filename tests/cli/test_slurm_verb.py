@@ -130,14 +130,14 @@ def test_gpus_are_the_nodes_and_need_not_be_here(
     text = check_script(capsys, *FOUR, "--gpus-per-node", "a100:2", "--", *RING, "--device", "cuda")
     assert "#SBATCH --gpus-per-node=a100:2" in text
     assert "nccl" in text
-    assert "no NVIDIA GPU here" in check_refusal(capsys, *RING, "--workers", "2", "--device", "cuda")
+    assert "this machine has no NVIDIA GPU" in check_refusal(capsys, *RING, "--workers", "2", "--device", "cuda")
 
 
 @pytest.mark.parametrize(
     ("line", "parts"),
     [
-        ("slurm", ["after -- comes a training", "nothing is there"]),
-        ("slurm --", ["nothing is there"]),
+        ("slurm", ["write a training after --", "there is none"]),
+        ("slurm --", ["there is none"]),
         ("slurm -- data get mnist", ["'data' cannot be queued"]),
         ("slurm train", ["unrecognized arguments: train"]),
         ("slurm --nodes 0 -- train", ["--nodes", "'0'", "at least 1"]),

@@ -55,7 +55,7 @@ def test_help_and_version_are_printed(tmp_path: Path) -> None:
 def test_a_verb_that_does_not_exist_is_answered_with_the_nearest(tmp_path: Path) -> None:
     done = run(tmp_path, "trian", "--epochs", "1")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "paceline: unknown verb 'trian'; did you mean 'train'?" in done.stderr
+    assert "paceline: unknown command 'trian'; did you mean 'train'?" in done.stderr
     assert "doctor" in done.stderr
     assert "VERB" in refusal(tmp_path)
 

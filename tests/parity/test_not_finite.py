@@ -40,7 +40,7 @@ def test_a_bad_gradient_in_the_last_step_is_found_and_its_rank_is_named(tmp_path
         assert f"the model is not finite after step {STEPS}" in message
         assert "the first tensor that is not finite is last.weight" in message
         assert rank == 2
-        assert "look at the samples of rank 2 in that step" in message
+        assert "check the samples of rank 2 in that step" in message
     assert not (tmp_path / "model.safetensors").exists()
 
 
@@ -52,8 +52,8 @@ def test_servers_name_the_worker_that_sent_a_bad_gradient(tmp_path: Path, strate
     (message,) = {line for line in str(failure.value).splitlines() if "DivergedError" in line}
     if strategy == "ps-sync":
         assert f"after step {STEPS}" in message
-        assert f"look at the samples of rank {servers + 2} in" in message
-    assert "look at the samples of rank" in message
+        assert f"check the samples of rank {servers + 2} in" in message
+    assert "check the samples of rank" in message
     assert "the first tensor that is not finite is last.weight" in message
     assert not (tmp_path / "model.safetensors").exists()
 

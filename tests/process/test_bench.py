@@ -83,7 +83,7 @@ def test_ctrl_c_stops_and_the_same_command_goes_on(tmp_path: Path) -> None:
         shown, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "stopped" in shown
-    assert "the same command goes on where it was" in errors
+    assert "the same command continues" in errors
     assert not pids_of(tmp_path)
     assert not list((tmp_path / "out").glob(".run-*"))
     text = (tmp_path / "try.toml").read_text().replace("1000000", "3")

@@ -134,7 +134,9 @@ def test_the_function_gets_what_it_names_and_nothing_else(write: Write) -> None:
 
 def test_a_parameter_that_nothing_is_known_of_is_named(write: Write) -> None:
     write("def build(shape, depth, *, width): pass")
-    with pytest.raises(UsageError, match=r"mine:build has parameters.*: depth, width;.*these names: shape, classes"):
+    with pytest.raises(
+        UsageError, match=r"mine:build has unknown parameters: depth, width;.*these names: shape, classes"
+    ):
         own_code.call("mine:build", "model", {"shape": 1, "classes": 2})
 
 
@@ -153,7 +155,7 @@ def test_what_cannot_be_imported_says_why_and_where(write: Write, text: str, say
 
 def test_what_is_not_a_function_is_refused(write: Write) -> None:
     write("build = 3")
-    with pytest.raises(UsageError, match="mine:build is of type int; a function is expected"):
+    with pytest.raises(UsageError, match="mine:build is of type int instead of a function"):
         own_code.find("mine:build", "model")
 
 

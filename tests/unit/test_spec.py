@@ -77,7 +77,7 @@ def test_several_workers_on_gpus_use_nccl(monkeypatch: pytest.MonkeyPatch) -> No
     resolved = resolve(("flag", {"device": "cuda", "workers": 2}))
     assert (resolved.spec.transport, resolved.sources["transport"]) == ("nccl", "auto: --device cuda")
     assert "need --transport nccl" in refusal({"device": "cuda", "workers": 2, "transport": "mpi"})
-    assert "tensors of GPUs" in refusal({"device": "cpu", "workers": 2, "transport": "nccl"})
+    assert "only GPU tensors" in refusal({"device": "cpu", "workers": 2, "transport": "nccl"})
 
 
 @pytest.mark.parametrize("values", [{"device": "cuda"}, {"transport": "nccl", "workers": 2}])
@@ -373,7 +373,7 @@ def test_a_global_batch_is_divided_over_replicas_not_workers() -> None:
 
 def test_a_batch_of_a_worker_and_one_of_all_must_fit() -> None:
     assert resolve(("flag", {"workers": 4, "global_batch": 10, "batch_size": 3})).spec.update_batch == 10
-    with pytest.raises(UsageError, match="--global-batch 10 is 3 samples for each of 4, and --batch-size is 4"):
+    with pytest.raises(UsageError, match="--global-batch 10 is 3 samples for each of 4, but --batch-size is 4"):
         resolve(("flag", {"workers": 4, "global_batch": 10, "batch_size": 4}))
 
 

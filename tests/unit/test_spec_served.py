@@ -50,7 +50,7 @@ def test_an_asynchronous_update_is_one_workers_batch_at_one_workers_rate() -> No
         ({"strategy": "ring", "workers": 2, "encrypt": False}, "strategy ring has no --encrypt"),
         ({"strategy": "ring", "workers": 2, "worker_timeout": 3.0}, "strategy ring has no --worker-timeout"),
         ({"strategy": "ring", "workers": 2, "transport": "zmq"}, "only parameter servers use it"),
-        ({"strategy": "ps-sync", "transport": "gloo"}, "it speaks ZeroMQ; leave --transport out"),
+        ({"strategy": "ps-sync", "transport": "gloo"}, "it uses ZeroMQ; leave --transport out"),
         ({"strategy": "ps-async", "staleness": 3}, "strategy ps-async has no --staleness"),
         ({"strategy": "ps-sync", "staleness": 3}, "has no --staleness: leave it out, or use --strategy ps-bounded"),
         (

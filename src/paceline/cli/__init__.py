@@ -1,4 +1,4 @@
-"""The command line: `paceline VERB`."""
+"""The command line: `paceline COMMAND`."""
 
 import sys
 

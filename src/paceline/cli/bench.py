@@ -1,4 +1,4 @@
-"""paceline bench: make the runs of an experiment's grid."""
+"""paceline bench: makes the runs of an experiment."""
 
 from __future__ import annotations
 
@@ -78,19 +78,19 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(dump({"folder": str(folder), "runs": len(tasks), "headline": headline, **vars(outcome)}))
     if outcome.stopped:
-        LOGGER.error("stopped; the same command goes on where it was")
+        LOGGER.error("stopped; the same command continues")
         return EXIT_INTERRUPTED
     say(f"Now: paceline report {folder} -o {folder / 'report.html'}")
     return EXIT_FAILED if outcome.failed else EXIT_OK
 
 
 def _lost(failed: dict[str, str]) -> str:
-    return f", {len(failed)} failed; the same command tries these again" if failed else ""
+    return f", {len(failed)} failed; the same command tries them again" if failed else ""
 
 
 def _disturbed(names: list[str], runs: int, folder: Path) -> str:
     shown = ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
     return (
         f"Other programs disturbed {len(names)} of {runs} runs ({shown}): do not compare their times. "
-        f"To make one again on a quiet machine, remove its folder in {folder} and give the same command."
+        f"To repeat one on an idle machine, remove its folder in {folder} and run the same command."
     )

@@ -80,7 +80,7 @@ def _percent(text: str) -> float:
 
 
 def _warnings(found: Sequence[RunWarning]) -> Iterator[str]:
-    """One line for each kind, however many runs have it."""
+    """One line for each kind of warning."""
     by_kind: dict[str, list[RunWarning]] = {}
     for warning in found:
         by_kind.setdefault(warning.kind, []).append(warning)
@@ -97,7 +97,7 @@ def _short(value: object) -> str:
 
 
 def _repeats(path: Path) -> Group:
-    """The completed runs of a folder, which have to be of one setting."""
+    """The completed runs of a folder, which must have the same setting."""
     if not path.is_dir():
         raise UsageError(f"{path} is not a folder: give a run folder, such as runs/NAME")
     read = [read_run(folder) for folder in find_folders([path])]
@@ -107,5 +107,5 @@ def _repeats(path: Path) -> Group:
         raise UsageError(f"{path} has no completed run ({why})")
     groups = group(runs)
     if len(groups) > 1:
-        raise UsageError(f"{path} has runs of {len(groups)} settings: name one of them")
+        raise UsageError(f"{path} has runs of {len(groups)} settings: give one of its folders")
     return groups[0]

@@ -1,4 +1,4 @@
-"""paceline completion: a script with which a shell completes verbs, options and their values."""
+"""paceline completion: prints a script that completes commands, options and their values in a shell."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
         words = NAMES.get(action.dest, ())
         if isinstance(action.metavar, str) and "|" in action.metavar:
             words = tuple(action.metavar.split("|"))
-        if words and not action.choices:  # which only a completion may take for all that is allowed
+        if words and not action.choices:  # suggestions; other values are allowed, too
             action.choices = words
         if action.metavar in FILES + FOLDERS:
             action.complete = shtab.FILE if action.metavar in FILES else shtab.DIRECTORY  # type: ignore[attr-defined]
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def whole_parser() -> argparse.ArgumentParser:
-    """The command with the arguments of all verbs."""
+    """The parser with the arguments of all subcommands."""
     parser, verbs = make_parsers()
     for verb, its in verbs.items():
         importlib.import_module(f"paceline.cli.{verb}").add_arguments(its)
@@ -44,7 +44,7 @@ def whole_parser() -> argparse.ArgumentParser:
 
 
 def actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Every argument of a command, of its verbs, and of theirs."""
+    """Every argument of a command and, recursively, of its subcommands."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):

@@ -1,4 +1,4 @@
-"""paceline cut: where to cut a model into the stages of a pipeline, and what they would cost; without training."""
+"""paceline cut: plans where to cut a model into the stages of a pipeline, without training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def spec_of(args: argparse.Namespace) -> RunSpec:
-    """The training whose plan is asked for, checked."""
+    """The checked spec of the training to plan."""
     flags = {name: value for name, value in vars(args).items() if name not in NOT_SPEC}
     pipeline = {"strategy": PIPELINE.name, "workers": args.stages}
     return resolve(("flag", flags), ("stages", pipeline)).spec
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Progress:
-    """Which layer is being measured, in place, for people at a terminal."""
+    """Shows on a terminal which layer is being measured."""
 
     def __init__(self, out: TextIO) -> None:
         self.out, self.shown = out, False

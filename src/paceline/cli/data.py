@@ -1,4 +1,4 @@
-"""`paceline data`: what data sets there are, getting one, and where it is."""
+"""paceline data: lists data sets, fetches one, or prints where it is."""
 
 import argparse
 from pathlib import Path
@@ -68,7 +68,7 @@ def _list() -> None:
 def _where(info: DataInfo) -> str:
     if info.name in ORIGINS:
         return "cached" if cache.has(cache.file_of(info.name), ORIGINS[info.name].size) else "not cached"
-    return "in the package" if info.name == "mnist-mini" else "made in memory"
+    return "in the package" if info.name == "mnist-mini" else "generated in memory"
 
 
 def _get(name: str, folder: Path | None, source: str | None, *, as_json: bool) -> None:
@@ -88,7 +88,7 @@ def _get(name: str, folder: Path | None, source: str | None, *, as_json: bool) -
 
 
 def _path(name: str) -> Path:
-    """The folder of a data set; of a user's own the file, as one folder has them all."""
+    """The folder of a data set; for a user's own, the file, because one folder has all of them."""
     if name == "mnist-mini":
         return mini.FOLDER
     info, place = describe(name), place_of(name)

@@ -1,4 +1,4 @@
-"""paceline doctor: what this machine has, and what is missing."""
+"""paceline doctor: shows what this machine has for training, and what is missing."""
 
 import argparse
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""paceline lab: a cluster on one Linux machine."""
+"""paceline lab: emulates a cluster on one Linux machine."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _open_missing() -> None:
-    """A standard file that is closed becomes an empty one, before another gets its number and a command reads it."""
+    """Replace closed standard files by /dev/null, so that no other file gets their numbers."""
     while (file := os.open(os.devnull, os.O_RDWR)) < 3:
         os.set_inheritable(file, True)
     os.close(file)
@@ -115,7 +115,7 @@ def _seconds(given: float) -> float:
 
 def _words(command: list[str] | None) -> list[str]:
     if not command:
-        raise UsageError("no command is given: write it behind --, such as -- paceline train")
+        raise UsageError("the command is missing: write it after --, such as -- paceline train")
     return command
 
 
@@ -144,7 +144,7 @@ def _run(args: argparse.Namespace) -> int:
         ended = keeper.poll() is not None
         client.stop(keeper)
     if ended:
-        LOGGER.error("the lab %s was ended before its command was", plan.name)
+        LOGGER.error("the lab %s ended before its command", plan.name)
     codes = [client.finish_like(command.exit_code or 0) for command in commands]
     return next((code for code in codes if code), 0)
 
@@ -159,7 +159,7 @@ def _break(lab: str, fault: Fault) -> None:
     LOGGER.info("%g s: %s %s", fault.at, fault.do, fault.node)
     try:
         client.ask(lab, fault.do, node=fault.node, up=fault.up, down=fault.down)
-    except PacelineError as error:  # as of a node that has been killed: no reason to end the command
+    except PacelineError as error:  # for example a node that has been killed; the command continues
         LOGGER.error(error)
 
 
@@ -168,7 +168,7 @@ def _up(args: argparse.Namespace) -> int:
     client.start(plan, detached=True)
     _status(plan.name)
     first = plan.nodes[0].name
-    print(f"\nLook around with: paceline lab exec {first} -- bash; end it with: paceline lab down")
+    print(f"\nOpen a shell with: paceline lab exec {first} -- bash; end the lab with: paceline lab down")
     return 0
 
 

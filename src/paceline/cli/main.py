@@ -1,4 +1,4 @@
-"""Finds the verb, runs it, turns errors into messages and exit codes."""
+"""Parses the subcommand, runs it, and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, PacelineE
 from paceline.launch.signals import quiet_interrupt
 
 VERBS = {
-    "train": "train a model, alone or on many processes",
-    "cut": "say where to cut a model into the stages of a pipeline, and what each would cost",
-    "data": "list the data sets, get one, or say where it is",
+    "train": "train a model on one or many processes",
+    "cut": "plan where to cut a model into the stages of a pipeline, and predict their costs",
+    "data": "list the data sets, fetch one, or print where it is",
     "models": "list the models, with their sizes and costs",
-    "lab": "a cluster on this machine: nodes with links of a given speed, counters, and faults",
-    "slurm": "write the script that sbatch takes: paceline slurm --nodes 2 --ntasks-per-node 4 -- train ...",
-    "bench": "make the runs of an experiment; stop it with Ctrl-C, and it goes on where it was",
-    "compare": "what differs between two runs, and whether the difference in speed is real",
-    "report": "one page with charts, tables and findings from run folders",
+    "lab": "emulate a cluster on this machine: nodes, links with a limited speed, counters, faults",
+    "slurm": "write a batch script for sbatch: paceline slurm --nodes 2 --ntasks-per-node 4 -- train ...",
+    "bench": "make the runs of an experiment; stop with Ctrl-C, continue with the same command",
+    "compare": "show what differs between two runs, and whether the difference in speed is real",
+    "report": "write a page with a verdict, charts and tables from run folders",
     "schema": "print the JSON Schemas of the files in a run folder",
     "doctor": "show what this machine has for training",
-    "completion": "print a script with which a shell completes verbs, options and their values",
+    "completion": "print a completion script for a shell",
 }
-# These take another command behind --
+# These take another command after --
 WITH_COMMAND = ("lab", "slurm")
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what was meant when a verb or a flag is close to one that exists."""
+    """Suggests the nearest subcommand or flag for an unknown one."""
 
     def error(self, message: str) -> Any:
         flags = [flag for action in self._actions for flag in action.option_strings]
@@ -50,20 +50,21 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_verbosity(parser: argparse.ArgumentParser, verbose: str = "also say what was decided, and why") -> None:
-    """For verbs that show progress."""
+    """Add --quiet and --verbose, for subcommands that show progress."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--quiet", action="store_true", help="show warnings and errors only, and no progress")
     group.add_argument("--verbose", action="store_true", help=verbose)
 
 
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
-    """For verbs that print facts."""
+    """Add --json, for subcommands that print facts."""
     parser.add_argument("--json", action="store_true", help=f"print {what} as one line of JSON, and nothing else")
 
 
 def make_parsers() -> tuple[Parser, dict[str, argparse.ArgumentParser]]:
-    """The parser of the command, and those of its verbs, which have no arguments yet."""
-    parser = Parser(prog="paceline", description="Train on many processes; see what it costs.", allow_abbrev=False)
+    """The parser of the command, and those of its subcommands, which have no arguments yet."""
+    about = "Train a PyTorch model on many processes, and measure whether it is worth it."
+    parser = Parser(prog="paceline", description=about, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"paceline {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     return parser, {
@@ -77,11 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser, parsers = make_parsers()
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     if chosen is not None and chosen not in VERBS:
-        parser.error(f"unknown verb {chosen!r}{nearest(chosen, VERBS)} (one of: {', '.join(VERBS)})")
+        parser.error(f"unknown command {chosen!r}{nearest(chosen, VERBS)} (one of: {', '.join(VERBS)})")
     if chosen is None:
-        parser.parse_args(arguments)  # shows the help, or what is wrong
+        parser.parse_args(arguments)  # prints the help, or the error
         return EXIT_USAGE
-    # Only what is needed: training is not to wait for what draws charts.
+    # Import only the chosen subcommand: training must not wait for the imports of reports.
     try:
         with quiet_interrupt():
             from paceline import messages
@@ -100,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if chosen in WITH_COMMAND:
         args.command = given
     if extra and chosen in WITH_COMMAND and given is None:
-        parsers[args.verb].error(f"unrecognized arguments: {' '.join(extra)} (another command is written behind --)")
+        parsers[args.verb].error(f"unrecognized arguments: {' '.join(extra)} (write another command after --)")
     if extra:
         parsers[args.verb].error(f"unrecognized arguments: {' '.join(extra)}")
     messages.configure("WARNING" if vars(args).get("quiet") else "DEBUG" if vars(args).get("verbose") else "INFO")
@@ -113,6 +114,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         messages.end_line()
         messages.LOGGER.error("interrupted")
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has read enough, as `head` does
+    except BrokenPipeError:  # the reader of the output has exited, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED

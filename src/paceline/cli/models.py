@@ -1,4 +1,4 @@
-"""paceline models: the table of models, and of devices that can be emulated."""
+"""paceline models: lists models, and devices that can be emulated."""
 
 import argparse
 import textwrap
@@ -11,12 +11,13 @@ from paceline.strict_json import dump
 INTERNAL = ("build", "channels_last")
 COLUMNS = ("parameters", "with stats", "MB", "GFLOPs", "image", "classes", "smallest")
 NOTES = """
-Counts are for the image and classes shown. Parameters are trainable; stats are batch-norm's running means and
-variances, which Keras counts too; MB is both as 32-bit floats, in 2^20 bytes; GFLOPs are 10^9 multiply-adds of one
-image's forward pass. Under 64 pixels AlexNet and the ResNets begin with a 3x3 convolution of stride 1.
+Counts are for the image and classes shown. Parameters are trainable; stats are the running means and variances of
+batch-norm, which Keras counts, too; MB is both as 32-bit floats, in 2^20 bytes; GFLOPs are 10^9 multiply-adds of the
+forward pass of one image. Below 64 pixels AlexNet and the ResNets start with a 3x3 convolution with stride 1.
 
-A model of your own: --model package.module:function, called with those of shape, channels, image_size, classes,
-num_classes and dropout that it names; torchvision's, where it is installed: --model torchvision.models:resnet50.
+Your own model: --model package.module:function, called with those of the arguments shape, channels, image_size,
+classes, num_classes and dropout that its signature names; torchvision's models, if it is installed: --model
+torchvision.models:resnet50.
 """
 
 

@@ -1,4 +1,4 @@
-"""What the nodes of a run did, as a table: paceline train prints it at the end of a run on several nodes."""
+"""A table of the nodes' CPU and network use, which paceline train prints after a run on several nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDTHS = (11, 11, 13, 14, 11, 9)
 
 
 def table(folder: Path) -> list[str]:
-    """A line for each node: mean CPU, and what its interfaces but loopback carried while the run was on."""
+    """A line for each node: mean CPU, and the traffic of its interfaces except loopback during the run."""
     nodes = [node for node in read_nodes(folder).values() if node.samples]
     if len(nodes) < 2:
         return []
@@ -36,7 +36,7 @@ def _row(node: Node) -> str:
 
 
 def _carried(node: Node) -> Traffic:
-    """From the first sample to the last, over all interfaces that lead to other nodes."""
+    """The traffic from the first sample to the last, over all interfaces except loopback."""
     first, last = node.samples[0].interfaces, node.samples[-1].interfaces
     names = [name for name in last if name != "lo"]
 

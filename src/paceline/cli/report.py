@@ -1,4 +1,4 @@
-"""paceline report: one page from run folders; and the same as CSV and pictures."""
+"""paceline report: writes a page from run folders; also CSV files and pictures."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     for name, why in gone[:10]:
         print(visible(f"left out: {name}: {why}"))
     if len(gone) > 10:
-        print(f"left out: {len(gone) - 10} more; the page lists all")
+        print(f"left out: {len(gone) - 10} more; the report lists all")
     kinds = {each.kind for each in study.warnings}
     print(f"{count(len(study.runs), 'run')} in {count(len(study.groups), 'setting')}, {len(gone)} left out, "
           f"{count(len(charts), 'chart')}, {count(len(kinds), 'kind')} of warnings")  # fmt: skip
@@ -109,6 +109,6 @@ def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def _write(path: Path, text: str) -> None:
     try:
-        write_whole(path, text.encode("utf-8", "backslashreplace").decode())  # names of folders need not be UTF-8
+        write_whole(path, text.encode("utf-8", "backslashreplace").decode())  # folder names need not be UTF-8
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""paceline slurm: a training as a batch script, checked before anything is queued."""
+"""paceline slurm: writes the batch script of a training, which is checked before anything is queued."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from paceline.errors import EXIT_OK, UsageError
 from paceline.run.atomic import write_whole
 from paceline.spec import Resolved, World, printable, resolve
 
-# Slurm's forms of a time: minutes, [hours:]minutes:seconds, days-hours[:minutes[:seconds]].
+# Slurm's formats of a time: minutes, [hours:]minutes:seconds, days-hours[:minutes[:seconds]].
 TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}")
-# Seconds. Under a shorter time limit a minute is much: Slurm asks at the limit itself, and waits, usually 30 s.
+# Seconds. With a shorter time limit, a minute is too much: Slurm then signals at the limit, and waits, usually 30 s.
 SHORT = 600
-# The options that are handed on to Slurm as they are, and what Slurm's own are called.
+# Options that are passed to Slurm unchanged, with Slurm's names.
 HANDED_ON = ("job_name", "nodes", "ntasks_per_node", "cpus_per_task", "gpus_per_node", "time", "partition", "account",
              "output")  # fmt: skip
-# A rank that is killed is found and named by the others, within seconds: Slurm must not end them at once. It ends what
-# is left a minute after the first rank has gone. Servers go on without a worker, for as long as that takes.
+# If a rank is killed, the others find out and name it within seconds, so Slurm must not kill them at once. It kills the
+# remaining ranks a minute after the first has ended. Servers continue without a worker, for any time.
 TOGETHER, SERVED = "--kill-on-bad-exit=0 --wait=60", "--kill-on-bad-exit=0 --wait=0"
 
 SCRIPT = """\
@@ -34,11 +34,11 @@ SCRIPT = """\
 {signal}
 set -euo pipefail
 
-# Paths are meant from here. All nodes have to see this folder, the Python below, the data and the output folder: they
-# are on a shared file system.
+# Relative paths start here. All nodes need access to this folder, the Python below, the data and the output folder (a
+# shared file system).
 cd {folder}
 
-# The ranks meet on the first node, unless you say where.
+# The ranks rendezvous on the first node, unless MASTER_ADDR is set.
 export MASTER_ADDR="${{MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}}"
 {threads}
 srun {options} \\
@@ -46,8 +46,8 @@ srun {options} \\
     {command}
 """
 SIGNAL = """\
-# A minute before the time limit the ranks are asked to stop. They finish a step, save the weights and end the run as
-# interrupted. `scancel` asks the same.
+# A minute before the time limit the ranks are asked to stop. They finish their step, save the weights and end the run
+# as interrupted. `scancel` has the same effect.
 #SBATCH --signal=TERM@60
 """
 THREADS = 'export OMP_NUM_THREADS="$SLURM_CPUS_PER_TASK"\n'
@@ -74,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
     words: list[str] = args.command or []
     if not words or words[0] != "train":
         raise UsageError(
-            f"after -- comes a training: paceline slurm --nodes 2 -- train ...; "
-            f"{f'{words[0]!r} cannot be queued' if words else 'nothing is there'}"
+            f"write a training after --: paceline slurm --nodes 2 -- train ...; "
+            f"{f'{words[0]!r} cannot be queued' if words else 'there is none'}"
         )
     _check_texts(args)
     resolved = check_training(words[1:], args.nodes * args.ntasks_per_node)
@@ -95,13 +95,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_training(flags: list[str], tasks: int) -> Resolved:
-    """What `paceline train` would make of these flags as one of so many tasks; the same refusals, now."""
+    """Check these flags as `paceline train` would inside the job."""
     parser = Parser(prog="paceline slurm -- train", allow_abbrev=False)
     train.add_arguments(parser)
     args = parser.parse_args(flags)
     if args.cluster or args.role is not None or args.index is not None:
         raise UsageError("--cluster, --role and --index under srun: its ranks find each other; leave them out")
-    # One task alone starts its workers itself, as from a plain shell.
+    # A single task starts its workers itself, as from a plain shell.
     world = World(tasks, "srun") if tasks > 1 else None
     resolved = resolve(*train.layers_of(args), world=world, here=False)
     train.check_processes(resolved.spec, world)
@@ -109,11 +109,11 @@ def check_training(flags: list[str], tasks: int) -> Resolved:
 
 
 def write_script(args: argparse.Namespace, words: list[str], resolved: Resolved) -> str:
-    """The text for sbatch. Options that nobody gave are left to Slurm."""
+    """The script for sbatch. Options that were not given are left to Slurm."""
     given = {name.replace("_", "-"): getattr(args, name) for name in HANDED_ON if getattr(args, name) is not None}
     options = SERVED if resolved.spec.servers else TOGETHER
     if args.cpus_per_task:
-        options += ' --cpus-per-task="$SLURM_CPUS_PER_TASK"'  # srun does not take it from the job by itself
+        options += ' --cpus-per-task="$SLURM_CPUS_PER_TASK"'  # srun does not inherit it from the job
     asked = [f"--{name}={value}" for name, value in given.items()]
     return SCRIPT.format(
         about=printable(resolved.introduction()[0]),
@@ -130,7 +130,7 @@ def write_script(args: argparse.Namespace, words: list[str], resolved: Resolved)
 
 
 def seconds_of(limit: str) -> int:
-    """Of a time limit in one of Slurm's forms.
+    """The seconds of a time limit in one of Slurm's formats.
 
     >>> [seconds_of(limit) for limit in ("5", "5:30", "1:00:00", "1-12", "1-00:30")]
     [300, 330, 3600, 129600, 88200]
@@ -144,11 +144,11 @@ def seconds_of(limit: str) -> int:
 
 
 def _check_texts(args: argparse.Namespace) -> None:
-    """What Slurm would refuse, or would not see as one word."""
+    """Refuse values that Slurm would refuse, or would not read as one word."""
     for name in ("gpus_per_node", "time", "partition", "account", "job_name", "output"):
         value = getattr(args, name)
         if value is not None and not (value and value.isprintable()):
-            raise UsageError(f"--{name.replace('_', '-')} is {value!r}: a word that can be written into the script")
+            raise UsageError(f"--{name.replace('_', '-')} is {value!r}: it takes one printable word")
     if args.time is not None and not TIME.fullmatch(args.time):
         raise UsageError(
             f"--time is {args.time!r}; it takes minutes, minutes:seconds, hours:minutes:seconds, days-hours, "
@@ -158,7 +158,7 @@ def _check_texts(args: argparse.Namespace) -> None:
 
 def _save(path: Path, text: str, *, replace: bool) -> None:
     if path.exists() and not replace:
-        raise UsageError(f"{path} is there already: choose another --script, or replace it with --force")
+        raise UsageError(f"{path} already exists: choose another --script, or replace it with --force")
     try:
         write_whole(path, text)
         path.chmod(path.stat().st_mode | 0o111)

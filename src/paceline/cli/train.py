@@ -1,4 +1,4 @@
-"""paceline train: the spec's fields as flags."""
+"""paceline train: has one flag for each field of the spec."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOT_SPEC = ("verb", "config", "json", "quiet", "verbose", "cluster", "role", "in
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One flag for each field of the spec; only those that are given end up in the namespace."""
+    """Add one flag for each field of the spec; only given ones are in the namespace."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     abouts = {
         "strategies": {each.name: each.summary for each in strategies.TABLE.values()},
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _first(name: str) -> tuple[int, ...]:
-    """Sorts options by the strategies that have them, as those are in the table."""
+    """A key that sorts options by their strategies, in the order of the table."""
     table = list(strategies.TABLE)
     return tuple(table.index(strategy) for strategy in strategies.having(name))
 
@@ -66,7 +66,7 @@ def _and(words: Sequence[str]) -> str:
 
 
 def add_fields(parser: argparse._ActionsContainer, names: Iterable[str]) -> None:
-    """A flag for each of these fields of the spec."""
+    """Add a flag for each of these fields of the spec."""
     for name in names:
         f, kind = FIELDS[name], KINDS[name]
         flag, about = "--" + name.replace("_", "-"), f.metadata["about"]
@@ -85,7 +85,7 @@ def add_fields(parser: argparse._ActionsContainer, names: Iterable[str]) -> None
 
 
 def reader(kind: Any) -> Any:
-    """Turns a flag's text into the field's type; what is wrong with a value is for the spec to say."""
+    """Converts a flag's text to the field's type; the spec reports wrong values."""
 
     def read(text: str) -> Any:
         try:
@@ -99,12 +99,12 @@ def reader(kind: Any) -> Any:
 
 
 def _cluster_seat(args: argparse.Namespace, found: Seat | None) -> tuple[Cluster, Seat]:
-    """The seat of one rank of a cluster file."""
+    """The seat of a rank in a cluster file."""
     if found:
         raise UsageError(f"--cluster under {found.launcher}: its ranks find each other; leave --cluster out")
     cluster = read_cluster(args.cluster)
     if args.role is None:
-        raise UsageError(f"--cluster {args.cluster}: say which rank this is with --role ps|worker and --index N")
+        raise UsageError(f"--cluster {args.cluster}: give this rank's --role ps|worker and --index N")
     if args.index is not None and not isinstance(args.index, int):
         raise UsageError(f"--index is {args.index!r}; it takes a whole number")
     rank = cluster.place(args.role, args.index)
@@ -124,14 +124,14 @@ class Joined(argparse.Action):
 
 
 def layers_of(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
-    """The values that the config file and the flags give; flags win."""
+    """The values of the config file and the flags; flags override the file."""
     flags = {name: value for name, value in vars(args).items() if name not in NOT_SPEC}
     config = [(f"{CONFIG} {args.config}", read_config(args.config))] if args.config else []
     return [*config, ("flag", flags)]
 
 
 def check_processes(spec: RunSpec, world: World | None) -> None:
-    """Refuse ranks that are threads where a launcher starts processes."""
+    """Refuse the threads transport under a launcher that starts processes."""
     if spec.carrier.in_one_process and world and world.size > 1:
         raise UsageError(
             f"--transport {spec.transport} under {world.launcher}: its ranks are processes; use gloo or mpi"
