@@ -241,7 +241,7 @@ def check_works_for_another_user(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("n2\n12345\n", "")
     done = run("limits.toml", "--", "true")
     assert done.returncode == 2
-    assert "only root can make these" in done.stderr
+    assert "only root can create" in done.stderr
     check_nothing_left(before)
 
 

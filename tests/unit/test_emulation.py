@@ -92,7 +92,7 @@ def test_what_makes_no_sense_without_computing_is_refused(values: dict[str, Any]
 
 
 def test_only_what_is_not_trained_can_be_smaller() -> None:
-    with pytest.raises(UsageError, match="--shrink 8 is for --compute emulated"):
+    with pytest.raises(UsageError, match="--shrink 8 is only for --compute emulated"):
         resolve(("test", {"shrink": 8}))
     said = resolve(("test", {"shrink": 8, "compute": "emulated:0.1"})).introduction()[0]
     assert said.startswith("Emulated compute (0.1, gradients 8 times smaller): mnist-cnn")
