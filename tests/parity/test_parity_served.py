@@ -73,7 +73,7 @@ def test_batch_norm_is_right_when_others_compute_a_lost_workers_parts(
 def _slots(folder: Path, workers: range, update: int) -> set[int]:
     """The parts of an update, by what the workers that computed them wrote down."""
     records = (r for rank in workers for r in raw_lines(folder / f"rank_{rank}.jsonl") if r["kind"] == "step")
-    return {r["slot"] for r in records if r["step"] == update}
+    return {r["figures"]["slot"] for r in records if r["step"] == update}
 
 
 @pytest.mark.parametrize("servers", [1, 2])
@@ -151,7 +151,7 @@ def test_every_worker_writes_down_what_it_did(tmp_path: Path) -> None:
     for rank, gradients in list(enumerate(summary.own_figures["gradients"]))[1:]:
         steps = [r for r in raw_lines(tmp_path / f"rank_{rank}.jsonl") if r["kind"] == "step"]
         assert len(steps) == gradients
-        assert max(step["staleness"] for step in steps) <= 2
+        assert max(step["figures"]["staleness"] for step in steps) <= 2
         assert {"input", "forward", "backward", "push", "wait"} <= set(steps[0]["spans"])
     assert summary.own_figures["staleness_max"] is not None
     assert summary.own_figures["staleness_max"] <= 2
