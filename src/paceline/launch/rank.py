@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 # How long a rank that lost its peer waits to learn from the run folder which rank failed first. (Paceline's launcher
 # does that for its own ranks; mpiexec ends all ranks as soon as one aborts.)
-BLAME_SECONDS = 5.0
+BLAME_SECONDS = 10.0
 LAST_SECONDS = 10.0  # the end of a run waits this long for records that are on their way
 # Launchers that may bind each rank to its own cores.
 BINDING = ("mpiexec", "srun")
