@@ -17,10 +17,13 @@ def raw_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class RawWriter:
-    """Appends lines that a test makes up, whatever they hold."""
+    """Appends lines, whatever they hold; after one that was cut short, on a line of its own."""
 
     def __init__(self, path: Path) -> None:
+        cut = path.exists() and path.read_text()[-1:] not in ("", "\n")
         self._file = path.open("a")
+        if cut:
+            self._file.write("\n")
 
     def write(self, kind: str, **values: Any) -> None:
         self._file.write(json.dumps({"kind": kind, **values}) + "\n")

@@ -52,7 +52,7 @@ def test_ranks_get_their_own_variables_and_report_how_they_ended(forks: Zygote, 
     assert forks.fork("r", ["raise"], {}).wait(30) == 1
     waiting = forks.fork("waits", ["wait"], {})
     pid = forked(waiting)
-    assert Path(f"/proc/{pid}/comm").read_text() == "waits\n"
+    until("it has its name and a session", lambda: Path(f"/proc/{pid}/comm").read_text() == "waits\n")
     assert os.getsid(pid) == pid
     os.kill(pid, signal.SIGTERM)
     assert waiting.wait(30) == -signal.SIGTERM
