@@ -14,12 +14,10 @@ from paceline.run.schema import of_type, schemas, titled
 from paceline.strategies.table import TABLE
 from paceline.strict_json import dump
 
-FILES = ("summary", "env", "owner", "bench", "rank", "node", "plan")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", choices=FILES, nargs="?", help="the file whose schema is printed (default: all of them)"
+        "file", choices=list(published()), nargs="?", help="the file whose schema is printed (default: all of them)"
     )
     parser.add_argument("--output-dir", metavar="DIR", help="write FILE.schema.json to this folder instead of printing")
 

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 # How long a rank that lost its peer waits to learn from the run folder which rank failed first. (Paceline's launcher
 # does that for its own ranks; mpiexec ends all ranks as soon as one aborts.)
 BLAME_SECONDS = 10.0
-LAST_SECONDS = 10.0  # the end of a run waits this long for records that are on their way
 # Launchers that may bind each rank to its own cores.
 BINDING = ("mpiexec", "srun")
 
@@ -139,11 +138,11 @@ class Rank:
         mine = {"folder": str(self.folder), "owner": owner_text(self.folder)} if comm.rank == 0 and self.folder else {}
         told: dict[str, str] = json.loads(tell(json.dumps(mine), comm))
         here = comm.rank == 0 or is_here(Path(told["folder"]), told["owner"])
-        blind = [rank for rank, said in enumerate(share_text("" if here else "blind", comm)) if said]
+        remote = [rank for rank, said in enumerate(share_text("" if here else "remote", comm)) if said]
         secret = secrets.token_bytes(32)
-        if blind:
+        if remote:
             if comm.rank == 0:
-                self._collect(self.seat.address or (hosts[blind[0]], 1), secret)
+                self._collect(self.seat.address or (hosts[remote[0]], 1), secret)
                 told = {"collector": self.collector.endpoint if self.collector else "", "secret": secret.hex()}
             told |= json.loads(tell(json.dumps(told), comm))
         if comm.rank:
@@ -173,10 +172,11 @@ class Rank:
 
     def _hand_in(self, *, failed: bool = False) -> None:
         """Send or collect the records that are not in the run folder yet."""
-        if self.forwarder and not self.forwarder.close(2.0 if failed else LAST_SECONDS):
+        wait = (2.0,) if failed else ()
+        if self.forwarder and not self.forwarder.close(*wait):
             LOGGER.warning("rank %d: not all of its records have reached rank 0; they are in %s on %s",
                            self.seat.rank, self.folder, socket.gethostname())  # fmt: skip
-        if self.collector and (missing := self.collector.close(2.0 if failed else LAST_SECONDS)):
+        if self.collector and (missing := self.collector.close(*wait)):
             LOGGER.warning("records of ranks %s are not complete", ", ".join(map(str, missing)))
 
     def _introduce(self, console: Console) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -25,7 +25,7 @@ class LineWriter:
             self._file.write("\n")
 
     def write(self, line: Line) -> None:
-        self._file.write(dump({"kind": line.kind, **_told(line)}) + "\n")
+        self._file.write(dump({"kind": line.kind, **_fields_of(line)}) + "\n")
 
     def flush(self) -> None:
         self._file.flush()
@@ -34,7 +34,7 @@ class LineWriter:
         self._file.close()
 
 
-def _told(line: Line) -> dict[str, Any]:
+def _fields_of(line: Line) -> dict[str, Any]:
     """Its fields, those left out that are optional and have nothing to say."""
     optional = _optional(cast(Hashable, type(line)))
     return {
@@ -75,25 +75,23 @@ def read_lines(path: Path, *kinds: type[L]) -> Iterator[L]:
     A line that a crash cut short is left out; so are fields that a later version has added. Raises ValueError, with
     the file's name, for a line that has other fields than its kind.
     """
-    by_name = {kind.kind: kind for kind in kinds}
     with naming(path):
-        for name, values in _records(path):
-            if kind := by_name.get(name):
-                yield build(kind, values, extra=True)
+        for kind, values in _records(path, kinds):
+            yield build(kind, values, extra=True)
 
 
 def read_sound_lines(path: Path, *kinds: type[L]) -> Iterator[L]:
     """The same, without those that cannot be: how a run ended must be found out whatever is in its files."""
+    for kind, values in _records(path, kinds):
+        try:
+            yield build(kind, values, extra=True)
+        except ValueError:
+            continue
+
+
+def _records(path: Path, kinds: Iterable[type[L]]) -> Iterator[tuple[type[L], dict[str, Any]]]:
+    """The lines that are JSON and of one of these kinds, with what they hold."""
     by_name = {kind.kind: kind for kind in kinds}
-    for name, values in _records(path):
-        if kind := by_name.get(name):
-            try:
-                yield build(kind, values, extra=True)
-            except ValueError:
-                continue
-
-
-def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         text = read_text(path)
     except (OSError, ValueError):
@@ -103,5 +101,5 @@ def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             record = parse(line)
         except ValueError:
             continue
-        if isinstance(record, dict) and isinstance(record.get("kind"), str):
-            yield record["kind"], record
+        if isinstance(record, dict) and isinstance(name := record.get("kind"), str) and name in by_name:
+            yield by_name[name], record
