@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from paceline.comm.single import SingleComm
+from paceline.data.course import Course
 from paceline.data.input import OwnInput
 from paceline.data.load import load
 from paceline.data.prepare import prepare
@@ -42,7 +43,7 @@ def rank(way: str, number: int, size: int) -> None:
     if way == "mapped":
         comm = SingleComm()
         comm.rank, comm.size = number, size
-        for batch in OwnInput(data, 0, 0, comm, ready).epoch(sampler, len(sampler)):
+        for batch in OwnInput(data, 0, 0, comm, ready).epoch(Course(50_000, 128 * size), 0, range(len(sampler))):
             assert batch.images.shape[1:] == (3, 32, 32)
     elif way != "nothing":
         path = data.train.where[0].path if data.train.where else Path()

@@ -37,7 +37,7 @@ TICK = 50
 FINGERPRINT = {"toy": "ten values"}
 ORDINARY = 1000
 MISCHIEF = ("twice", "cut", "kill", "murder", "lapse", "restart")
-# What the script can also do where there are snapshots.
+# What the script can also do where there are checkpoints.
 SERVERS_TOO = (*MISCHIEF, "server")
 
 
@@ -167,9 +167,9 @@ class Play:
         validation: int = 0,
         kept: int = 2,
     ) -> None:
-        self.plan, self.layout, self.every, self.mischief = plan, layout(servers), every, mischief
+        self.plan, self.layout, self.mischief = plan, layout(servers), mischief
         ranks = tuple(range(servers, servers + workers))
-        self.rules = Rules(ranks, servers, SILENT, 100_000.0, validation, 0, evaluation_batch=4)
+        self.rules = Rules(ranks, servers, SILENT, 100_000.0, validation, 0, evaluation_batch=4, save_every=every)
         self.record, self.events = Record(plan, self.layout), Events()
         self.stores = [Memory(kept) if every else None for _ in range(servers)]
         self.queues: dict[tuple[bytes, bytes], deque[list[bytes]]] = {}
@@ -201,8 +201,8 @@ class Play:
     def _server(self, server: int, restarted: bool = False) -> Core:
         own, store, life = shard(self.record, server), self.stores[server], self._life()
         if server:
-            return Core(server, RUN, life, own, store, self.every)
-        return Leader(RUN, life, own, self.layout, self.plan, self.rules, FINGERPRINT, self.events, store, self.every,
+            return Core(server, RUN, life, own, store)
+        return Leader(RUN, life, own, self.layout, self.plan, self.rules, FINGERPRINT, self.events, store,
                       restarted=restarted)  # fmt: skip
 
     # Messages.

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from paceline.server.ledger import Part, UpdatePlan
 from paceline.server.roles import Return
 from paceline.server.shard import Layout, Shard
-from paceline.server.snapshot import KEPT
 from paceline.server.tally import Result
 
 WIDTH = 10
@@ -80,7 +79,7 @@ class ToyFlat:
     def backward(self, _loss: Tensor, _count: int, total: int, *, last: bool) -> None:
         self.gradient.copy_(self._apart.sum(0) / total)
 
-    def first_nonfinite(self, *, everything: bool) -> int:
+    def first_nonfinite(self) -> int:
         return 0
 
     def arrived(self) -> None:
@@ -206,21 +205,27 @@ def shard(record: Record, server: int) -> Shard:
     return Shard(values, make, rate, record.plan.staleness)
 
 
+def _copies(tensors: dict[int, dict[str, Tensor]]) -> dict[int, dict[str, Tensor]]:
+    return {chunk: {name: tensor.clone() for name, tensor in own.items()} for chunk, own in tensors.items()}
+
+
 class Memory:
     """A store that outlives its server."""
 
-    def __init__(self, kept: int = KEPT) -> None:
-        self.kept = kept
-        self.files: dict[int, tuple[dict[str, Tensor], str]] = {}
+    busy = False
 
-    def save(self, number: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        self.files[number] = {name: tensor.clone() for name, tensor in tensors.items()}, json.dumps(facts)
+    def __init__(self, kept: int = 2) -> None:
+        self.kept = kept
+        self.files: dict[int, tuple[dict[int, dict[str, Tensor]], str]] = {}
+
+    def save(self, number: int, tensors: dict[int, dict[str, Tensor]], facts: dict[str, Any]) -> None:
+        self.files[number] = _copies(tensors), json.dumps(facts)
         for old in self.numbers()[: -self.kept]:
             del self.files[old]
 
-    def load(self, number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def load(self, number: int) -> tuple[dict[int, dict[str, Tensor]], dict[str, Any]]:
         tensors, facts = self.files[number]
-        return {name: tensor.clone() for name, tensor in tensors.items()}, json.loads(facts)
+        return _copies(tensors), json.loads(facts)
 
     def numbers(self) -> list[int]:
         return sorted(self.files)
@@ -246,6 +251,9 @@ class Events:
 
     def updated(self, update: int, epoch: int, result: Result) -> None:
         self.updates.append(update)
+
+    def skipped(self, update: int) -> None:
+        raise AssertionError(f"update {update} was skipped")
 
     def epoch_ended(self, epoch: int, result: Result) -> None:
         self.epochs.append((epoch, result))

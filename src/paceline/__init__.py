@@ -10,6 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from paceline.checkpoint.loop import Checkpoints
     from paceline.data.sampler import Sampler
     from paceline.errors import PacelineError
     from paceline.launch.connect import connect
@@ -20,10 +21,21 @@ if TYPE_CHECKING:
     from paceline.strategies.setup import initial_weights
 
 __version__ = "0.1.0"
-__all__ = ["DataParallel", "PacelineError", "RunSpec", "Sampler", "Summary", "connect", "initial_weights", "train"]
+__all__ = [
+    "Checkpoints",
+    "DataParallel",
+    "PacelineError",
+    "RunSpec",
+    "Sampler",
+    "Summary",
+    "connect",
+    "initial_weights",
+    "train",
+]
 
 # Imported on first use, so that `import paceline` does not import torch.
 _HOMES = {
+    "Checkpoints": "paceline.checkpoint.loop",
     "DataParallel": "paceline.strategies.data_parallel",
     "PacelineError": "paceline.errors",
     "RunSpec": "paceline.spec",

@@ -23,8 +23,12 @@ def option(
     most: float | None = None,
     choices: Sequence[str] = (),
     elsewhere: Sequence[str] = (),
+    formerly: str = "",
+    metavar: str = "",
 ) -> Any:
     """A field of options: its flag's help, the values it takes, and what other tools call it `elsewhere`.
+
+    `formerly` is a name that it had in an earlier version, which is still accepted.
 
     `affects` says what two runs that differ in it can be compared for:
 
@@ -40,7 +44,7 @@ def option(
     """
     assert affects in AFFECTS, affects
     metadata = {"about": about, "affects": affects, "label": label, "unit": unit, "least": least, "most": most,
-                "choices": choices, "elsewhere": elsewhere}  # fmt: skip
+                "choices": choices, "elsewhere": elsewhere, "formerly": formerly, "metavar": metavar}  # fmt: skip
     return field(default=default, metadata=metadata)
 
 

@@ -107,6 +107,21 @@ class Common:
     test: bool = option(True, "evaluate the trained model on the test set at the end", affects=LENGTH)
     log_every: int = option(10, "print a line every this many updates; 0: never", affects=NOTHING, least=0,
                             elsewhere=("log-interval", "print-freq"))  # fmt: skip
+    resume: str = option("auto", "continue an incomplete run: the one called --name, else the newest in --output-dir "
+                         "with the same options (auto); the one in this folder, or from this checkpoint (PATH); or "
+                         "none (never)", affects=NOTHING, metavar="auto|never|PATH",
+                         elsewhere=("resume-from", "ckpt-path", "resume-from-checkpoint"))  # fmt: skip
+    checkpoint_every: int | None = option(None, "save a checkpoint every this many updates; 0: by --checkpoint-seconds "
+                                   "alone; 100 with parameter servers and 0 without unless given", affects=NOTHING,
+                                   unit="update", least=0, formerly="snapshot_every",
+                                   elsewhere=("save-steps", "save-interval", "save-every"))  # fmt: skip
+    checkpoint_seconds: float = option(600.0, "save a checkpoint every this many seconds; 0: never", affects=NOTHING,
+                                       unit="s", least=0.0)  # fmt: skip
+    keep_checkpoints: int = option(2, "how many of the latest checkpoints are kept", affects=NOTHING, least=1,
+                                   elsewhere=("save-total-limit",))  # fmt: skip
+    on_nan: str = option("stop", "if the loss or a gradient is not finite: end the training before the update (stop), "
+                         "or make no update in this step (skip, at most 10 in a row)", affects=NOTHING,
+                         choices=("stop", "skip"))  # fmt: skip
     output_dir: str = option("runs", "folder in which the run folder is made", affects=NOTHING,
                              elsewhere=("out", "output", "log-dir", "logdir", "save-dir"))  # fmt: skip
     name: str | None = option(None, "name of the run folder; made from the options and the time unless given",
@@ -269,6 +284,8 @@ class Resolved:
 
 # What other tools call our options: by their name, ours.
 ELSEWHERE = {other: name.replace("_", "-") for name, f in FIELDS.items() for other in f.metadata["elsewhere"]}
+# What options were called in earlier versions: by that name, their name now.
+FORMERLY = {f.metadata["formerly"]: name for name, f in FIELDS.items() if f.metadata["formerly"]}
 # What other tools have and this has not, and what to know instead.
 ABSENT = {"num-workers": "every rank loads its samples in a thread of its own; workers are the ranks that train"}
 
@@ -343,6 +360,7 @@ def _check_own(spec: RunSpec, sources: Mapping[str, str], given: frozenset[str])
 
 def _known(key: str, source: str) -> str:
     name = key.replace("-", "_")
+    name = FORMERLY.get(name, name)
     if name not in FIELDS:
         raise UsageError(
             f"{source}: unknown key {key!r}{meant(name, FIELDS, ELSEWHERE, ABSENT)} (allowed: {', '.join(FIELDS)})"

@@ -235,7 +235,7 @@ def drops_the_same(comm: Comm) -> list[float]:
     for each in (strategy, alone):
         torch.manual_seed(7)
         for batch in batches(4):
-            each.step(batch, 0.1, False, StepTimer())
+            each.step(batch, 0.1, 0, StepTimer())
     drawn = torch.rand(1).item()
     torch.manual_seed(7)
     return [weights_differ(strategy, alone), float(drawn != torch.rand(1).item())]

@@ -23,7 +23,7 @@ def samples(run: LiveRun) -> list[NodeSample]:
 
 
 def test_a_killed_leaders_samples_are_there_and_its_next_life_appends(tmp_path: Path) -> None:
-    with LiveRun(served("ps-sync", 1, "--snapshot-every", "20", steps=1_000_000), tmp_path) as run:
+    with LiveRun(served("ps-sync", 1, "--checkpoint-every", "20", steps=1_000_000), tmp_path) as run:
         run.wait_until_training()
         until("there are samples", lambda: len(samples(run)) >= 2)
         os.kill(run.pid(0), signal.SIGKILL)

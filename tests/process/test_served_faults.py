@@ -78,7 +78,6 @@ def test_a_worker_that_stays_stopped_does_not_keep_the_command(tmp_path: Path) -
         os.kill(run.pid(2), signal.SIGSTOP)
         check_completed(run, STEPS)
         assert [lost["rank"] for lost in run.summary().own_figures["lost_workers"]] == [2]
-        assert not (run.folder / "snapshots").exists()
 
 
 def test_a_killed_worker_can_be_started_again(alone: Any, tmp_path: Path) -> None:
@@ -96,7 +95,7 @@ def test_a_killed_worker_can_be_started_again(alone: Any, tmp_path: Path) -> Non
 def test_a_killed_server_is_brought_back_and_trains_the_same_model(
     alone: Any, tmp_path: Path, servers: int, victim: int
 ) -> None:
-    more = ["--servers", str(servers), "--snapshot-every", "20"]
+    more = ["--servers", str(servers), "--checkpoint-every", "20"]
     with LiveRun(served("ps-sync", 2, *more, steps=STEPS), tmp_path) as run:
         run.wait_until_training()
         os.kill(run.pid(victim), signal.SIGKILL)
@@ -112,7 +111,7 @@ def test_a_killed_server_is_brought_back_and_trains_the_same_model(
 def test_a_killed_asynchronous_server_loses_few_updates_and_tells_how_many(
     tmp_path: Path, servers: int, victim: int
 ) -> None:
-    more = ["--servers", str(servers), "--snapshot-every", "20"]
+    more = ["--servers", str(servers), "--checkpoint-every", "20"]
     with LiveRun(served("ps-async", 2, *more, steps=STEPS), tmp_path) as run:
         run.wait_until_training()
         os.kill(run.pid(victim), signal.SIGKILL)

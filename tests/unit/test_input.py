@@ -14,9 +14,10 @@ from paceline.comm.base import Comm
 from paceline.comm.single import SingleComm
 from paceline.comm.threads import thread_world
 from paceline.data.batch import Batch
+from paceline.data.course import Course
 from paceline.data.input import AHEAD, BatchesOf, Input, OwnInput, Samples, ScatteredInput
 from paceline.data.load import Dataset, load
-from paceline.data.sampler import Sampler
+from paceline.data.sampler import shuffle
 from paceline.data.transforms import Prepare
 from paceline.errors import PacelineError
 
@@ -40,8 +41,10 @@ def on_all(
 
     def rank(comm: Comm) -> tuple[list[list[Batch]], list[Batch]]:
         source = make(data, comm)
-        sampler = Sampler(len(source.numbers["train"]), batch, comm.rank, comm.size)
-        return [list(source.epoch(sampler, len(sampler))) for _ in range(2)], list(source.evaluation("test")[1])
+        course = Course(len(source.numbers["train"]), batch)
+        steps = [range(course.per_epoch), range(course.per_epoch, 2 * course.per_epoch)]
+        epochs = [list(source.epoch(course, epoch, steps[epoch])) for epoch in range(2)]
+        return epochs, list(source.evaluation("test")[1])
 
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(rank, thread_world(size, 10.0)))
@@ -74,9 +77,9 @@ def test_an_epochs_chance_does_not_depend_on_where_a_sample_comes() -> None:
     train = source.numbers["train"]
     images: dict[int, Tensor] = {}
     for batch_size in (12, 5):
-        sampler = Sampler(len(train), batch_size)
-        order = train[sampler.order()]
-        shown = torch.cat([batch.images for batch in source.epoch(sampler, len(sampler))])
+        course = Course(len(train), batch_size)
+        order = train[shuffle(len(train), 0, 0)]
+        shown = torch.cat([batch.images for batch in source.epoch(course, 0, range(course.per_epoch))])
         for number, image in zip(order.tolist(), shown, strict=True):
             assert torch.equal(images.setdefault(number, image), image)
     assert len(images) == 63
@@ -115,7 +118,7 @@ def input_threads() -> list[threading.Thread]:
 
 def test_batches_are_made_ahead_in_another_thread_but_only_a_few() -> None:
     source = Counting()
-    batches = source.epoch(Sampler(70, 1), 70)
+    batches = source.epoch(Course(70, 1), 0, range(70))
     for taken in range(1, 60):
         assert len(next(batches).labels) == 1
         with source.asked:
@@ -127,7 +130,7 @@ def test_batches_are_made_ahead_in_another_thread_but_only_a_few() -> None:
 
 def test_a_loop_that_leaves_early_leaves_no_thread_behind() -> None:
     source = Counting()
-    batches = source.epoch(Sampler(70, 1), 70)
+    batches = source.epoch(Course(70, 1), 0, range(70))
     next(batches)
     (thread,) = input_threads()
     del batches
@@ -140,7 +143,7 @@ def test_an_error_in_the_background_reaches_the_trainer() -> None:
     source = Counting()
     source.fail = True
     with pytest.raises(ValueError, match="a bad sector"):
-        next(source.epoch(Sampler(70, 1), 70))
+        next(source.epoch(Course(70, 1), 0, range(70)))
 
 
 def test_a_disk_that_does_not_answer_is_an_error_that_names_the_rank() -> None:
@@ -148,7 +151,7 @@ def test_a_disk_that_does_not_answer_is_an_error_that_names_the_rank() -> None:
     source.patience = 0.2
     source.hold.clear()
     with pytest.raises(PacelineError, match=r"rank 0 waited 0\.2 s for its next batch"):
-        next(source.epoch(Sampler(70, 1), 70))
+        next(source.epoch(Course(70, 1), 0, range(70)))
     source.hold.set()
 
 
@@ -160,7 +163,7 @@ def test_a_rank_whose_disk_does_not_answer_says_so_before_the_others_give_it_up(
 
 def test_only_the_steps_that_are_asked_for_are_read() -> None:
     source = Counting()
-    assert len(list(source.epoch(Sampler(70, 1), 3))) == 3
+    assert len(list(source.epoch(Course(70, 1), 0, range(3)))) == 3
     assert source.read == 3
 
 

@@ -95,9 +95,9 @@ def by_kernel(run: Run) -> float:
 def by_ranks(run: Run) -> float:
     s = run.summary
     ranks = [sent + received for sent, received in zip(s.bytes_sent, s.bytes_received, strict=False)]
-    if len(ranks) != s.servers + s.workers or not s.steps:
+    if len(ranks) != s.servers + s.workers or not s.counted_steps:
         return float("nan")
-    return (max(ranks[: s.servers]) if s.servers else fmean(ranks)) / s.steps
+    return (max(ranks[: s.servers]) if s.servers else fmean(ranks)) / s.counted_steps
 
 
 def _gradient(run: Run) -> float | None:

@@ -23,6 +23,7 @@ VERBS = {
     "bench": "make the runs of an experiment; stop with Ctrl-C, continue with the same command",
     "compare": "show what differs between two runs, and whether the difference in speed is real",
     "report": "write a page with a verdict, charts and tables from run folders",
+    "checkpoint": "list, verify or export the checkpoints of a run",
     "schema": "print the JSON Schemas of the files in a run folder",
     "doctor": "show what this machine has for training",
     "completion": "print a completion script for a shell",

@@ -80,8 +80,12 @@ def add_fields(parser: argparse._ActionsContainer, names: Iterable[str]) -> None
         if f.name in LISTS:
             options["action"] = Joined
         choices = f.metadata["choices"]
-        options["metavar"] = "|".join(choices) if choices else {int: "N", float: "X", str: "TEXT"}.get(kind, "N,N")
+        usual = f.metadata["metavar"] or "|".join(choices)
+        options["metavar"] = usual or {int: "N", float: "X", str: "TEXT"}.get(kind, "N,N")
         parser.add_argument(flag, type=reader(kind), **options)
+        if former := f.metadata["formerly"]:
+            hidden = options | {"help": argparse.SUPPRESS, "dest": name}
+            parser.add_argument("--" + former.replace("_", "-"), type=reader(kind), **hidden)
 
 
 def reader(kind: Any) -> Any:

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from paceline.comm.base import Comm
 from paceline.data.batch import Batch
+from paceline.data.course import Course
 from paceline.data.load import Dataset, Records, Split
-from paceline.data.sampler import Sampler, hold_out
+from paceline.data.sampler import hold_out, part_of, shuffle
 from paceline.data.table import DataInfo
 from paceline.data.transforms import Prepare
 from paceline.errors import PacelineError
@@ -36,7 +37,7 @@ class Input(ABC):
     """A rank's batches; a background thread prepares the next ones."""
 
     def __init__(self, info: DataInfo, validation: int, seed: int, comm: Comm, prepare: Prepare) -> None:
-        self.info, self.comm, self.prepare = info, comm, prepare
+        self.info, self.seed, self.comm, self.prepare = info, seed, comm, prepare
         self.reader, self.readers = comm.rank, comm.size  # number of this reader, and of all that share the samples
         self.patience = PATIENCE if comm.size == 1 else patience(comm.timeout)
         train, held_out = hold_out(info.train, validation, seed)
@@ -49,17 +50,17 @@ class Input(ABC):
         All ranks must call it. Samples that must be sent are sent before it returns; others are read on use.
         """
 
-    def epoch(self, sampler: Sampler, steps: int) -> Iterator[Batch]:
-        """This rank's batches of the first steps of the sampler's next epoch."""
-        epoch, order = sampler.epoch, sampler.order()
-        sampler.epoch += 1
+    def epoch(self, course: Course, epoch: int, steps: range) -> Iterator[Batch]:
+        """This rank's batches of these steps of an epoch."""
+        order = shuffle(course.samples, self.seed, epoch)
 
         def batches_of(rank: int) -> list[Tensor]:
-            return [self.numbers["train"][sampler.of_rank(order, step, rank)] for step in range(steps)]
+            spans = [course.span(step) for step in steps]
+            return [self.numbers["train"][part_of(order, span, self.readers, rank)] for span in spans]
 
         def make(samples: Samples) -> Iterator[Batch]:
-            for step, (numbers, (images, labels)) in enumerate(zip(batches_of(self.reader), samples, strict=True)):
-                yield self._batch(self.prepare.train(images, epoch, numbers), labels, sampler.global_count(step))
+            for step, numbers, (images, labels) in zip(steps, batches_of(self.reader), samples, strict=True):
+                yield self._batch(self.prepare.train(images, epoch, numbers), labels, len(course.span(step)))
 
         return self._ahead(make(self.samples("train", batches_of)))
 

@@ -39,6 +39,7 @@ class Sampler:
             raise UsageError(f"rank {rank} of {size}: ranks are numbered from 0 to size - 1")
         self.samples, self.global_batch = samples, global_batch
         self.rank, self.size, self.seed, self.epoch = rank, size, seed, 0
+        self.first = 0  # the step at which the next epoch is entered, of a training that continues in the middle of one
 
     def __len__(self) -> int:
         """The number of steps in an epoch."""
@@ -62,17 +63,22 @@ class Sampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's indices, step by step. The next iteration is the next epoch; assign to `epoch` to choose one."""
-        order = self.order()
-        self.epoch += 1
-        for step in range(len(self)):
+        order, first = self.order(), self.first
+        self.epoch, self.first = self.epoch + 1, 0
+        for step in range(first, len(self)):
             own = self.of_rank(order, step, self.rank)
             yield own.tolist() or [int(order[step * self.global_batch])]
 
     def of_rank(self, order: Tensor, step: int, rank: int) -> Tensor:
         """The samples of one rank in a step; none if its share is 0."""
         start = step * self.global_batch
-        part = share(self.global_count(step), self.size, rank)
-        return order[start + part.start : start + part.stop]
+        return part_of(order, range(start, start + self.global_count(step)), self.size, rank)
+
+
+def part_of(order: Tensor, span: range, size: int, rank: int) -> Tensor:
+    """One rank's samples of those at these positions of an epoch's order."""
+    part = share(len(span), size, rank)
+    return order[span.start + part.start : span.start + part.stop]
 
 
 def shuffle(samples: int, seed: int, epoch: int) -> Tensor:

@@ -9,8 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.checkpoint.manifest import remove_unfinished
 from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
-from paceline.run.folder import LOGS, rank_file, rank_log, read_ranks, read_summary, sole_writer, write_summary
+from paceline.run.folder import (
+    CHECKPOINTS,
+    LOGS,
+    rank_file,
+    rank_log,
+    read_ranks,
+    read_summary,
+    sole_writer,
+    write_summary,
+)
 from paceline.run.lines import read_sound_lines
 from paceline.run.records import COMPLETED, FAILED, INTERRUPTED, RUNNING, End, Epoch, Error, Signal, Step, Summary
 
@@ -55,7 +65,8 @@ def diagnose(
 
 
 def launcher_was_killed(folder: str) -> None:
-    """Make the summary of a run say so, unless that has ended."""
+    """Make the summary of a run say so, unless that has ended; remove checkpoints that are not complete."""
+    remove_unfinished(Path(folder) / CHECKPOINTS)
     with sole_writer(Path(folder)):
         summary = read_summary(Path(folder))
         if summary and summary.status == RUNNING:

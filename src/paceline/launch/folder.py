@@ -45,18 +45,24 @@ def open_run(folder: Path, resolved: Resolved) -> None:
     This process owns the run: when it has gone, the run has ended.
     """
     try:
-        hold_space(folder)
-        claim(folder)
-        write_whole(folder / SPEC, "\n".join(resolved.lines()) + "\n")
+        write_start(folder, resolved)
         write_summary(folder, begin_summary(resolved.spec))
     except OSError as error:
         remove(folder)
         raise UsageError(f"cannot write to the run folder {folder}: {error.strerror}; see --output-dir") from error
 
 
+def write_start(folder: Path, resolved: Resolved) -> None:
+    """Make this process the owner of the run, which has these options."""
+    hold_space(folder)
+    claim(folder)
+    write_whole(folder / SPEC, "\n".join(resolved.lines()) + "\n")
+
+
 def remove_failed_start(folder: Path, ending: Ending) -> None:
-    """A usage error before the first step leaves nothing worth a look."""
-    if ending.exit_code == EXIT_USAGE and ending.summary and not ending.summary.steps:
+    """A usage error before the first step leaves nothing worth a look, unless an earlier start of the run has."""
+    failed = ending.exit_code == EXIT_USAGE and ending.summary and not ending.summary.resumed
+    if failed and ending.summary and not ending.summary.steps:
         remove(folder)
         ending.summary.folder = None
 

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from paceline import own_code
+from paceline.checkpoint.load import Checkpoint
+from paceline.checkpoint.manifest import read_manifest
 from paceline.comm.base import Comm
 from paceline.comm.metered import MeteredComm
 from paceline.comm.seat import Seat
-from paceline.comm.words import share_text, tell
+from paceline.comm.words import all_or_none, share_text, tell
 from paceline.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -32,12 +34,13 @@ from paceline.errors import (
 from paceline.launch.agree import agree_on_spec, describe_ranks
 from paceline.launch.connect import connect, leave
 from paceline.launch.diagnose import diagnose, failed_before, find_stopped, wait_for_blame
-from paceline.launch.folder import begin_summary, make_folder, open_run, remove_failed_start
+from paceline.launch.folder import begin_summary, remove_failed_start
+from paceline.launch.resume import AUTO, NEVER, Continued, open_folder
 from paceline.launch.signals import StopSignals
 from paceline.launch.usage import NodeUsage
 from paceline.layout import crowded
 from paceline.messages import LOGGER
-from paceline.run.folder import LOGS, give_space, rank_file, rank_log, write_environment
+from paceline.run.folder import LOGS, give_space, rank_file, rank_log, read_summary, write_environment
 from paceline.run.lines import LineWriter
 from paceline.run.liveness import is_here, owner_text
 from paceline.run.recorder import Recorder
@@ -66,6 +69,8 @@ class Rank:
         self.launched = folder is not None
         self.stop: StopSignals | None = None
         self.stops_run = True  # whether a signal to this rank stops the whole run
+        self.remote: list[int] = []  # ranks that do not see the run folder
+        self.found: Continued | None = None  # the run that is continued, on a rank 0 that looked for it
         self.summary: Summary | None = None
         self.watch: NodeUsage | None = None
         self.watching = ExitStack()
@@ -109,8 +114,8 @@ class Rank:
         place = choose_place(self.spec, seat.local_rank, first=first, speed=seat.speed)
         agree_on_spec(self.resolved, comm)
         if comm.rank == 0 and self.folder is None:
-            self.folder = make_folder(self.spec).absolute()
-            open_run(self.folder, self.resolved)
+            self.folder, self.resolved, self.found = open_folder(self.resolved)
+            self.spec = self.resolved.spec
         ranks = describe_ranks(comm)
         self._find_folder(comm, [row["host"] for row in ranks["ranks"]])
         assert self.folder is not None
@@ -125,20 +130,35 @@ class Rank:
         try:
             self._introduce(console)
             stop_requested = self.stop.requested if self.stop else lambda: False
-            self.summary = begin_summary(self.spec)
-            job = Job(self.spec, comm, place, console, stop_requested, self.summary)
+            self.summary = self._begin_summary()
+            job = Job(self.spec, comm, place, console, stop_requested, self.summary, resume=self._checkpoint(comm))
+            job.remote = self.remote
             train(job.opened(self.folder, recorder))
             console.line(f"Run folder: {self.folder}")
         finally:
             console.close()
             recorder.close()
 
+    def _begin_summary(self) -> Summary:
+        """The summary at the start; of a run that is continued, with what it says about that."""
+        assert self.folder is not None
+        summary, before = begin_summary(self.spec), read_summary(self.folder)
+        summary.resumed = before.resumed if before else []
+        return summary
+
+    def _checkpoint(self, comm: Comm) -> Checkpoint | None:
+        """The checkpoint to start from, as rank 0 or the launcher has found it."""
+        path = tell(self.spec.resume if comm.rank == 0 else "", comm)
+        if path in (AUTO, NEVER):
+            return None
+        return all_or_none(lambda: Checkpoint(Path(path), read_manifest(Path(path))), comm)
+
     def _find_folder(self, comm: Comm, hosts: list[str]) -> None:
         """Use the folder that rank 0 has created; a rank that does not see it sends its records to rank 0."""
         mine = {"folder": str(self.folder), "owner": owner_text(self.folder)} if comm.rank == 0 and self.folder else {}
         told: dict[str, str] = json.loads(tell(json.dumps(mine), comm))
         here = comm.rank == 0 or is_here(Path(told["folder"]), told["owner"])
-        remote = [rank for rank, said in enumerate(share_text("" if here else "remote", comm)) if said]
+        self.remote = remote = [rank for rank, said in enumerate(share_text("" if here else "remote", comm)) if said]
         secret = secrets.token_bytes(32)
         if remote:
             if comm.rank == 0:
@@ -183,7 +203,7 @@ class Rank:
         """Print what Paceline's launcher prints before it starts the ranks."""
         if self.launched:
             return
-        for line in self.resolved.introduction():
+        for line in (*self.resolved.introduction(), *(self.found.notes if self.found else ())):
             console.line(line)
         seat, spec = self.seat, self.spec
         workers, bound = max(1, seat.local_size - (spec.servers or 0)), seat.launcher in BINDING

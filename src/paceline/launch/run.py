@@ -12,8 +12,9 @@ from paceline.data.prepare import prepare
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, PacelineError, UsageError
 from paceline.launch.diagnose import Ending
 from paceline.launch.env import find_seat
-from paceline.launch.folder import make_folder, open_run, remove_failed_start
+from paceline.launch.folder import remove_failed_start
 from paceline.launch.placement import find_places
+from paceline.launch.resume import open_folder
 from paceline.launch.spawn import MPIEXEC_LISTENS, start
 from paceline.launch.supervise import counting_signals, supervise
 from paceline.layout import crowded
@@ -32,11 +33,12 @@ def launch(resolved: Resolved, show: TextIO | None = None) -> tuple[Path, Ending
         LOGGER.debug("data set %s: %s", spec.data, path or "no file to prepare")
     places = find_places(spec)
     with counting_signals() as signals:
-        folder = make_folder(spec).absolute()
-        open_run(folder, resolved)
+        folder, resolved, found = open_folder(resolved)
         LOGGER.debug("run folder %s", folder)
         if show and not quiet():
             print("\n".join(resolved.introduction()), file=show, flush=True)
+            for note in found.notes if found else ():
+                print(note, file=show, flush=True)
             if places:
                 print(f"Starting {spec.ranks} ranks in the lab: {places.about()}", file=show, flush=True)
         if (turns := crowded(spec.workers or 1, spec.threads)) and not spec.emulated:

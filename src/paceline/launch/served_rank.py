@@ -18,9 +18,10 @@ from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, CommTimeout, PacelineErro
 from paceline.launch.agree import describe
 from paceline.launch.cluster import Cluster, forget_key, split_address
 from paceline.launch.connect import leave
-from paceline.launch.folder import begin_summary, make_folder, open_run
+from paceline.launch.folder import begin_summary
 from paceline.launch.meeting import accepts_connections, meet
 from paceline.launch.rank import Rank
+from paceline.launch.resume import open_folder
 from paceline.messages import LOGGER
 from paceline.run.folder import gone_mark, write_environment
 from paceline.run.liveness import is_here, owner_text
@@ -90,7 +91,8 @@ class ServedRank(Rank):
     def _job(self, member: Membership, place: Place, console: Console) -> Job:
         stop_requested = self.stop.requested if self.stop else lambda: False
         comm = MeteredComm(SingleComm(self.spec.timeout))  # servers and workers use their own sockets
-        return Job(self.spec, comm, place, console, stop_requested, begin_summary(self.spec), member)
+        summary = self._begin_summary() if self.folder else begin_summary(self.spec)
+        return Job(self.spec, comm, place, console, stop_requested, summary, member, self._checkpoint(comm))
 
     def _gone(self) -> dict[int, str]:
         """The workers that ended before they could join, as Paceline's launcher has seen, and why."""
@@ -99,8 +101,8 @@ class ServedRank(Rank):
 
     def _lead(self, member: Membership, place: Place) -> None:
         if self.folder is None:
-            self.folder = make_folder(self.spec).absolute()
-            open_run(self.folder, self.resolved)
+            self.folder, self.resolved, self.found = open_folder(self.resolved)
+            self.spec = self.resolved.spec
         folder = self.folder
         member.where = {"owner": owner_text(folder), "collector": self._listen()}
         self._watch_node()

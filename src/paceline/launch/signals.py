@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 from paceline.errors import EXIT_INTERRUPTED
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Slurm sends SIGUSR1 before the time limit, if it is asked to.
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 def stopping() -> list[int]:

@@ -10,13 +10,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from paceline.checkpoint.manifest import remove_unfinished
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK
 from paceline.launch.diagnose import Ending, diagnose
 from paceline.launch.signals import stopping
 from paceline.launch.spawn import Crew
 from paceline.messages import LOGGER, end_line
 from paceline.run.atomic import write_whole
-from paceline.run.folder import gone_mark, read_ranks
+from paceline.run.folder import CHECKPOINTS, gone_mark, read_ranks
 from paceline.spec import RunSpec
 
 # After a rank has failed, the others get this long to notice it and to record what they saw.
@@ -54,6 +55,7 @@ def supervise(crew: Crew, folder: Path, signals: list[int], spec: RunSpec) -> En
         lost = crew.lost_zygote()
         exits = crew.end(_rank_pids(folder, here=True))
         crew.dismiss()
+        remove_unfinished(folder / CHECKPOINTS)
     if not crew.are_ranks:
         return diagnose(folder, {} if asked else None, interrupted=asked > 0)
     return diagnose(folder, exits, interrupted=asked > 0, lost=lost)

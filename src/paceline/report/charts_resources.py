@@ -103,7 +103,8 @@ def _bytes(run: Run, role: str, counted: bool) -> float:
     s = run.summary
     if not s.bytes_sent or not s.bytes_received:
         return float("nan")
-    return fmean(map(sum, zip(s.bytes_sent[servers:], s.bytes_received[servers:], strict=True))) / max(1, s.steps)
+    moved = fmean(map(sum, zip(s.bytes_sent[servers:], s.bytes_received[servers:], strict=True)))
+    return moved / max(1, s.counted_steps)
 
 
 def _moved(styled: Styled[Flow]) -> Trace:

@@ -34,7 +34,7 @@ from paceline.run.records import (
 from paceline.strict_json import build, dump, naming, parse, plain, read_text
 
 SUMMARY, SPEC, ENVIRONMENT, PLAN, BENCH = "summary.json", "spec.toml", "env.json", "plan.json", "bench.json"
-MODEL, LOGS, SNAPSHOTS = "model.safetensors", "logs", "snapshots"
+MODEL, LOGS, CHECKPOINTS = "model.safetensors", "logs", "checkpoints"
 # Space that a run holds from its start, so that it can still say how it ended when the disk is full.
 HELD, HELD_BYTES = ".held", 1 << 20
 LOCK_SECONDS = 1.0
@@ -151,6 +151,12 @@ def hold_space(folder: Path) -> None:
 
 def give_space(folder: Path) -> None:
     (folder / HELD).unlink(missing_ok=True)
+
+
+def forget_processes(folder: Path) -> None:
+    """Remove what says which processes the ranks of a run were: others may have their numbers by now."""
+    for path in (folder / ENVIRONMENT, *(folder / LOGS).glob("rank_*.gone")):
+        path.unlink(missing_ok=True)
 
 
 def remove(folder: Path) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from paceline.run.records import Line
+from paceline.run.records import Line, Resumed
 from paceline.strict_json import build, dump, naming, parse, read_text
 
 L = TypeVar("L", bound=Line)
@@ -29,6 +30,10 @@ class LineWriter:
 
     def flush(self) -> None:
         self._file.flush()
+
+    def sync(self) -> None:
+        """Wait until what was flushed is on the disk."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
@@ -72,26 +77,38 @@ def _is_cut(path: Path) -> bool:
 def read_lines(path: Path, *kinds: type[L]) -> Iterator[L]:
     """The lines of these kinds, every value checked; none where there is no file.
 
-    A line that a crash cut short is left out; so are fields that a later version has added. Raises ValueError, with
-    the file's name, for a line that has other fields than its kind.
+    A line that a crash cut short is left out; so are lines that a resumed run has superseded, and fields that a later
+    version has added. Raises ValueError, with the file's name, for a line that has other fields than its kind.
     """
     with naming(path):
-        for kind, values in _records(path, kinds):
-            yield build(kind, values, extra=True)
+        yield from _standing((build(kind, values, extra=True) for kind, values in _records(path, kinds)), kinds)
 
 
 def read_sound_lines(path: Path, *kinds: type[L]) -> Iterator[L]:
     """The same, without those that cannot be: how a run ended must be found out whatever is in its files."""
-    for kind, values in _records(path, kinds):
-        try:
-            yield build(kind, values, extra=True)
-        except ValueError:
-            continue
+
+    def sound() -> Iterator[Line]:
+        for kind, values in _records(path, kinds):
+            with suppress(ValueError):
+                yield build(kind, values, extra=True)
+
+    yield from _standing(sound(), kinds)
 
 
-def _records(path: Path, kinds: Iterable[type[L]]) -> Iterator[tuple[type[L], dict[str, Any]]]:
-    """The lines that are JSON and of one of these kinds, with what they hold."""
-    by_name = {kind.kind: kind for kind in kinds}
+def _standing(lines: Iterable[Line], kinds: Sequence[type[L]]) -> list[L]:
+    """The lines of these kinds that no later line of a resumed run supersedes."""
+    found: list[Line] = []
+    for line in lines:
+        if isinstance(line, Resumed):
+            found = [each for each in found if not each.superseded(line)]
+        if isinstance(line, tuple(kinds)):
+            found.append(line)
+    return cast(list[L], found)
+
+
+def _records(path: Path, kinds: Iterable[type[Line]]) -> Iterator[tuple[type[Line], dict[str, Any]]]:
+    """The lines that are JSON and of one of these kinds, or say that the run was resumed, with what they hold."""
+    by_name: dict[str, type[Line]] = {kind.kind: kind for kind in kinds} | {Resumed.kind: Resumed}
     try:
         text = read_text(path)
     except (OSError, ValueError):

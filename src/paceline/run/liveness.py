@@ -61,6 +61,12 @@ def current_summary(folder: Path) -> Summary:
     return summary
 
 
+def owner_name(folder: Path) -> str:
+    """The process that owns the run, in words."""
+    owner = _owner(folder)
+    return f"process {owner.pid} on {owner.host}" if owner else "another process"
+
+
 def owner_text(folder: Path) -> str:
     """What owner.json holds, which no other run's does; empty where it cannot be read."""
     try:

@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from paceline.run.core_clock import CoreClock
-from paceline.run.folder import rank_file
+from paceline.run.folder import rank_file, read_steps
 from paceline.run.lines import LineWriter
 from paceline.run.records import Line, Start, Step, Timeline
 
@@ -79,6 +79,13 @@ class Recorder:
             self._lines.flush()
             self._flushed = time.monotonic()
 
+    def restore(self) -> None:
+        """Count the steps that an earlier process of this run has recorded."""
+        steps = read_steps(self.path)
+        self.step_seconds = [step.seconds for step in steps]
+        self.step_samples = [step.samples for step in steps]
+        self.input_seconds = sum(step.spans.get("input", 0.0) for step in steps)
+
     def timeline(self, step: int, events: Sequence[tuple[str, int, float, float]]) -> None:
         """What was done in a step, one by one: what, of which micro-batch, when (of perf_counter) and how long."""
         began = events[0][2]
@@ -103,6 +110,10 @@ class Recorder:
 
     def flush(self) -> None:
         self._lines.flush()
+
+    def sync(self) -> None:
+        """Wait until what was flushed is on the disk; other threads may call it."""
+        self._lines.sync()
 
     def close(self) -> None:
         self._lines.close()

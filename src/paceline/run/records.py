@@ -16,7 +16,7 @@ from paceline.layout import Grid
 from paceline.strict_json import LARGEST, Bounds, Count, Positive, Ranks, Seconds, build
 
 SCHEMA = 1
-MINOR = 2
+MINOR = 3
 
 COMPLETED = "completed"
 INTERRUPTED = "interrupted"
@@ -32,13 +32,17 @@ STATUSES = (COMPLETED, INTERRUPTED, FAILED, RUNNING)
 class Summary:
     """summary.json: the results of a run.
 
-    The lists from `cpu_seconds` on have a value for each rank, and are empty where a run did not come to its end.
+    The lists from `cpu_seconds` on have a value for each rank, and are empty where a run did not come to its end. In a
+    run that was continued they count from there.
     `cpu_seconds` is the processor time that each rank's process used for training.
 
     `grid` says how the workers divide the model: replicas, and the stages and shards of each. `figures` is what only
     this strategy measures, under the strategy's name; the strategy's description has their type.
 
     `model_properties` are `dropout` and `batch-norm`, where the model has such layers; None in folders of before.
+
+    `resumed` are the numbers of updates after which the run was continued from a checkpoint; `skipped` is how many
+    steps made no update, because a loss or a gradient was not finite.
 
     `disturbed` says why its times should not be compared with others, where other programs used its processors.
 
@@ -71,6 +75,8 @@ class Summary:
     failed_rank: int | None = None
     disturbed: str | None = None
     steps: int = 0
+    resumed: list[Count] = field(default_factory=list)
+    skipped: Count = 0
     parameters: int | None = None
     model_properties: list[str] | None = None
     threads: int | None = None
@@ -106,6 +112,11 @@ class Summary:
     @property
     def ranks(self) -> int:
         return self.servers + self.workers
+
+    @property
+    def counted_steps(self) -> int:
+        """The steps that the lists with a value for each rank are about."""
+        return self.steps - (self.resumed[-1] if self.resumed else 0)
 
     @property
     def own_figures(self) -> dict[str, Any]:
@@ -268,6 +279,31 @@ class Line:
 
     kind: ClassVar[str]
 
+    def superseded(self, by: Resumed) -> bool:
+        """Whether a training that was resumed has done this again, or may not get there."""
+        return False
+
+
+@dataclass(frozen=True)
+class Resumed(Line):
+    """The run was continued after this many updates, in this epoch: lines above about later ones do not count."""
+
+    kind: ClassVar[str] = "resumed"
+    step: Count
+    epoch: Count
+    time: Seconds
+
+
+@dataclass(frozen=True)
+class Checkpoint(Line):
+    """A checkpoint after this many updates is complete: its bytes, and how long it was written in the background."""
+
+    kind: ClassVar[str] = "checkpoint"
+    step: Count
+    time: Seconds
+    bytes: Count
+    seconds: Seconds
+
 
 @dataclass(frozen=True)
 class Start(Line):
@@ -302,6 +338,9 @@ class Step(Line):
     queued: dict[str, Seconds] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
 
+    def superseded(self, by: Resumed) -> bool:
+        return self.step >= by.step
+
 
 @dataclass(frozen=True)
 class Timeline(Line):
@@ -315,6 +354,9 @@ class Timeline(Line):
     time: Seconds
     events: tuple[tuple[Any, ...], ...]
 
+    def superseded(self, by: Resumed) -> bool:
+        return self.step >= by.step
+
 
 @dataclass(frozen=True)
 class Epoch(Line):
@@ -327,6 +369,9 @@ class Epoch(Line):
     loss: float | None = None
     accuracy: float | None = None
 
+    def superseded(self, by: Resumed) -> bool:
+        return self.epoch >= by.epoch
+
 
 @dataclass(frozen=True)
 class Validation(Line):
@@ -337,6 +382,9 @@ class Validation(Line):
     loss: float
     accuracy: float
     samples: Count | None = None
+
+    def superseded(self, by: Resumed) -> bool:
+        return self.epoch >= by.epoch
 
 
 @dataclass(frozen=True)
@@ -353,6 +401,9 @@ class Signal(Line):
     kind: ClassVar[str] = "signal"
     signal: Count
     time: Seconds
+
+    def superseded(self, by: Resumed) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -376,6 +427,9 @@ class Error(Line):
     timeout: bool = False
     blames: Ranks | None = None
 
+    def superseded(self, by: Resumed) -> bool:
+        return True
+
 
 @dataclass(frozen=True)
 class End(Line):
@@ -385,8 +439,13 @@ class End(Line):
     time: Seconds
     status: str | None = None
 
+    def superseded(self, by: Resumed) -> bool:
+        return True
 
-LINES: tuple[type[Line], ...] = (Start, Step, Timeline, Epoch, Validation, FinalTest, Signal, Error, End)
+
+LINES: tuple[type[Line], ...] = (
+    *(Start, Resumed, Step, Timeline, Epoch, Validation, FinalTest, Checkpoint, Signal, Error, End),
+)
 
 
 # Lines of node_NAME.jsonl

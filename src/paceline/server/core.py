@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from paceline.server.shard import Refused, Shard
@@ -18,15 +18,22 @@ Address = bytes
 Reply = tuple[Address, Message]
 # No worker may wait for weights that are further ahead than this plus the staleness; such requests must not pile up.
 FARTHEST = 16
-ORDERS = (Kind.ATTACH, Kind.RESTORE, Kind.KEEP, Kind.RECALL, Kind.FINISH)
+ORDERS = (Kind.ATTACH, Kind.RESTORE, Kind.KEEP, Kind.RECALL, Kind.SAVE, Kind.FINISH)
 
 
 class Store(Protocol):
-    """Where snapshots are kept."""
+    """Where a server's part of checkpoints is kept, by the number of updates.
 
-    def save(self, number: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None: ...
+    `save` copies what it is given: tensors of chunks by number and name. What it saves may be there only later, when
+    all servers' parts are: `busy` until then.
+    """
 
-    def load(self, number: int) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
+    @property
+    def busy(self) -> bool: ...
+
+    def save(self, number: int, tensors: dict[int, dict[str, Tensor]], facts: dict[str, Any]) -> None: ...
+
+    def load(self, number: int) -> tuple[dict[int, dict[str, Tensor]], dict[str, Any]]: ...
 
     def numbers(self) -> list[int]: ...
 
@@ -47,28 +54,24 @@ class Traffic:
 
 
 class Core:
-    """A server's data side: receives gradients, answers with weights, saves snapshots."""
+    """A server's data side: receives gradients, answers with weights, saves its part of checkpoints."""
 
-    def __init__(
-        self, rank: int, run: int, life: int, shard: Shard, store: Store | None = None, every: int = 0
-    ) -> None:
+    def __init__(self, rank: int, run: int, life: int, shard: Shard, store: Store | None = None) -> None:
         self.rank, self.run, self.life, self.shard = rank, run, life, shard
         self.generation = 0  # no gradient has it: gradients are refused until the leader has sent a generation
         self.about: dict[str, Any] = {}
         self.traffic = Traffic()
         self._waiting: dict[int, dict[tuple[Address, int, int], Header]] = {}  # by chunk: requests for newer weights
-        self.store, self._every = store, every
-        self._staged: dict[int, dict[int, tuple[dict[str, Tensor], dict[str, Any]]]] = {}  # by snapshot, by chunk
-        self._facts: dict[int, dict[str, Any]] = {}
+        self.store = store
         self._out: list[Reply] = []
         self.finished = self.stopping = False
         self.refusal: str | None = None
         # Called with the leader's welcome; returns why this server cannot take part, or None.
         self.on_attach: Callable[[dict[str, Any]], str | None] = lambda words: None
-        shard.after = self._after
+        shard.after = self.updated
         if shard.staleness is None:  # servers are independent of each other, also after a restart
             self.generation = run
-            self.restore(max(self.snapshots()))
+            self.restore(max(self.checkpoints()))
 
     def handle(self, sender: Address, frames: Sequence[Buffer], now: float) -> list[Reply]:
         """Handle a message; return the replies. Messages of other programs or runs are dropped and counted."""
@@ -129,14 +132,18 @@ class Core:
         if header.kind == Kind.ATTACH:
             self.refusal = self.refusal or self.on_attach(message.words())
         elif header.kind == Kind.RESTORE:
-            if header.update not in self.snapshots():
-                raise WireError(f"no snapshot {header.update} here")
+            if header.update not in self.checkpoints():
+                raise WireError(f"no checkpoint {header.update} here")
             self.restore(header.update)
             self.generation = header.generation
+        elif header.kind != Kind.FINISH and header.generation != self.generation:
+            pass  # it was for the process before this one, or before training went back
         elif header.kind == Kind.KEEP:
-            self.keep()
+            self.shard.keep()
         elif header.kind == Kind.RECALL:
-            self.recall()
+            self.shard.recall()
+        elif header.kind == Kind.SAVE:
+            self.save(header.update)
         else:
             self.finished = True
         self._state(sender, header)
@@ -155,7 +162,8 @@ class Core:
             self.traffic.messages_received += 1
             self.gradient(header, missed)
             values = as_values(message.payload, chunk.values.dtype)
-            self.shard.add(header.chunk, header.update, header.slot, header.slots, missed, values)
+            finite = not header.nonfinite and math.isfinite(header.loss)
+            self.shard.add(header.chunk, header.update, header.slot, header.slots, missed, values, finite=finite)
             header.staleness = missed
         self._answer_when_ready(sender, header)
         for key, waiting in list(self._waiting.get(header.chunk, {}).items()):
@@ -190,73 +198,35 @@ class Core:
                         slot=asked.slot, version=chunk.version, staleness=asked.staleness)  # fmt: skip
         self.send(sender, Message(answer, weights))
 
-    # Snapshots: each chunk's state is copied when its updates are a multiple of `every`, and written when all are.
+    # Checkpoints are saved when no gradient is on its way: then all chunks of all servers have the same updates.
 
-    def _after(self, number: int) -> None:
-        self.updated(number)
-        version = self.shard.chunks[number].version
-        if self.store and self._every and version % self._every == 0:
-            self._stage(number)
-
-    def _stage(self, number: int) -> None:
-        """Copy a chunk's state; write the snapshot when all chunks have reached this version."""
-        assert self.store is not None
-        version = self.shard.chunks[number].version
-        staged = self._staged.setdefault(version, {})
-        self._facts.setdefault(version, {}).update(self.facts(number, first=not staged))
-        staged[number] = self.shard.copy_of(number)
-        if len(staged) < len(self.shard.chunks):
-            return
-        del self._staged[version]
-        tensors = {f"{n}.{key}": tensor for n, (parts, _) in staged.items() for key, tensor in parts.items()}
-        facts = {"chunks": {str(n): facts for n, (_, facts) in staged.items()}, **self._facts.pop(version)}
-        try:
-            self.store.save(version, tensors, facts)
-        except (OSError, SafetensorError):  # a full disk: training continues, with the older snapshots
-            self.traffic.dropped["snapshot that could not be written"] += 1
-
-    def facts(self, number: int, *, first: bool) -> dict[str, Any]:
-        """What the leader adds to a snapshot when a chunk is copied; `first`: it is the first chunk."""
-        return {}
+    def save(self, number: int, facts: dict[str, Any] | None = None) -> None:
+        """Save this server's part of a checkpoint."""
+        if self.store:
+            self.store.save(number, {n: self.shard.tensors(n) for n in self.shard.chunks}, facts or {})
 
     def restore(self, number: int) -> dict[str, Any]:
-        """Restore a snapshot (0: the initial state); return its facts."""
-        self._waiting, self._staged, self._facts = {}, {}, {}
+        """Restore a checkpoint (0: the initial state); return its facts."""
+        self._waiting = {}
         if self.store:
             self.store.forget_after(number)
         if number == 0:
             for n, chunk in self.shard.chunks.items():
-                self.shard.load(n, {"values": chunk.first}, {"version": 0, "low": 0, "above": []})
+                self.shard.load(n, {"values": chunk.first}, 0)
             return {}
         assert self.store is not None
         tensors, facts = self.store.load(number)
         for n in self.shard.chunks:
-            own = {key.split(".", 1)[1]: value for key, value in tensors.items() if key.split(".", 1)[0] == str(n)}
-            self.shard.load(n, own, facts["chunks"][str(n)])
+            self.shard.load(n, tensors[n], number)
         return facts
 
-    # `keep` and `recall` are called when no gradient is in flight. With a staleness bound, a server that dies goes back
-    # with all others and gets the order again; without, it restarts alone, with what it has saved.
-
-    def keep(self) -> None:
-        self.shard.keep()
-        self._save_now()
-
-    def recall(self) -> None:
-        self.shard.recall()
-        if self.shard.staleness is None:
-            self._save_now()
-
-    def _save_now(self) -> None:
-        for number in self.shard.chunks if self.store and self._every else ():
-            self._stage(number)
-
-    def snapshots(self) -> list[int]:
+    def checkpoints(self) -> list[int]:
         return [0, *(self.store.numbers() if self.store else [])]
 
     def _state(self, sender: Address, asked: Header) -> None:
         words = {
-            "snapshots": self.snapshots(),
+            "checkpoints": self.checkpoints(),
+            "saves": self.store is not None,
             "traffic": vars(self.traffic),
             "finished": self.finished,
             "stopping": self.stopping,

@@ -1,4 +1,4 @@
-"""The leader: decides who takes part, who computes what, when to evaluate, restore a snapshot, and end the run."""
+"""The leader: decides who takes part and computes what, when to evaluate, to save or go back, and to end the run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ class Leader(Core):
         fingerprint: dict[str, str],
         watcher: Watcher,
         store: Store | None = None,
-        every: int = 0,
         welcome: dict[str, Any] | None = None,
         restarted: bool = False,
     ) -> None:
@@ -51,10 +50,13 @@ class Leader(Core):
         self.error: PacelineError | None = None
         self.lost: dict[int, str] = {}
         self.begun = self.recalled = self.trained = False
-        super().__init__(0, run, life, shard, store, every)
+        super().__init__(0, run, life, shard, store)
         self.others = OtherServers(rules.servers - 1, self._identity, self.welcome)
-        self.restarted = bool(restarted or self.snapshots()[1:])
-        self.returns: list[Return] = []  # to snapshots
+        self.restarted = restarted
+        self.returns: list[Return] = []  # to checkpoints
+        self._saved = 0  # updates at the last checkpoint
+        self._saved_at: float | None = None  # when that was
+        self._skips = 0  # updates in a row that were skipped
         self._doubles: dict[int, tuple[Address, Message, float]] = {}
         self._nonfinite: dict[int, list[int]] = {}  # by update: ranks whose loss or gradient was not finite
         self.nonfinite_place = 0  # position, from 1, of the first value of a gradient that was not finite
@@ -104,7 +106,7 @@ class Leader(Core):
             self.send(sender, say(Kind.REFUSED, {"why": refusal}))
             return
         if not self.others.ready:
-            return  # servers are starting, or restoring a snapshot: the worker will ask again
+            return  # servers are starting, or restoring a checkpoint: the worker will ask again
         member = self.members.get(rank)
         if member and member.life != message.header.life:
             self._doubles.setdefault(rank, (sender, message, now))  # until it is clear whether the other one is gone
@@ -177,15 +179,18 @@ class Leader(Core):
         # With a staleness bound updates are made in order; without, on arrival.
         update = self.tally.updates if self.plan.staleness is not None else next(iter(self.tally.open))
         epoch, ranks = self.plan.epoch(update), [rank for rank, _ in self.tally.pending[update]]
-        result = self.tally.made(update, epoch)
-        if update in self._nonfinite:
+        result = self.tally.made(update, epoch, finite=update not in self._nonfinite)
+        self._skips = self._skips + 1 if update in self._nonfinite else 0
+        if 0 < self._skips <= self.rules.skips:
+            self.watcher.skipped(self.tally.updates - 1)
+        elif self._skips:
             step, others = self.tally.updates, self.rules.workers if self.plan.staleness is None else ranks
             since = {rank: step if rank in self._nonfinite[update] else None for rank in others}
             self.fail(DivergedError.found("the loss or a gradient is not finite", step, since))
             return
-        self.watcher.updated(self.tally.updates - 1, epoch, result)
-        whole = min(self.plan.per_epoch, self.plan.updates - epoch * self.plan.per_epoch)
-        if self.tally.epochs[epoch].parts == whole:
+        else:
+            self.watcher.updated(self.tally.updates - 1, epoch, result)
+        if self.tally.epochs[epoch].count + self.tally.epochs[epoch].skipped == self.plan.samples_of(epoch):
             self.watcher.epoch_ended(epoch, self.tally.epochs[epoch])
 
     def _not_finite(self, header: Header) -> None:
@@ -287,30 +292,65 @@ class Leader(Core):
             self._evaluated(ledger.evaluating)
             if self.error:
                 return
-        over = ledger.complete == plan.updates
-        epochs = plan.epoch(ledger.complete + plan.per_epoch - 1) if over else plan.epoch(ledger.complete)
+        over, epochs = ledger.complete == plan.updates, plan.epochs(ledger.complete)
         if not self.others.ready:
             return
-        if self.stopping:
+        due = self._save_due(now)
+        if ledger.idle and (ledger.complete == due or (self.stopping and self._unsaved())):
+            self._save_all(now)
+        elif self.stopping:
             ledger.limit = ledger.opened
             self.trained = ledger.idle
         elif self.rules.validation and len(self.validation) < epochs:
             self._evaluate("validation", self.rules.validation)
         elif not over:
-            until = (epochs + 1) * plan.per_epoch if self.rules.validation else plan.updates
-            ledger.limit = min(plan.updates, until)
+            until = plan.course.end(epochs) if self.rules.validation else plan.updates
+            ledger.limit = int(min(plan.updates, until, due))
         elif self.validation and not self.recalled:
             self.recalled = True
-            self.recall()
+            self.shard.recall()
             self.others.order_all(Kind.RECALL)
         elif self.rules.test and "test" not in self.results:
             self._evaluate("test", self.rules.test)
         else:
             self.trained = True
 
+    def _save_due(self, now: float) -> float:
+        """After how many updates the next checkpoint is due: no update is opened beyond it before it is saved.
+
+        One that is due while another is still being written is left out.
+        """
+        rules, opened = self.rules, self.ledger.opened
+        if not self.can_save or self.recalled or (self.store and self.store.busy):
+            return math.inf
+        if self._saved_at is None:
+            self._saved_at = now  # the clock starts with the training
+        due: float = math.inf
+        if rules.save_every:
+            due = -(-max(opened, self._saved + 1) // rules.save_every) * rules.save_every
+        if rules.save_seconds and now - self._saved_at > rules.save_seconds and opened > self._saved:
+            due = min(due, opened)
+        return due
+
+    @property
+    def can_save(self) -> bool:
+        """Whether all servers see the folder for checkpoints."""
+        return self.store is not None and all(state.saves for state in self.others.states.values())
+
+    def _unsaved(self) -> bool:
+        return self.ledger.complete > self._saved and not self.recalled
+
+    def _save_all(self, now: float) -> None:
+        """Let every server save its part of a checkpoint."""
+        number = self.ledger.complete
+        self._saved, self._saved_at = number, now
+        if self.can_save:
+            self.save(number, {"tally": self.tally.state(), "validation": list(self.validation)})
+            self.others.order_all(Kind.SAVE, update=number)
+
     def _evaluate(self, name: str, samples: int) -> None:
         self.results[name] = Result()
-        # Without a bound, a server that restored a snapshot may have fewer updates than another.
+        # Without a bound, a server that restored a checkpoint may have fewer updates than another.
         version = self.shard.chunks[0].version if self.plan.staleness is not None else 0
         self.ledger.evaluate(name, samples, self.rules.evaluation_batch, version)
 
@@ -324,7 +364,7 @@ class Leader(Core):
         if name == "validation":
             self.validation.append(result.loss / result.count)
             if self.validation[-1] == min(self.validation):
-                self.keep()
+                self.shard.keep()
                 self.others.order_all(Kind.KEEP)
 
     def fail(self, error: PacelineError) -> None:
@@ -356,8 +396,8 @@ class Leader(Core):
             self._server_came(server, again=known is not None)
         elif lost := self.others.lost_order(server):
             kind, told = lost
-            if kind == Kind.RESTORE and told["update"] not in self.others.states[server].snapshots:
-                self._go_back("")  # there are newer snapshots now
+            if kind == Kind.RESTORE and told["update"] not in self.others.states[server].checkpoints:
+                self._go_back("")  # there are newer ones now
             else:
                 self.others.order(server, kind, **told)
         self.go_on(now)
@@ -368,11 +408,11 @@ class Leader(Core):
         if again:
             self.collected = {}
             self._why = f"rank {server} was restarted"
-            if self.plan.staleness is None:  # it has restored its own snapshot, alone
-                number = max(others.states[server].snapshots)
+            if self.plan.staleness is None:  # it has restored its own part of a checkpoint, alone
+                number = max(others.states[server].checkpoints)
                 self._returned(number, self.tally.updates - number, self._why)
                 return
-            # The other servers' lists of snapshots may be outdated: ask again.
+            # The other servers' lists of checkpoints may be outdated: ask again.
             others.states = {server: others.states[server]}
         if len(others.states) == len(others.ranks) and self.plan.staleness is not None:
             self._go_back(self._why or ("rank 0 was restarted" if self.restarted else ""))
@@ -391,8 +431,9 @@ class Leader(Core):
         return not missing and all(state.sequence >= order for state in self.others.states.values())
 
     def _go_back(self, why: str) -> None:
-        """Restore the latest snapshot that all servers have; all workers start again from there."""
-        common = max(set(self.snapshots()).intersection(*(state.snapshots for state in self.others.states.values())))
+        """Restore the latest checkpoint that all servers have; all workers start again from there."""
+        theirs = (state.checkpoints for state in self.others.states.values())
+        common = max(set(self.checkpoints()).intersection(*theirs))
         before = self.tally.updates
         self.generation = random.getrandbits(63) | 1
         self.restore(common)
@@ -405,22 +446,11 @@ class Leader(Core):
         self.returns.append(Return(number, max(0, lost), why))
         self.watcher.went_back(number, why)
 
-    def facts(self, number: int, *, first: bool) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        if first:
-            found["ledger"] = self.ledger.state()
-        if number == 0:
-            found |= {"tally": self.tally.state(), "validation": list(self.validation)}
-        return found
-
     def restore(self, number: int) -> dict[str, Any]:
         facts = super().restore(number)
-        if self.plan.staleness is None and facts:
-            self.ledger.restore(facts["ledger"])
-        else:
-            self.ledger.restart_at(number)
+        self.ledger.restart_at(number)
         self.tally = Tally.of(facts["tally"]) if facts else Tally()
         self.validation = list(facts.get("validation", []))
         self.results.clear()
-        self.recalled = False
+        self.recalled, self._saved = False, number
         return facts

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cached_property
 
+from paceline.data.course import START, Course, Position
 from paceline.layout import share
 
 TRAIN = "train"
@@ -23,22 +24,31 @@ class UpdatePlan:
     batch: int  # samples of an update
     updates: int
     staleness: int | None = 0
+    start: Position = START  # later in a run that is continued
+
+    @cached_property
+    def course(self) -> Course:
+        return Course(self.samples, self.batch, self.start)
 
     @property
     def per_epoch(self) -> int:
-        return -(-self.samples // self.batch)
+        return self.course.per_epoch
 
     def epoch(self, update: int) -> int:
-        return update // self.per_epoch
-
-    def ends_epoch(self, update: int) -> bool:
-        """Whether it is the last update of an epoch, or of the run."""
-        return update + 1 == self.updates or (update + 1) % self.per_epoch == 0
+        return self.course.epoch(update)
 
     def span(self, update: int) -> range:
         """The positions of an update's samples in the epoch's shuffle."""
-        start = update % self.per_epoch * self.batch
-        return range(start, min(start + self.batch, self.samples))
+        return self.course.span(update)
+
+    def epochs(self, updates: int) -> int:
+        """How many epochs are over after this many updates; the last one is over with the run."""
+        position = self.course.after(updates)
+        return position.epoch + (position.used == self.samples or updates == self.updates)
+
+    def samples_of(self, epoch: int) -> int:
+        """The samples that an epoch has until the run is over."""
+        return self.course.after(min(self.course.end(epoch), self.updates)).used
 
 
 @dataclass(frozen=True, order=True)
@@ -202,29 +212,7 @@ class Ledger:
     def end_evaluation(self) -> None:
         self.evaluating, self._left = None, {}
 
-    # Snapshots.
-
-    def state(self) -> dict[str, Any]:
-        """The state that is needed to continue from here; parts are leased again."""
-        open_parts = sorted([*self._free, *(p for w in self.workers.values() for p in (*w.held.values(), *w.mine))])
-        return {
-            "opened": self.opened,
-            "complete": self.complete,
-            "open": [asdict(part) for part in open_parts if part.kind == TRAIN],
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state; workers must join again."""
-        self.opened, self.complete = state["opened"], state["complete"]
-        self._free = [Part(**part) for part in state["open"]]
-        self._left = {}
-        for part in self._free:
-            self._left[part.update] = self._left.get(part.update, 0) + 1
-        for update in range(self.complete, self.opened):
-            self._left.setdefault(update, 0)
-        self.evaluating = None
-        self.workers = {}
-
     def restart_at(self, update: int) -> None:
-        """Go back to the point where exactly the updates before this one are done."""
-        self.restore({"opened": update, "complete": update, "open": []})
+        """Go back to the point where exactly the updates before this one are done; workers must join again."""
+        self.opened = self.complete = update
+        self._free, self._left, self.evaluating, self.workers = [], {}, None, {}

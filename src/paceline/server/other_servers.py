@@ -46,9 +46,11 @@ class OtherServers:
     def heard(self, server: int, message: Message, now: float) -> ServerState | None:
         """Handle STATE of a server; return its state before, or None if it is new."""
         header = message.header
-        snapshots, traffic, about = take(message.words(), snapshots=list, traffic=dict, about=dict)
+        checkpoints, saves, traffic, about = take(
+            message.words(), checkpoints=list, saves=bool, traffic=dict, about=dict
+        )
         known = self.states.get(server)
-        state = ServerState(header.life, now, header.sequence, numbers(snapshots), traffic, about)
+        state = ServerState(header.life, now, header.sequence, numbers(checkpoints), saves, traffic, about)
         self.states[server] = state
         if known and known.life != header.life:
             self.past.append((server, known.traffic))

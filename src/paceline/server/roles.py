@@ -38,6 +38,9 @@ class Rules:
     validation: int = 0  # samples
     test: int = 0
     evaluation_batch: int = 512
+    save_every: int = 0  # updates; 0: never
+    save_seconds: float = 0.0
+    skips: int = 0  # how many updates in a row may be skipped because a gradient is not finite
 
 
 class Watcher(Protocol):
@@ -46,6 +49,8 @@ class Watcher(Protocol):
     def begun(self, ranks: dict[int, dict[str, Any]]) -> None: ...
 
     def updated(self, update: int, epoch: int, result: Result) -> None: ...
+
+    def skipped(self, update: int) -> None: ...
 
     def epoch_ended(self, epoch: int, result: Result) -> None: ...
 
@@ -60,7 +65,7 @@ class Watcher(Protocol):
 
 @dataclass
 class Return:
-    """A return to a snapshot: after how many updates it was taken, how many updates were lost, why."""
+    """A return to a checkpoint: after how many updates it was taken, how many updates were lost, why."""
 
     number: int
     lost: int
@@ -74,7 +79,8 @@ class ServerState:
     life: int
     heard: float
     sequence: int
-    snapshots: list[int]
+    checkpoints: list[int]
+    saves: bool  # whether it can save its part of checkpoints
     traffic: dict[str, Any]
     about: dict[str, Any]
 

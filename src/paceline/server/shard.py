@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,8 +56,8 @@ class Layout:
 class Applied:
     """The numbers of applied updates, which may arrive in any order: all below `low`, and some above."""
 
-    def __init__(self, low: int = 0, above: Iterable[int] = ()) -> None:
-        self.low, self.above = low, set(above)
+    def __init__(self, low: int = 0) -> None:
+        self.low, self.above = low, set[int]()
 
     def __contains__(self, update: int) -> bool:
         return update < self.low or update in self.above
@@ -77,6 +76,7 @@ class Sum:
     slots: int
     next: int = 0
     total: Tensor | None = None
+    finite: bool = True  # whether every worker's whole gradient is
     early: dict[int, Tensor] = field(default_factory=dict)
 
     @property
@@ -126,6 +126,10 @@ class Chunk:
         self.version += 1
         self._published = None
 
+    def skip(self) -> None:
+        """Count an update without making it."""
+        self.version += 1
+
     def replace(self, values: Tensor) -> None:
         """Set other weights, under a new version."""
         self.values.copy_(values)
@@ -142,13 +146,13 @@ class Chunk:
         state = self.optimizer.state_dict()["state"].get(0, {}) if self.optimizer else {}
         return {"values": self.values, **{key: value for key, value in state.items() if isinstance(value, Tensor)}}
 
-    def load(self, tensors: dict[str, Tensor], version: int, applied: Applied) -> None:
+    def load(self, tensors: dict[str, Tensor], version: int) -> None:
         self.values.copy_(tensors.pop("values"))
         if self.optimizer:
             whole = self.optimizer.state_dict()
             whole["state"] = {0: tensors} if tensors else {}
             self.optimizer.load_state_dict(whole)
-        self.version, self.applied, self.open, self._published = version, applied, {}, None
+        self.version, self.applied, self.open, self._published = version, Applied(version), {}, None
 
 
 class Shard:
@@ -198,22 +202,33 @@ class Shard:
             raise Refused(f"update {update} in {slots} parts instead of {total.slots}")
         return None if total is not None and total.has(slot) else update - min(update, version)
 
-    def add(self, number: int, update: int, slot: int, slots: int, missed: int, values: Tensor) -> None:
-        """Add a gradient that has been checked, and make the updates that are now complete."""
+    def add(
+        self, number: int, update: int, slot: int, slots: int, missed: int, values: Tensor, *, finite: bool = True
+    ) -> None:
+        """Add a gradient that has been checked, and make the updates that are now complete.
+
+        `finite` says whether the worker's loss and its gradient, of all chunks, are finite. It comes with every chunk,
+        so all servers know without asking each other which updates must not be made.
+        """
         chunk = self.chunks[number]
         if self.staleness is None:
             chunk.applied.add(update)
             lr = self.rate(chunk.version)
-            self._apply(number, values, lr / max(1, missed) if self.adapt else lr)
+            self._apply(number, values, lr / max(1, missed) if self.adapt else lr, finite=finite)
             return
-        chunk.open.setdefault(update, Sum(slots)).add(slot, values)
+        mine = chunk.open.setdefault(update, Sum(slots))
+        mine.finite = mine.finite and finite
+        mine.add(slot, values)
         while (total := chunk.open.get(chunk.version)) and total.complete:
             assert total.total is not None
             del chunk.open[chunk.version]
-            self._apply(number, total.total, self.rate(chunk.version))
+            self._apply(number, total.total, self.rate(chunk.version), finite=total.finite)
 
-    def _apply(self, number: int, gradient: Tensor, lr: float) -> None:
-        self.chunks[number].apply(gradient, lr)
+    def _apply(self, number: int, gradient: Tensor, lr: float, *, finite: bool) -> None:
+        if finite:
+            self.chunks[number].apply(gradient, lr)
+        else:
+            self.chunks[number].skip()
         self.after(number)
 
     # The best weights so far, if there is a validation set.
@@ -225,22 +240,19 @@ class Shard:
         for number, values in self.kept.items():
             self.chunks[number].replace(values)
 
-    # Snapshots.
+    # Checkpoints.
 
-    def copy_of(self, number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """A chunk's state, without gradients that have not been applied."""
-        chunk = self.chunks[number]
-        facts = {"version": chunk.version, "low": chunk.applied.low, "above": sorted(chunk.applied.above)}
-        tensors = {key: value.clone() for key, value in chunk.tensors().items()}
-        if number in self.kept:
-            tensors["kept"] = self.kept[number]
-        return tensors, facts
+    def tensors(self, number: int) -> dict[str, Tensor]:
+        """A chunk's values, its optimizer's state, and its best values so far as `kept`."""
+        kept = {"kept": self.kept[number]} if number in self.kept else {}
+        return self.chunks[number].tensors() | kept
 
-    def load(self, number: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    def load(self, number: int, tensors: dict[str, Tensor], updates: int) -> None:
+        """Restore a chunk as it was after this many updates."""
         kept = tensors.pop("kept", None)
         if kept is not None:
             self.kept[number] = kept
-        self.chunks[number].load(tensors, facts["version"], Applied(facts["low"], facts["above"]))
+        self.chunks[number].load(tensors, updates)
 
 
 def cost(workers: int, layout: Layout) -> Cost:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from math import nan
 from typing import Any
 
 
@@ -15,15 +14,10 @@ class Result:
     loss: float = 0.0
     correct: int = 0
     count: int = 0
-    parts: int = 0
+    skipped: int = 0  # samples of updates that were not made
 
     def add(self, loss: float, correct: int, count: int) -> None:
-        self.loss, self.correct, self.count, self.parts = (
-            self.loss + loss,
-            self.correct + correct,
-            self.count + count,
-            self.parts + 1,
-        )
+        self.loss, self.correct, self.count = self.loss + loss, self.correct + correct, self.count + count
 
 
 @dataclass
@@ -41,18 +35,22 @@ class Tally:
         self.pending.setdefault(update, []).append((rank, missed))
         self.open.setdefault(update, Result()).add(loss, correct, count)
 
-    def made(self, update: int, epoch: int) -> Result:
-        """Count an update that was made; return its sums."""
+    def made(self, update: int, epoch: int, *, finite: bool = True) -> Result:
+        """Count an update that was made, or skipped because a gradient is not finite; return its sums."""
         result = self.open.pop(update)
         for rank, missed in self.pending.pop(update):
             self.gradients[rank] += 1
             self.staleness[missed] += 1
         self.updates += 1
-        self.epochs.setdefault(epoch, Result()).add(result.loss, result.correct, result.count)
+        sums = self.epochs.setdefault(epoch, Result())
+        if finite:
+            sums.add(result.loss, result.correct, result.count)
+        else:
+            sums.skipped += result.count
         return result
 
     def state(self) -> dict[str, Any]:
-        """The state for a snapshot, without gradients of updates that have not been made."""
+        """The state for a checkpoint; no update is open then."""
         return {
             "updates": self.updates,
             "epochs": {epoch: asdict(result) for epoch, result in self.epochs.items()},
@@ -65,12 +63,7 @@ class Tally:
         """Restore from a state that may have been through JSON, whose keys are strings."""
         return cls(
             state["updates"],
-            {int(epoch): _result(**result) for epoch, result in state["epochs"].items()},
+            {int(epoch): Result(**result) for epoch, result in state["epochs"].items()},
             Counter({int(rank): count for rank, count in state["gradients"].items()}),
             Counter({int(missed): count for missed, count in state["staleness"].items()}),
         )
-
-
-def _result(loss: float | None, **counts: int) -> Result:
-    """JSON has null for a sum that is not finite."""
-    return Result(nan if loss is None else loss, **counts)

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.errors import PacelineError
 
-MAGIC, PROTOCOL = b"PLPS", 3
+MAGIC, PROTOCOL = b"PLPS", 4
 # The largest JSON payload that a rank sends.
 MOST_WORDS = 2**20
 
@@ -36,13 +36,14 @@ class Kind(IntEnum):
     PULL = 11  # w→s: answered by WEIGHTS
     WEIGHTS = 12  # s→w: a chunk of the weights
     ATTACH = 13  # 0→s: the leader asks for the server's state
-    RESTORE = 14  # 0→s: restore this snapshot
+    RESTORE = 14  # 0→s: restore this checkpoint
     KEEP = 15  # 0→s: keep a copy of these weights, the best so far
     RECALL = 16  # 0→s: restore the weights that were kept
     FINISH = 17  # 0→s: the training is over
-    STATE = 18  # s→0: answer to ATTACH, RESTORE, KEEP, RECALL, FINISH
+    STATE = 18  # s→0: answer to ATTACH, RESTORE, KEEP, RECALL, FINISH, SAVE
     RECORDS = 19  # a rank that does not see the run folder → rank 0: a part of one of its files
     RECORDED = 20  # 0→ the rank: answer to RECORDS
+    SAVE = 21  # 0→s: save this server's part of a checkpoint; no gradient is on its way
 
 
 class WireError(PacelineError):
@@ -55,7 +56,7 @@ class Header:
 
     kind: int
     run: int = 0  # the run's number
-    generation: int = 0  # grows when training goes back to a snapshot; messages of older generations are refused
+    generation: int = 0  # grows when training goes back to a checkpoint; messages of older generations are refused
     rank: int = 0  # the sender
     life: int = 0  # the sender's process: another one after a restart
     sequence: int = 0

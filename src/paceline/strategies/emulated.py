@@ -24,13 +24,13 @@ class EmulatedSequential(Lockstep):
         super().__init__(comm, model, None)
         self.device = device
 
-    def step(self, batch: Batch, lr: float, stop: bool, timer: StepTimer) -> StepResult:
+    def step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
         self.device.begin(len(batch.labels))
         self.device.forward()
         timer.mark("forward")
         self.device.reach(1.0)
         timer.mark("backward")
-        return StepResult(0.0, 0.0, batch.global_count, stop)
+        return StepResult(0.0, 0.0, batch.global_count, ask)
 
 
 class EmulatedSynchronous(Synchronous):
@@ -62,10 +62,10 @@ class EmulatedSynchronous(Synchronous):
     def agree(self, weight: float | None = None) -> None:
         """Do nothing: no buffer has changed."""
 
-    def step(self, batch: Batch, lr: float, stop: bool, timer: StepTimer) -> StepResult:
+    def step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
         device, extras = self.device, self.buckets.extras
         device.begin(len(batch.labels))
-        extras.copy_(torch.tensor([0.0, 0.0, stop]))
+        extras.copy_(torch.tensor([0.0, 0.0, ask]))
         device.forward()
         timer.mark("forward")
         start = time.perf_counter()
@@ -74,9 +74,9 @@ class EmulatedSynchronous(Synchronous):
         timer.mark("backward")
         self.buckets.finish()
         self.overlap.took(time.perf_counter() - start)
-        stops = extras[-1].item()
+        asked = extras[-1].item()
         timer.mark("wait")
-        return StepResult(0.0, 0.0, batch.global_count, stops > 0)
+        return StepResult(0.0, 0.0, batch.global_count, asked)
 
 
 def bucket_times(buckets: GradientBuckets, ready: tuple[float, ...]) -> list[float]:

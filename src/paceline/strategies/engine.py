@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,30 +19,57 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
+    from paceline.checkpoint.load import Checkpoint
+    from paceline.checkpoint.save import Held
+    from paceline.checkpoint.state import Cut
     from paceline.comm.base import Comm
     from paceline.comm.metered import Meter
     from paceline.run.core_clock import CoreClock
     from paceline.training.driver import Driver, Job
 
 
+# What a rank can ask of all ranks, to be done after a step in which all of them learn of it. The requests of all ranks
+# are summed with the step's other numbers: any rank may ask to stop, only rank 0 asks to save. (In float32, sums of a
+# hundred thousand ranks are exact.)
+STOP, SAVE = 1, 1 << 20
+
+
 @dataclass(frozen=True)
 class StepResult:
-    """Sums over the `count` samples of the global batch, and whether any rank asked to stop.
+    """Sums over the `count` samples of the global batch, and over what ranks asked for.
 
-    In a step without communication, the sums are over the rank's own samples, `own` of them.
+    In a step without communication, the sums are over the rank's own samples, `own` of them. `finite` is false if the
+    loss or a gradient was not finite on any rank; then no rank has made the update.
     """
 
     loss_sum: float
     correct: float
     count: int
-    stop: bool
+    asked: float
     own: int | None = None
+    finite: bool = True
+
+    @property
+    def stop(self) -> bool:
+        return self.asked % SAVE > 0
+
+    @property
+    def save(self) -> bool:
+        return self.asked >= SAVE
 
 
 @dataclass(frozen=True)
 class Evaluation:
     loss: float
     accuracy: float
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a rank got from a checkpoint besides its state: the best weights so far, and what it could not use."""
+
+    best: dict[str, Tensor]
+    discarded: Sequence[str] = ()
 
 
 @dataclass
@@ -99,7 +126,7 @@ class Engine(ABC):
     parameters = 0  # of the whole model
     properties: Sequence[str] = ()  # of the whole model: `models.properties`
     fresh: Sequence[str] = ()  # weights that were not in the file given by --weights
-    states_on_disk = 0  # copies of weights and optimizer state that it keeps in the run folder during training
+    stream = 0  # ranks with the same number draw the same dropout
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -115,6 +142,18 @@ class Engine(ABC):
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore the weights that `state_dict` returned."""
         self.model.load_state_dict(state)
+
+    def held(self, best: Mapping[str, Tensor] | None = None) -> Iterator[Held]:
+        """What this rank has of the training's state, for a checkpoint; with the `best` weights so far."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be saved in checkpoints")
+
+    def facts(self) -> dict[str, Any]:
+        """What else this rank must know to continue."""
+        return {}
+
+    def restore(self, checkpoint: Checkpoint, *, same: bool) -> Restored:
+        """Continue from a checkpoint. `same`: this rank was there, and has the same part of the work as then."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be continued from checkpoints")
 
     def agree(self, weight: float | None = None) -> None:
         """Average buffers that differ between ranks, such as batch-norm statistics.
@@ -139,6 +178,10 @@ class Engine(ABC):
 class Lockstep(Engine):
     """All ranks of `comm` make every update together; the driver calls `step` and `evaluate`."""
 
+    replicated = False  # whether all ranks that have a tensor have the same values of it; else each saves its own
+    own_moments = False  # whether each rank's optimizer has its own state nevertheless
+    keeps_buffers = False  # whether a step that makes no update must leave buffers as they were
+
     def __init__(self, comm: Comm, model: nn.Module, optimizer: Optimizer | None) -> None:
         super().__init__(model)
         self.comm, self._optimizer = comm, optimizer
@@ -156,10 +199,10 @@ class Lockstep(Engine):
         driver.run(self)
 
     @abstractmethod
-    def step(self, batch: Batch, lr: float, stop: bool, timer: StepTimer) -> StepResult:
-        """Make one update. `stop`: this rank asks to stop; the result says whether any rank does."""
+    def step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
+        """Make one update, unless the loss or a gradient is not finite on any rank. `ask`: see `STOP` and `SAVE`."""
 
-    def advance(self, batch: Batch, shares: int, lr: float, stop: bool, timer: StepTimer) -> StepResult:
+    def advance(self, batch: Batch, shares: int, lr: float, ask: int, timer: StepTimer) -> StepResult:
         """Make one update with a batch that is divided into `shares` parts. Running statistics change by the mean of
         the ranks' changes, weighted by samples.
 
@@ -170,7 +213,11 @@ class Lockstep(Engine):
         if uneven:
             self.agree()
             timer.mark("wait")
-        result = self.step(batch, lr, stop, timer)
+        before = [buffer.clone() for buffer in self.model.buffers()] if self.keeps_buffers else []
+        result = self.step(batch, lr, ask, timer)
+        if before and not result.finite:
+            for buffer, old in zip(self.model.buffers(), before, strict=True):
+                buffer.copy_(old)
         if uneven:
             self.agree(len(batch.labels) / batch.global_count)
             timer.mark("wait")
@@ -180,6 +227,67 @@ class Lockstep(Engine):
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients that this rank has, under the model's own names."""
+        return {name: p.grad for name, p in self.named_model.named_parameters() if p.grad is not None}
+
+    def gradients_finite(self) -> bool:
+        """Whether all gradients that this rank has are finite."""
+        from paceline.strategies.finite import all_finite
+
+        return all_finite([*self.gradients().values()])
+
+    # Checkpoints. By default each rank has the whole model, and all have the same, except for buffers.
+
+    @property
+    def named_model(self) -> nn.Module:
+        """The model, with its own names of parameters."""
+        return self.model
+
+    def holders(self, cut: Cut | None) -> tuple[int, ...]:
+        """The ranks that have the same values as this one: of whole tensors, or of those that are cut."""
+        return tuple(range(self.comm.size))
+
+    def cuts(self) -> Mapping[str, Cut]:
+        """The parameters of which this rank has a part."""
+        return {}
+
+    @property
+    def own_buffers(self) -> bool:
+        """Whether buffers differ between ranks: each has the statistics of its own samples."""
+        return self.comm.size > 1
+
+    def check_replicas(self) -> None:
+        """Raise ReplicaError, naming a rank, if values that must be equal differ."""
+        return
+
+    def held(self, best: Mapping[str, Tensor] | None = None) -> Iterator[Held]:
+        from paceline.checkpoint import state
+
+        model, holders, cuts = self.named_model, self.holders, self.cuts()
+        own = self.comm.size > 1 and not self.replicated
+        yield from state.hold_model(model, holders, cuts, own_buffers=self.own_buffers, own=own)
+        if self._optimizer is not None:
+            yield from state.hold_optimizer(model, self._optimizer, holders, cuts, own=own or self.own_moments)
+        for name, tensor in (best or {}).items():
+            yield state.hold(state.BEST + name, tensor, cuts.get(name), holders(cuts.get(name)))
+        yield from state.random_state(self.comm.device)
+
+    def restore(self, checkpoint: Checkpoint, *, same: bool) -> Restored:
+        from paceline.checkpoint import state
+
+        model, cuts, rank = self.named_model, self.cuts(), self.comm.rank if same else None
+        state.load_model(model, checkpoint, cuts, rank)
+        discarded = []
+        if self._optimizer is not None:
+            if state.own_moments(checkpoint) and not (same and (self.own_moments or not self.replicated)):
+                discarded.append("each worker's own momentum: workers start without")
+            else:
+                state.load_optimizer(model, self._optimizer, checkpoint, cuts, rank)
+        if same:
+            state.set_random_state(checkpoint, self.comm.rank, self.comm.device)
+        return Restored(state.load_best(model, checkpoint, cuts), discarded)
 
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
         """Mean loss and accuracy over all ranks' batches."""

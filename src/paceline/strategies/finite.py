@@ -7,10 +7,14 @@ import math
 from collections.abc import Collection, Mapping
 
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from paceline.comm.base import Comm
 from paceline.comm.words import share_text
 from paceline.errors import DivergedError
+
+SKIP = "skip"
+MOST_SKIPPED = 10  # updates in a row
 
 
 def not_finite(tensors: Mapping[str, Tensor], besides: Collection[str] = ()) -> list[str]:
@@ -21,6 +25,13 @@ def not_finite(tensors: Mapping[str, Tensor], besides: Collection[str] = ()) -> 
 def is_finite(tensor: Tensor) -> bool:
     """Whether all values are finite; makes no copy, unless the sum overflows."""
     return math.isfinite(tensor.sum()) or bool(tensor.isfinite().all())
+
+
+def all_finite(gradients: list[Tensor]) -> bool:
+    """Whether all values are finite: by one norm over all of them, and one by one only if that overflows."""
+    if not gradients or math.isfinite(get_total_norm(gradients)):
+        return True
+    return all(is_finite(gradient) for gradient in gradients)
 
 
 class Watch:

@@ -17,7 +17,7 @@ from paceline.collectives.native import NATIVE
 from paceline.options import option
 from paceline.strategies import options
 from paceline.strategies.base import Strategy
-from paceline.strategies.engine import Engine, StepResult, StepTimer, loss_and_correct
+from paceline.strategies.engine import Engine, Lockstep, StepResult, StepTimer, loss_and_correct
 from paceline.strategies.synchronous import Options as Averaging
 from paceline.strategies.synchronous import Synchronous
 
@@ -60,7 +60,13 @@ LOCAL_SGD = LocalSGDStrategy(
 
 
 class LocalSGD(Synchronous):
-    """The first steps are synchronous; then each round of `every` local steps ends with an average of weights."""
+    """The first steps are synchronous; then each round of `every` local steps ends with an average of weights.
+
+    Ranks learn what others ask for at the end of a round, so checkpoints have equal weights, and the
+    momentum of each worker.
+    """
+
+    own_moments = True
 
     def __init__(
         self, comm: Comm, model: nn.Module, optimizer: Optimizer, averaging: Averaging, every: int, first: int = 0
@@ -68,15 +74,15 @@ class LocalSGD(Synchronous):
         super().__init__(comm, model, optimizer, averaging)
         self.every, self.first = every, first
         self._own = self._all = 0  # samples since the last average, of this rank and of all
-        self._stop, self._finite = False, True
+        self._ask, self._finite = 0, True
 
-    def advance(self, batch: Batch, shares: int, lr: float, stop: bool, timer: StepTimer) -> StepResult:
+    def advance(self, batch: Batch, shares: int, lr: float, ask: int, timer: StepTimer) -> StepResult:
         """Make a step without averaging running statistics: the average of weights includes them."""
         if self._steps < self.first:
-            return super().advance(batch, shares, lr, stop, timer)
-        return self._local_step(batch, lr, stop, timer)
+            return super().advance(batch, shares, lr, ask, timer)
+        return self._local_step(batch, lr, ask, timer)
 
-    def _local_step(self, batch: Batch, lr: float, stop: bool, timer: StepTimer) -> StepResult:
+    def _local_step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
         import torch
 
         count, loss_sum, right = len(batch.labels), 0.0, 0
@@ -86,21 +92,24 @@ class LocalSGD(Synchronous):
             timer.mark("forward")
             loss.backward(torch.full_like(loss, 1 / count))
             timer.mark("backward")
-            self.update(lr)
             loss_sum = loss.item()
+            if math.isfinite(loss_sum) and Lockstep.gradients_finite(self):
+                self.update(lr)
+            else:  # the other workers learn of it with the next average
+                self._finite = False
         timer.mark("optimizer")
         self._steps += 1
-        self._own, self._all = self._own + count, self._all + batch.global_count
-        self._stop, self._finite = self._stop or stop, self._finite and math.isfinite(loss_sum)
+        self._own, self._all, self._ask = self._own + count, self._all + batch.global_count, self._ask | ask
         if (self._steps - self.first) % self.every:
-            return StepResult(loss_sum, right, batch.global_count, False, own=count)
-        loss_sum, correct, stops = self._average(loss_sum if self._finite else math.nan, right, self._stop)
+            return StepResult(loss_sum, right, batch.global_count, 0, own=count)
+        loss_sum, correct, asked = self._average(loss_sum if self._finite else math.nan, right, self._ask)
+        self._ask = 0
         timer.mark("wait")
         check = self.options.check_replicas
         if check and self._steps // check > (self._steps - self.every) // check:
-            self.parallel.check_replicas(self._steps)
+            self.check_replicas()
             timer.mark("check")
-        return StepResult(loss_sum, correct, batch.global_count, stops > 0)
+        return StepResult(loss_sum, correct, batch.global_count, asked, finite=math.isfinite(loss_sum))
 
     def agree(self, weight: float | None = None) -> None:
         """End the round early, before weights are evaluated or saved."""

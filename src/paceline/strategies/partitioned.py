@@ -83,7 +83,7 @@ class Parts:
     def ready(self, engine: PartEngine, model: nn.Module, pieces: Mapping[str, list[Piece]]) -> PartEngine:
         """Set up the engine, and record which rank has which pieces of the model, for saving."""
         first = self.job.spec.grid.spot(self.job.comm.rank).replica == 0
-        engine.whole = Whole(self.whole, pieces, model if first else None)
+        engine.whole = Whole(self.whole, pieces, model, first)
         engine.parameters, engine.properties, engine.fresh = self.parameters, self.properties, self.fresh
         engine.setup()
         return engine
@@ -95,17 +95,27 @@ class Whole:
 
     tensors: Mapping[str, Tensor]
     pieces: Mapping[str, list[Piece]]
-    model: nn.Module | None  # None if another replica saves it
+    model: nn.Module
+    saves: bool  # of several replicas, the first saves the model
 
 
 class PartEngine(Lockstep):
     """Trains a part of the model."""
 
     whole: Whole | None = None
+    replicated = True
+
+    def state_dict(self) -> dict[str, Tensor]:
+        state = self.whole.model.state_dict() if self.whole else self.model.state_dict()
+        return {name: tensor.detach() for name, tensor in state.items() if not tensor.is_meta}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name, tensor in self.state_dict().items():
+            tensor.copy_(state[name])
 
     def save(self, path: Path) -> None:
         assert self.whole is not None
-        state = self.whole.model.state_dict() if self.whole.model else {}
+        state = self.whole.model.state_dict() if self.whole.saves else {}
         own = {name: tensor for name, tensor in state.items() if not tensor.is_meta}
         save_parts(path, self.whole.tensors, self.whole.pieces, own, self.comm)
 

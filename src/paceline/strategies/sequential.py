@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ class Sequential(Lockstep):
         super().__init__(comm, model, optimizer)
         self.micros, self.full = micros, full
 
-    def step(self, batch: Batch, lr: float, stop: bool, timer: StepTimer) -> StepResult:
+    def step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
         import torch
 
         self.optimizer.zero_grad(set_to_none=True)
@@ -57,9 +58,11 @@ class Sequential(Lockstep):
             loss.backward(torch.full_like(loss, 1 / batch.global_count))
             loss_sum, correct = loss_sum + loss.item(), correct + right
             timer.mark("backward")
-        self.update(lr)
+        finite = math.isfinite(loss_sum) and self.gradients_finite()
+        if finite:
+            self.update(lr)
         timer.mark("optimizer")
-        return StepResult(loss_sum, correct, batch.global_count, stop)
+        return StepResult(loss_sum, correct, batch.global_count, ask, finite=finite)
 
 
 def prepare(job: Job) -> Engine:

@@ -147,7 +147,7 @@ def make_emulation(spec: RunSpec, data: DataInfo, model: nn.Module, place: Place
     return Emulation(device, StandIn(model, spec.shrink), seconds, about)
 
 
-def seed_dropout(spec: RunSpec, stream: int) -> None:
-    """Seed torch's generator, differently for each stream."""
+def seed_dropout(spec: RunSpec, stream: int, step: int = 0) -> None:
+    """Seed torch's generator, differently for each stream; and for the step at which a run is continued."""
     with RANDOM:
-        torch.manual_seed(spec.seed + 1_000_003 * (stream + 1))
+        torch.manual_seed(spec.seed + 1_000_003 * (stream + 1) + 1_000_000_007 * step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,13 @@ from paceline.data.batch import Batch
 from paceline.errors import UsageError
 from paceline.strategies import options
 from paceline.strategies.base import Strategy
-from paceline.strategies.engine import Engine, Evaluation, Lockstep, StepResult, StepTimer, loss_and_correct
+from paceline.strategies.engine import Engine, Evaluation, Lockstep, Restored, StepResult, StepTimer, loss_and_correct
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from paceline.checkpoint.load import Checkpoint
     from paceline.comm.base import Comm
     from paceline.comm.metered import Meter
     from paceline.spec import RunSpec
@@ -82,7 +84,9 @@ class Options:
 
 
 class Synchronous(Lockstep):
-    """A step sends only buckets; the last one also carries loss, correct predictions and the request to stop."""
+    """A step sends only buckets; the last one also carries loss, correct predictions and what ranks ask for."""
+
+    replicated = True
 
     def __init__(self, comm: Comm, model: nn.Module, optimizer: Optimizer | None, options: Options) -> None:
         super().__init__(comm, model, optimizer)
@@ -92,7 +96,7 @@ class Synchronous(Lockstep):
         self.parallel = self.options.parallel(self.model, self.comm, RIDERS)
         self.buckets, self.overlap = self.parallel.buckets, self.parallel.overlap
 
-    def step(self, batch: Batch, lr: float, stop: bool, timer: StepTimer) -> StepResult:
+    def step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
         import torch
 
         self.optimizer.zero_grad(set_to_none=True)
@@ -100,20 +104,39 @@ class Synchronous(Lockstep):
         if len(batch.labels) or self.parallel.needs_everyone:
             loss, right = loss_and_correct(self.model, batch.images, batch.labels)
         extras = self.buckets.extras
-        extras.copy_(torch.tensor([loss.item() if loss is not None else 0.0, right, stop], dtype=torch.float64))
+        extras.copy_(torch.tensor([loss.item() if loss is not None else 0.0, right, ask], dtype=torch.float64))
         timer.mark("forward")
         self.parallel.compute(loss, 1 / batch.global_count)
         timer.mark("backward")
         self.parallel.average()
         timer.mark("wait")
-        self.update(lr)
-        loss_sum, correct, stops = extras.tolist()
+        loss_sum, correct, asked = extras.tolist()
+        finite = math.isfinite(loss_sum) and self.gradients_finite()  # the same on all ranks, as the sums are
+        if finite:
+            self.update(lr)
         timer.mark("optimizer")
         self._steps += 1
         if self.options.check_replicas and self._steps % self.options.check_replicas == 0:
-            self.parallel.check_replicas(self._steps)
+            self.check_replicas()
             timer.mark("check")
-        return StepResult(loss_sum, correct, batch.global_count, stops > 0)
+        return StepResult(loss_sum, correct, batch.global_count, asked, finite=finite)
+
+    def check_replicas(self) -> None:
+        self.parallel.check_replicas(self._steps)
+
+    def gradients_finite(self) -> bool:
+        from paceline.strategies.finite import all_finite
+
+        return all_finite([bucket.flat for bucket in self.buckets.buckets])
+
+    def facts(self) -> dict[str, Any]:
+        return {"overlap": self.overlap.chosen}
+
+    def restore(self, checkpoint: Checkpoint, *, same: bool) -> Restored:
+        if same and self.options.overlap == "auto":
+            self.overlap.chosen = checkpoint.manifest.parts[0].facts.get("overlap")
+        self._steps = checkpoint.manifest.position.step
+        return super().restore(checkpoint, same=same)
 
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
         self.agree()

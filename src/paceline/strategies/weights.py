@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -17,17 +16,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from paceline.checkpoint.file_format import header
 from paceline.comm.base import Comm
 from paceline.comm.words import all_or_none
 from paceline.errors import UsageError, refuse_pipe
 from paceline.run.atomic import replacing
 
 MESSAGE = 16 << 20  # bytes: the largest message
-_DTYPES = {
-    **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"},
-    **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8"},
-    **{torch.bool: "BOOL", torch.complex64: "C64"},
-}
 
 
 def save(state: dict[str, Tensor], path: Path) -> None:
@@ -88,7 +83,7 @@ def save_parts(
     with ExitStack() as writing:
         temporary = writing.enter_context(replacing(path))
         with temporary.open("wb") as file:
-            file.write(_header({name: whole[name] for name in names}))
+            file.write(header((name, whole[name].dtype, whole[name].shape, whole[name].nbytes) for name in names))
             desk = torch.empty(largest, dtype=torch.uint8)
             for span in _in_step(spans, comm):
                 lines = desk[: span.nbytes].view(span.lines, -1)
@@ -103,17 +98,6 @@ def _check(name: str, whole: Tensor, piece: Piece, tensor: Tensor) -> None:
         shape[piece.dim] = piece.stop - piece.start
     has = (list(tensor.shape), tensor.dtype)
     assert has == (shape, whole.dtype), f"{name}: rank {piece.rank} has {has} where {(shape, whole.dtype)} is expected"
-
-
-def _header(tensors: Mapping[str, Tensor]) -> bytes:
-    """The header of a safetensors file: its length, and the offset of each tensor; padded for alignment."""
-    entries, end = {}, 0
-    for name, tensor in tensors.items():
-        start, end = end, end + tensor.nbytes
-        entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
 
 
 @dataclass(frozen=True)

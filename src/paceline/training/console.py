@@ -46,13 +46,13 @@ class Console:
         if summary.disturbed:
             self.line(warning(summary.disturbed), always=True)
 
-    def start_bar(self, steps: int, title: str) -> None:
-        """Start a progress bar on standard error, if that is a terminal."""
+    def start_bar(self, steps: int, title: str, done: int = 0) -> None:
+        """Start a progress bar on standard error, if that is a terminal; some steps may be `done`."""
         options = bar_options()
         if self._stream and not options.get("disable"):
             from tqdm import tqdm
 
-            self._bar = tqdm(total=steps, desc=title, unit="batch", **options)
+            self._bar = tqdm(total=steps, desc=title, initial=done, unit="batch", **options)
 
     def step(self, number: int, seconds: float, samples: int, left: int, every: int, shown: Mapping[str, str]) -> None:
         """Advance the bar after a step, with `left` steps to go; print a line every `every` steps."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -13,20 +13,22 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
+from paceline.checkpoint.load import Checkpoint
 from paceline.comm.metered import MeteredComm
 from paceline.comm.words import all_or_none
 from paceline.data.batch import Batch
+from paceline.data.course import Course, Position
 from paceline.data.input import Input
-from paceline.data.sampler import Sampler
 from paceline.disturbance import disturbance
 from paceline.errors import UsageError
 from paceline.run.folder import MODEL, conclude, read_nodes, write_summary
 from paceline.run.recorder import Recorder
 from paceline.run.records import COMPLETED, INTERRUPTED, RUNNING, End, Summary
 from paceline.spec import RunSpec
-from paceline.strategies.engine import Engine, Evaluation, Lockstep, StepTimer
-from paceline.strategies.finite import Watch
-from paceline.strategies.setup import Place
+from paceline.strategies.engine import STOP, Engine, Evaluation, Lockstep, StepResult, StepTimer
+from paceline.strategies.finite import MOST_SKIPPED, SKIP, Watch
+from paceline.strategies.setup import Place, seed_dropout
+from paceline.training.checkpoints import Checkpoints, division_of
 from paceline.training.console import Console
 from paceline.training.progress import Progress
 from paceline.training.setup import make_input
@@ -48,9 +50,27 @@ class Job:
     stop: Callable[[], bool]
     summary: Summary
     membership: Membership | None = None  # with parameter servers
+    resume: Checkpoint | None = None  # to continue from
+    remote: Sequence[int] = ()  # ranks that do not see the run folder
     folder: Path = field(init=False)  # this and `recorder` are set when the run folder is known
     recorder: Recorder = field(init=False)
     _source: Input | None = None
+    _start: float = field(default_factory=time.perf_counter)
+
+    @property
+    def start(self) -> Position:
+        """Where this training starts."""
+        return self.resume.manifest.position if self.resume else Position()
+
+    @property
+    def same_division(self) -> bool:
+        """Whether every rank has the part of the work that it had in the checkpoint."""
+        return self.resume is not None and self.resume.manifest.division == division_of(self.spec)
+
+    def seconds(self) -> float:
+        """Since the start of the run, without the time between two of its processes."""
+        before: float = self.resume.manifest.facts["seconds"] if self.resume else 0.0
+        return before + time.perf_counter() - self._start
 
     def opened(self, folder: Path, recorder: Recorder) -> Self:
         self.folder, self.recorder = folder, recorder
@@ -89,71 +109,114 @@ class Driver:
 
     def __init__(self, job: Job) -> None:
         self.job, self.spec = job, job.spec
-        self._start = time.perf_counter()
+        self._skipped: list[int] = []  # the last updates in a row that were skipped
 
-    def begin(self, engine: Engine, per_epoch: int) -> Progress:
+    def begin(self, engine: Engine, course: Course) -> Progress:
         """Before the first step: print the introduction, and check that there is disk space for the result."""
         job, spec = self.job, self.spec
         job.summary.parameters, job.summary.model_properties = engine.parameters, list(engine.properties)
         if engine.fresh:
             job.console.line(f"Initialised, because not in {spec.weights}: {', '.join(engine.fresh)}")
-        all_or_none(lambda: None if job.comm.rank else check_space(job.folder, spec, engine), job.comm)
-        total = spec.steps or spec.epochs * per_epoch
-        return Progress(spec, job.console, job.recorder, job.summary, per_epoch, total)
+        all_or_none(lambda: None if job.comm.rank else check_space(job, engine), job.comm)
+        total = spec.steps or course.end(spec.epochs - 1)
+        progress = Progress(spec, job.console, job.recorder, job.summary, course, total)
+        if job.resume:
+            progress.restore(job.resume.manifest.facts["progress"])
+        return progress
 
     def run(self, engine: Lockstep) -> None:
         """Run all epochs; with a validation set, go back to the best epoch; then test."""
         job, spec, source = self.job, self.spec, self.job.source
-        sampler = Sampler(len(source.numbers["train"]), spec.update_batch, source.reader, source.readers, spec.seed)
-        progress = self.begin(engine, len(sampler))
-        watch, best, stopped = Watch(engine.model), dict[str, Tensor](), False
-        for epoch in range(-(-progress.total // len(sampler))):
-            stopped = self._run_epoch(engine, sampler, epoch, progress, watch)
+        course = Course(len(source.numbers["train"]), spec.update_batch, job.start)
+        progress = self.begin(engine, course)
+        self._watch, self._best, stopped = Watch(engine.model), dict[str, Tensor](), False
+        self._checkpoints = None if spec.emulated or job.remote else Checkpoints(job, engine, course)
+        if job.remote and not spec.emulated:
+            job.console.line(f"No checkpoints: rank {job.remote[0]} does not see the run folder of rank 0", always=True)
+        if job.resume:
+            self._restore(engine, job.resume)
+        engine.keeps_buffers = spec.on_nan == SKIP
+        epoch, last = job.start.epoch, course.after(max(progress.total, job.start.step)).epoch
+        for epoch in range(job.start.epoch, last + 1):
+            stopped = self._run_epoch(engine, course, epoch, progress)
             if not spec.emulated and (stopped or spec.validation or job.summary.steps == progress.total):
-                watch.check(engine.state_dict(), job.comm, job.summary.steps)
+                self._watch.check(engine.state_dict(), job.comm, job.summary.steps)
             if stopped:
                 break
             if len(source.numbers["validation"]) and progress.evaluated(
-                "validation", epoch, self._evaluate(engine, "validation", watch)
+                "validation", epoch, self._evaluate(engine, "validation")
             ):
                 engine.agree()
-                best = {name: tensor.clone() for name, tensor in engine.state_dict().items()}
-        if best and not stopped:
-            engine.load_state_dict(best)
+                self._best = {name: tensor.clone() for name, tensor in engine.state_dict().items()}
+        if self._checkpoints:
+            self._checkpoints.finish()
+        if self._best and not stopped:
+            engine.load_state_dict(self._best)
         if spec.test and not stopped:
-            progress.evaluated("test", epoch, self._evaluate(engine, "test", watch))
+            progress.evaluated("test", epoch, self._evaluate(engine, "test"))
         engine.agree()
         self.finish(engine, progress, interrupted=stopped)
 
-    def _run_epoch(self, engine: Lockstep, sampler: Sampler, epoch: int, progress: Progress, watch: Watch) -> bool:
-        """Run one epoch, or the remaining steps; true if a rank asked to stop."""
-        job, first = self.job, self.job.summary.steps
-        steps = min(len(sampler), progress.total - first)
+    def _restore(self, engine: Lockstep, checkpoint: Checkpoint) -> None:
+        job = self.job
+        restored = all_or_none(lambda: engine.restore(checkpoint, same=job.same_division), job.comm)
+        self._best = restored.best
+        for what in restored.discarded:
+            job.console.line(f"Not continued: {what}", always=True)
+        if not job.same_division:
+            seed_dropout(self.spec, engine.stream, job.start.step)
+
+    def _run_epoch(self, engine: Lockstep, course: Course, epoch: int, progress: Progress) -> bool:
+        """Run the rest of an epoch, or the remaining steps; true if a rank asked to stop."""
+        job, spec, watch, checkpoints = self.job, self.spec, self._watch, self._checkpoints
+        first = job.summary.steps
+        steps = range(first, min(course.end(epoch), progress.total))
         progress.start_epoch(epoch, steps)
-        start = ended = time.perf_counter()
+        ended = time.perf_counter()
         job.recorder.clock.lap()  # the time before belongs to no step
-        stopped = False
-        for step, batch in enumerate(job.source.epoch(sampler, steps), first):
+        stopped, shares = False, job.source.readers
+        for step, batch in zip(steps, job.source.epoch(course, epoch, steps), strict=True):
             # A step begins where the last one ended, so that all time is counted.
             timer = StepTimer(last=ended, clock=job.recorder.clock)
-            if self.spec.method.timelines and step < TIMELINES:
+            if spec.method.timelines and step < TIMELINES:
                 timer.events = []
             timer.mark("input")
-            watch.begin(everything=step == first + steps - 1)
-            result = engine.advance(batch, sampler.size, progress.learning_rate(step), job.stop(), timer)
-            seconds, ended = timer.last - ended, timer.last
+            watch.begin(everything=step == steps[-1])
+            ask = (STOP if job.stop() else 0) + (checkpoints.ask(step) if checkpoints else 0)
+            result = engine.advance(batch, shares, progress.learning_rate(step), ask, timer)
             watch.end(step + 1)
-            if result.own is None and not math.isfinite(result.loss_sum):
-                watch.check(engine.state_dict(), job.comm, step + 1, f"the loss is {result.loss_sum}")
+            if result.own is None and not result.finite:
+                self._not_finite(engine, result, step)
+            saves = checkpoints if result.save or result.stop else None
+            if saves:
+                if "check_replicas" in spec.names and spec.check_replicas:
+                    engine.check_replicas()  # a replica that differs is never saved
+                saves.copy(step + 1, self._best)
+                timer.mark("save")
+            seconds, ended = timer.last - ended, timer.last
             progress.step(step, epoch, result, seconds, timer, own=len(batch.labels))
+            if saves:
+                saves.write(progress)
+            if checkpoints:
+                checkpoints.report()
             if result.stop:
                 stopped = True
                 break
         learned = progress.learned
-        progress.end_epoch(epoch, time.perf_counter() - start, learned.loss, learned.correct, learned.count)
+        progress.end_epoch(epoch, progress.epoch_seconds(), learned.loss, learned.correct, learned.count)
         return stopped
 
-    def _evaluate(self, engine: Lockstep, name: str, watch: Watch) -> Evaluation:
+    def _not_finite(self, engine: Lockstep, result: StepResult, step: int) -> None:
+        """No rank has made this update. Skip it, or end the training."""
+        what = "a gradient is not finite" if math.isfinite(result.loss_sum) else f"the loss is {result.loss_sum}"
+        in_a_row = self._skipped[-1:] == [step - 1]
+        self._skipped = [*(self._skipped if in_a_row else ()), step]
+        if self.spec.on_nan == SKIP and len(self._skipped) <= MOST_SKIPPED:
+            self.job.console.line(f"Skipped update {step + 1}: {what}", always=True)
+            return
+        self._watch.check(engine.gradients(), self.job.comm, step + 1, what)
+
+    def _evaluate(self, engine: Lockstep, name: str) -> Evaluation:
         """Mean loss and accuracy on the `validation` or `test` set."""
         job = self.job
         count, batches = job.source.evaluation(name)
@@ -167,13 +230,13 @@ class Driver:
         result = engine.evaluate(shown())
         job.console.end_bar()
         if not math.isfinite(result.loss):
-            watch.check(engine.state_dict(), job.comm, job.summary.steps, f"the {name} loss is {result.loss}")
+            self._watch.check(engine.state_dict(), job.comm, job.summary.steps, f"the {name} loss is {result.loss}")
         return result
 
     def finish(self, engine: Engine, progress: Progress, *, interrupted: bool) -> None:
         """After the last step: save the summary and the weights in the run folder, on rank 0."""
         job, summary, folder = self.job, self.job.summary, self.job.folder
-        summary.total_seconds = time.perf_counter() - self._start
+        summary.total_seconds = job.seconds()
         progress.finish(interrupted=interrupted)
         engine.measure(job)
         if job.comm.rank == 0:
@@ -199,17 +262,20 @@ class Driver:
         return disturbance(nodes, recorder.began, recorder.ended, emulated=self.spec.emulated)
 
 
-def check_space(folder: Path, spec: RunSpec, engine: Engine) -> None:
-    """Raise an error if the disk has no space for the weights and the snapshots."""
+def check_space(job: Job, engine: Engine) -> None:
+    """Raise an error if the disk has no space for the weights; warn if it has none for checkpoints."""
+    spec, folder = job.spec, job.folder
+    if spec.emulated:
+        return
     free = shutil.disk_usage(folder).free
-    weights = 0 if spec.emulated else engine.parameters * (8 if spec.dtype == "float64" else 4)
-    each = weights * (3 if spec.optimizer == "adam" else 2)  # with the optimizer's state
-    snapshots = engine.states_on_disk * each
-    if free < weights + snapshots:
-        what = f"the weights take {weights / 1e6:,.1f} MB" + (
-            f", snapshots {snapshots / 1e6:,.1f} MB" if snapshots else ""
-        )
+    weights = engine.parameters * (8 if spec.dtype == "float64" else 4)
+    if free < weights:
         raise UsageError(
-            f"{folder} is on a disk with {free / 1e6:,.1f} MB free, and {what}: free some space, or choose another "
-            "--output-dir"
+            f"{folder} is on a disk with {free / 1e6:,.1f} MB free, and the weights take {weights / 1e6:,.1f} MB: "
+            "free some space, or choose another --output-dir"
         )
+    each = weights * (3 if spec.optimizer == "adam" else 2) + weights * (spec.validation > 0)
+    needed = weights + each * (spec.keep_checkpoints + 1)  # old ones are removed when a new one is complete
+    if free < needed and (spec.checkpoint_every or spec.checkpoint_seconds):
+        what = f"the weights and {spec.keep_checkpoints + 1} checkpoints take {needed / 1e6:,.1f} MB"
+        job.console.line(f"warning: {folder} is on a disk with {free / 1e6:,.1f} MB free; {what}", always=True)

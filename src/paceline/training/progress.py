@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
+from paceline.data.course import Course
 from paceline.run.lines import read_sound_lines
 from paceline.run.recorder import Recorder
 from paceline.run.records import Epoch, FinalTest, Summary, Validation
@@ -22,11 +26,13 @@ class Progress:
     """
 
     def __init__(
-        self, spec: RunSpec, console: Console, recorder: Recorder, summary: Summary, per_epoch: int, total: int
+        self, spec: RunSpec, console: Console, recorder: Recorder, summary: Summary, course: Course, total: int
     ) -> None:
         self.spec, self.console, self.recorder, self.summary = spec, console, recorder, summary
-        self.per_epoch, self.total = per_epoch, total
+        self.course, self.total = course, total
+        summary.steps = course.start.step
         self.learned = Learned(spec)
+        self._before, self._epoch_start = 0.0, time.perf_counter()
         self._epochs: dict[int, Epoch] = {}
         self._validations: dict[int, Validation] = {}  # by epoch
         self._tests: dict[int, Validation] = {}
@@ -35,27 +41,37 @@ class Progress:
             self._keep(line)
 
     def learning_rate(self, step: int) -> float:
-        return learning_rate(self.spec, step, self.per_epoch, self.total)
+        return learning_rate(self.spec, step, self.course.per_epoch, self.total)
 
-    def start_epoch(self, epoch: int, steps: int) -> None:
-        self.learned = Learned(self.spec)
+    def start_epoch(self, epoch: int, steps: range) -> None:
+        """Before these steps of an epoch, which are the rest of it in a run that is continued."""
+        start, done = self.course.start, 0
+        again = epoch == start.epoch and start.used > 0
+        if again:
+            done = self.course.number(steps.start) if steps else 0
+        else:
+            self.learned, self._before = Learned(self.spec), 0.0
+        self._epoch_start = time.perf_counter()
         self.console.end_bar()
-        self.console.line(f"\nStart of epoch {epoch}")
-        self.console.start_bar(steps, f"epoch {epoch}{', emulated' if self.spec.emulated else ''}")
+        self.console.line(f"\n{'Rest' if again else 'Start'} of epoch {epoch}")
+        title = f"epoch {epoch}{', emulated' if self.spec.emulated else ''}"
+        self.console.start_bar(done + len(steps), title, done)
 
     def step(
         self, step: int, epoch: int, result: StepResult, seconds: float, timer: StepTimer, own: int | None = None
     ) -> None:
         """Record that step number `step` is committed."""
         self.summary.steps = step + 1
+        self.summary.skipped += not result.finite
         known = result.count if result.own is None else result.own
-        self.learned.add(result.loss_sum, result.correct, known)
-        trained = known and not self.spec.emulated
+        if result.finite:
+            self.learned.add(result.loss_sum, result.correct, known)
+        trained = known and result.finite and not self.spec.emulated
         loss, lr = (result.loss_sum / known, self.learning_rate(step)) if trained else (None, None)
         self.recorder.step(step, epoch, seconds, result.count, timer.parts, timer.queued, own=own, loss=loss, lr=lr)
         if timer.events:
             self.recorder.timeline(step, timer.events)
-        number, left = step % self.per_epoch + 1, self.total - step - 1
+        number, left = self.course.number(step) + 1, self.total - step - 1
         self.console.step(number, seconds, result.count, left, self.spec.log_every, self.learned.bar())
 
     def end_epoch(self, epoch: int, seconds: float, loss_sum: float, correct: float, samples: int) -> None:
@@ -83,6 +99,10 @@ class Progress:
         found = self._validations
         return min(found, key=lambda epoch: (found[epoch].loss, -epoch), default=None)
 
+    @property
+    def validation_losses(self) -> list[float]:
+        return [self._validations[epoch].loss for epoch in sorted(self._validations)]
+
     def _record(self, line: Epoch | Validation) -> None:
         self._keep(line)
         self.recorder.write(line)
@@ -93,6 +113,23 @@ class Progress:
             self._epochs[line.epoch] = line
         else:
             (self._tests if isinstance(line, FinalTest) else self._validations)[line.epoch] = line
+
+    def epoch_seconds(self) -> float:
+        """The time of the epoch so far, without the time between two processes of the run."""
+        return self._before + time.perf_counter() - self._epoch_start
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint says about the epoch so far; everything else is in the rank's file."""
+        learned = self.learned
+        return {"loss": learned.loss, "correct": learned.correct, "count": learned.count,
+                "seconds": self.epoch_seconds(), "skipped": self.summary.skipped}  # fmt: skip
+
+    def restore(self, facts: dict[str, Any]) -> None:
+        """Continue from a checkpoint."""
+        self.learned.add(facts["loss"], facts["correct"], facts["count"])
+        self._before = facts.get("seconds", 0.0)
+        self.summary.skipped = facts["skipped"]
+        self.recorder.restore()
 
     def finish(self, *, interrupted: bool) -> None:
         """Fill in the summary's lists. The weights of an interrupted run are the last ones, not the best."""

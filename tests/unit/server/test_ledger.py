@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 
 import pytest
@@ -146,20 +145,3 @@ def test_evaluation_covers_the_samples_and_opens_nothing(staleness: int | None) 
     assert made.complete == made.opened == 0
     made.end_evaluation()
     assert made.lease(1, 1)
-
-
-@settings(max_examples=40)
-@given(st.integers(0, 2**32), st.integers(0, 30))
-def test_a_state_goes_on_with_what_was_not_done(seed: int, steps: int) -> None:
-    dice, made, done = random.Random(seed), ledger(UpdatePlan(13, 2, 9, None)), []
-    for _ in range(steps):
-        rank = dice.randint(1, 3)
-        if leases := list(made.lease(rank, 2)):
-            done.append(made.done(rank, dice.choice(leases)))
-    again = ledger(made.plan, 0)
-    again.restore(json.loads(json.dumps(made.state())))
-    again.join(1, 0.0)
-    while leases := list(again.lease(1, 3)):
-        done += [again.done(1, lease) for lease in leases]
-    assert sorted(part.update for part in done if part) == list(range(9))
-    assert again.complete == 9

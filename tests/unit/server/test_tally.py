@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from math import isnan
 
 from paceline.server.tally import Result, Tally
 from paceline.strict_json import dump
@@ -19,9 +18,9 @@ def tally() -> Tally:
 
 def test_an_update_has_the_sums_of_its_gradients() -> None:
     made = tally()
-    assert made.made(0, 0) == Result(6.0, 3, 5, 2)
-    assert made.made(1, 0) == Result(8.0, 3, 5, 1)
-    assert made.epochs == {0: Result(14.0, 6, 10, 2)}
+    assert made.made(0, 0) == Result(6.0, 3, 5)
+    assert made.made(1, 0) == Result(8.0, 3, 5)
+    assert made.epochs == {0: Result(14.0, 6, 10)}
     assert made.updates == 2
 
 
@@ -39,11 +38,11 @@ def test_a_state_comes_back_through_json() -> None:
     assert Tally.of(json.loads(json.dumps(made.state()))) == made
 
 
-def test_a_sum_that_is_not_finite_comes_back_as_such() -> None:
+def test_an_update_that_was_skipped_adds_nothing_but_its_samples() -> None:
     made = tally()
     made.gradient(2, 1, 0, float("nan"), 0, 1)
-    made.made(1, 0)
-    assert isnan(Tally.of(json.loads(dump(made.state()))).epochs[0].loss)
+    made.made(1, 0, finite=False)
+    assert Tally.of(json.loads(dump(made.state()))).epochs == {0: Result(skipped=6)}
 
 
 def test_a_state_is_a_copy() -> None:
@@ -64,4 +63,4 @@ def test_going_back_forgets_gradients_of_updates_that_were_not_made() -> None:
     back.gradient(1, 1, 1, 8.0, 3, 5)
     back.made(1, 0)
     assert back.gradients.total() == back.staleness.total() == 3
-    assert back.epochs[0] == Result(14.0, 6, 10, 2)
+    assert back.epochs[0] == Result(14.0, 6, 10)

@@ -65,7 +65,7 @@ def test_a_steps_bytes_are_counted_and_an_evaluations_are_not() -> None:
         strategy, _, _ = divided(MeteredComm(comm), 2, averaging="ring")
         counts = []
         for batch in batches(3, strategy.replicas_comm.rank, 2)[:2]:
-            strategy.step(batch, 0.1, False, StepTimer())
+            strategy.step(batch, 0.1, 0, StepTimer())
             strategy.evaluate([batch])
             meter = strategy.gradient_meter()
             counts.append([meter.bytes_sent, meter.opaque_bytes])

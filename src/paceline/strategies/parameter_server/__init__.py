@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from paceline.spec import RunSpec
 
 DEFAULT_STALENESS = 4
+CHECKPOINT_EVERY = 100  # updates: a server that is started again goes back to the last checkpoint
 IMPLEMENTATION = "paceline.strategies.parameter_server.engine:prepare"
 
 
@@ -24,8 +25,6 @@ class Options:
     )
     worker_timeout: float = option(5.0, "seconds without a message after which a worker is given up; training "
                                    "continues without it", unit="s", least=0.5)  # fmt: skip
-    snapshot_every: int = option(100, "save the servers' state every this many updates; 0: never",
-                                label="snapshots every", unit="update", least=0)  # fmt: skip
     restarts: int = option(0, "how many times a worker that has died is started again", unit="restart", least=0)
     encrypt: bool = option(True, "encrypt traffic between machines; turn it off only on a network you trust",
                           label="encryption")  # fmt: skip
@@ -50,7 +49,7 @@ class ParameterServer(Strategy):
         return values["servers"] or 1
 
     def fill(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {"servers": 1}
+        return {"servers": 1, "checkpoint_every": CHECKPOINT_EVERY}
 
     def bound(self, spec: RunSpec) -> int | None:
         return 0
@@ -61,7 +60,7 @@ class ParameterServer(Strategy):
 
 class Bounded(ParameterServer):
     def fill(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {"servers": 1, "staleness": DEFAULT_STALENESS}
+        return {**super().fill(values), "staleness": DEFAULT_STALENESS}
 
     def bound(self, spec: RunSpec) -> int | None:
         staleness: int = spec.staleness

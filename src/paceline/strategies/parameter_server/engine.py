@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
+import secrets
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline import __version__
+from paceline.checkpoint import manifest as checkpoints
+from paceline.checkpoint.save import Saver
 from paceline.data import table as datasets
 from paceline.data.batch import Batch
+from paceline.data.course import Course, Position
 from paceline.data.input import CountedInput, OwnInput, evaluation_batch
 from paceline.data.load import load
 from paceline.data.sampler import shuffle
@@ -23,7 +26,9 @@ from paceline.data.table import DataInfo
 from paceline.errors import DivergedError
 from paceline.models.properties import properties_of
 from paceline.options import flag
-from paceline.run.folder import SNAPSHOTS, conclude
+from paceline.run.folder import CHECKPOINTS, conclude
+from paceline.run.liveness import is_here
+from paceline.run.recorder import Recorder
 from paceline.run.records import INTERRUPTED, Summary
 from paceline.server.client import Client
 from paceline.server.core import Core
@@ -32,26 +37,27 @@ from paceline.server.ledger import TRAIN, Part, UpdatePlan
 from paceline.server.roles import Meeting, Rules, mismatch
 from paceline.server.serve import lead, serve
 from paceline.server.shard import CHUNK_BYTES, Layout, Shard
-from paceline.server.snapshot import Snapshots
 from paceline.server.sockets import Listener
-from paceline.server.wire import take
+from paceline.server.wire import numbers, take
 from paceline.spec import RunSpec
 from paceline.strategies.engine import Engine
-from paceline.strategies.finite import not_finite
+from paceline.strategies.finite import MOST_SKIPPED, SKIP, not_finite
 from paceline.strategies.parameter_server import ParameterServer
 from paceline.strategies.parameter_server.event_log import EventLog, lost_workers
 from paceline.strategies.parameter_server.figures import Figures
 from paceline.strategies.parameter_server.flat import FlatModel
+from paceline.strategies.parameter_server.store import CheckpointStore
 from paceline.strategies.parameter_server.work import Work
 from paceline.strategies.rate import learning_rate
 from paceline.strategies.setup import Emulation, make_emulation, make_model, make_optimizer
 from paceline.strategies.weights import save
+from paceline.training.checkpoints import describe
 
 if TYPE_CHECKING:
     from paceline.training.driver import Driver, Job
 
 # Options that may differ from machine to machine.
-OWN_OPTIONS = ("output_dir", "name", "data_dir", "threads", "device", "timeout", "log_every")
+OWN_OPTIONS = ("output_dir", "name", "data_dir", "threads", "device", "timeout", "log_every", "resume")
 # A worker sends this many heartbeats within --worker-timeout.
 BEATS = 5
 
@@ -87,10 +93,10 @@ def staleness_of(spec: RunSpec) -> int | None:
     return spec.method.bound(spec)
 
 
-def plan_of(spec: RunSpec, info: DataInfo) -> UpdatePlan:
+def plan_of(spec: RunSpec, info: DataInfo, start: Position) -> UpdatePlan:
     samples = info.train - spec.validation_samples(info)
-    per_epoch = -(-samples // spec.update_batch)
-    return UpdatePlan(samples, spec.update_batch, spec.steps or spec.epochs * per_epoch, staleness_of(spec))
+    course = Course(samples, spec.update_batch, start)
+    return UpdatePlan(samples, spec.update_batch, spec.steps or course.end(spec.epochs - 1), staleness_of(spec), start)
 
 
 def _fingerprint(spec: RunSpec, flat: FlatModel, info: DataInfo) -> dict[str, str]:
@@ -113,7 +119,7 @@ class Served(Engine):
         self.emulation: Emulation | None = make_emulation(spec, info, model, job.place)
         self.parameters, self.properties = sum(p.numel() for p in model.parameters()), properties_of(model)
         self.flat = FlatModel(self.emulation.model if self.emulation else model)
-        self.layout, self.plan = layout_of(spec, self.flat), plan_of(spec, info)
+        self.layout, self.plan = layout_of(spec, self.flat), plan_of(spec, info, job.start)
         super().__init__(self.flat.model)
 
     def save(self, path: Path) -> None:
@@ -132,7 +138,6 @@ class Server(Served):
         super().__init__(job, membership, datasets.describe(spec.data) or load(spec.data, folder).info)
         assert membership.listener is not None
         self.listener = membership.listener
-        self.states_on_disk = 3 if spec.snapshot_every else 0  # two are kept while another is written
 
     def shard(self) -> Shard:
         spec, plan, layout = self.job.spec, self.plan, self.layout
@@ -146,36 +151,51 @@ class Server(Served):
         return Shard(
             values,
             lambda parameters: make_optimizer(spec, parameters),
-            lambda update: learning_rate(spec, update, plan.per_epoch, plan.updates),
+            self.rate,
             plan.staleness,
             adapt=spec.staleness_lr,
             updates=plan.updates,
             kept=kept,
         )
 
-    def snapshots(self, folder: Path | None) -> Snapshots | None:
-        rank, every = self.membership.rank, self.job.spec.snapshot_every
-        return Snapshots(folder / SNAPSHOTS, rank) if folder and every else None
+    def rate(self, update: int) -> float:
+        return learning_rate(self.job.spec, update, self.plan.per_epoch, self.plan.updates)
+
+    def store(self, folder: Path, attempt: str, recorder: Recorder | None = None) -> CheckpointStore | None:
+        """Where this server saves its part of checkpoints; nowhere with emulated compute, which trains nothing."""
+        spec, rank = self.job.spec, self.membership.rank
+        if spec.emulated:
+            return None
+        saver = Saver(folder / CHECKPOINTS, rank, range(spec.servers), spec.keep_checkpoints, attempt, spec.timeout,
+                      recorder)  # fmt: skip
+        return CheckpointStore(saver, self.flat, self.layout, self.layout.of_server(rank), self.describe)
+
+    def describe(self, number: int, facts: dict[str, Any], parts: tuple[checkpoints.Part, ...]) -> checkpoints.Manifest:
+        raise NotImplementedError("the leader describes checkpoints")
 
     def run(self, driver: Driver) -> None:
         """Serve until the leader ends the run."""
         job, spec, member = self.job, self.job.spec, self.membership
-        store = self.snapshots(member.folder)
-        core = Core(member.rank, member.meeting.run, member.life, self.shard(), store, spec.snapshot_every)
+        core = Core(member.rank, member.meeting.run, member.life, self.shard())
         core.about = member.about
 
         def attached(words: dict[str, Any]) -> str | None:
-            path, fingerprint = take(words, folder=str, fingerprint=dict)
+            path, attempt, start, fingerprint = take(words, folder=str, attempt=str, start=list, fingerprint=dict)
+            self.plan = plan_of(spec, self.info, Position(*numbers(start)))
+            core.shard.rate, core.shard.updates = self.rate, self.plan.updates
             member.opened({name: text for name, text in words.items() if isinstance(text, str)})
-            if core.store is None and spec.snapshot_every:
-                core.store = self.snapshots(Path(path))
+            here = member.folder is not None or is_here(Path(path), str(words.get("owner", "")))
+            if core.store is None and here:
+                core.store = self.store(Path(path), attempt)
                 if self.plan.staleness is None:
-                    core.restore(max(core.snapshots()))
+                    core.restore(max(core.checkpoints()))
             return mismatch(member.rank, _fingerprint(spec, self.flat, self.info), fingerprint)
 
         core.on_attach = attached
         with closing(self.listener):
             member.left = serve(core, self.listener, spec.timeout, job.stop)
+        if isinstance(core.store, CheckpointStore):
+            core.store.saver.wait(spec.timeout)
 
 
 class LeadServer(Server):
@@ -188,8 +208,10 @@ class LeadServer(Server):
         if self.emulation:
             job.summary.compute_seconds = self.emulation.batch_seconds
             job.console.line(self.emulation.about)
-        progress = driver.begin(self, self.plan.per_epoch)
-        events = EventLog(job, self.plan, progress, member.ranks_up)
+        self.progress = progress = driver.begin(self, self.plan.course)
+        attempt = secrets.token_hex(4)
+        store = self.store(job.folder, attempt, job.recorder)
+        events = EventLog(job, self.plan, progress, member.ranks_up, store.saver if store else None)
         self.leader = leader = Leader(
             member.meeting.run,
             member.life,
@@ -199,11 +221,11 @@ class LeadServer(Server):
             _rules(spec, info),
             _fingerprint(spec, self.flat, info),
             events,
-            self.snapshots(job.folder),
-            spec.snapshot_every,
-            {"folder": str(job.folder), **member.where},
+            store,
+            {"folder": str(job.folder), "attempt": attempt, "start": list(astuple(job.start)), **member.where},
             member.restarted,
         )
+        events.can_save = lambda: leader.can_save
         constants = not_finite(dict(self.model.named_buffers()))
 
         def bad_tensor() -> str | None:
@@ -220,8 +242,10 @@ class LeadServer(Server):
                 leader.fail(DivergedError.found("the model is not finite", leader.tally.updates, {}))
                 return
             job.summary.steps = leader.tally.updates
+            if store:
+                store.saver.wait(spec.timeout)
+                events.report()
             driver.finish(self, progress, interrupted=leader.stopping)
-            shutil.rmtree(job.folder / SNAPSHOTS, ignore_errors=True)
 
         with closing(self.listener):
             meeting = member.meeting
@@ -233,6 +257,13 @@ class LeadServer(Server):
         if not leader.begun:  # there is nothing to save
             job.summary.status = INTERRUPTED
             conclude(job.folder, job.summary)
+
+    def describe(self, number: int, facts: dict[str, Any], parts: tuple[checkpoints.Part, ...]) -> checkpoints.Manifest:
+        position = self.plan.course.after(number)
+        sums = facts["tally"]["epochs"].get(position.epoch, {})
+        progress = {key: sums.get(key, 0) for key in ("loss", "correct", "count")}
+        facts = {"progress": {**progress, "skipped": self.job.summary.skipped}, **facts}
+        return describe(self.job, self.plan.course, number, facts, parts)
 
     def measure(self, job: Job) -> None:
         figures = Figures(security=self.membership.meeting.security, lost_workers=lost_workers(job.recorder))
@@ -271,7 +302,6 @@ class Worker(Served):
                 member.opened,
                 job.stop,
                 device=self.emulation.device if self.emulation else None,
-                ends_epoch=self.plan.ends_epoch,
             )
             about = member.about | {"read_seconds": job.summary.read_seconds}
             member.left = task.run(_fingerprint(spec, self.flat, source.info), about)
@@ -286,6 +316,9 @@ def _rules(spec: RunSpec, info: DataInfo) -> Rules:
         validation=spec.validation_samples(info),
         test=info.test if spec.test else 0,
         evaluation_batch=evaluation_batch(spec.image_shape(info)),
+        save_every=spec.checkpoint_every or 0,
+        save_seconds=spec.checkpoint_seconds,
+        skips=MOST_SKIPPED if spec.on_nan == SKIP else 0,
     )
 
 

@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from paceline.checkpoint.save import Saver
 from paceline.run.lines import read_lines
 from paceline.server.ledger import Part, UpdatePlan
 from paceline.server.tally import Result
 from paceline.strategies.engine import Evaluation, StepResult, StepTimer
 from paceline.strategies.parameter_server.figures import Joined, Lost, WentBack
+from paceline.training.checkpoints import report
 
 if TYPE_CHECKING:
     from paceline.run.recorder import Recorder
@@ -22,16 +24,24 @@ class EventLog:
     """Passes the leader's events to the driver's progress, the recorder and the console."""
 
     def __init__(
-        self, job: Job, plan: UpdatePlan, progress: Progress, ranks_up: Callable[[dict[int, dict[str, Any]]], None]
+        self,
+        job: Job,
+        plan: UpdatePlan,
+        progress: Progress,
+        ranks_up: Callable[[dict[int, dict[str, Any]]], None],
+        saver: Saver | None = None,
     ) -> None:
         self._job, self._plan, self._progress, self._ranks_up = job, plan, progress, ranks_up
         self._ranks: dict[int, dict[str, Any]] = {}
+        self.can_save: Callable[[], bool] = lambda: True
         self._last = self._epoch_start = time.perf_counter()
-        self._shown = -1
+        self._shown, self._saver = -1, saver
 
     def begun(self, ranks: dict[int, dict[str, Any]]) -> None:
         self._ranks = dict(ranks)
         self._ranks_up(self._ranks)
+        if self._saver and not self.can_save():
+            self._job.console.line("No checkpoints: not all servers see the run folder of rank 0", always=True)
         read = max(row.get("read_seconds", 0.0) for row in ranks.values())
         self._job.summary.read_seconds = read
         if self._job.spec.reads:
@@ -41,12 +51,22 @@ class EventLog:
     def updated(self, update: int, epoch: int, result: Result) -> None:
         if epoch > self._shown:
             self._shown = epoch
-            self._progress.start_epoch(epoch, min(self._plan.per_epoch, self._plan.updates - update))
+            self._progress.start_epoch(epoch, range(update, min(self._plan.course.end(epoch), self._plan.updates)))
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
         self._progress.step(
-            update, epoch, StepResult(result.loss, result.correct, result.count, False), seconds, StepTimer()
+            update, epoch, StepResult(result.loss, result.correct, result.count, 0), seconds, StepTimer()
         )
+        self.report()
+
+    def skipped(self, update: int) -> None:
+        self._job.summary.steps, self._job.summary.skipped = update + 1, self._job.summary.skipped + 1
+        self._job.console.line(f"Skipped update {update + 1}: the loss or a gradient is not finite", always=True)
+
+    def report(self) -> None:
+        """Record and say how the last checkpoint ended."""
+        if self._saver:
+            report(self._job, self._saver)
 
     def epoch_ended(self, epoch: int, result: Result) -> None:
         now = time.perf_counter()
@@ -75,7 +95,7 @@ class EventLog:
         )
 
     def went_back(self, number: int, why: str) -> None:
-        self._job.console.line(f"Restored the snapshot after {number} updates: {why}", always=True)
+        self._job.console.line(f"Restored the checkpoint after {number} updates: {why}", always=True)
         self._job.recorder.write(WentBack(number, why, time.time()))
         self._shown = min(self._shown, self._plan.epoch(number) - 1)
         self._job.summary.steps = number

@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from paceline.checkpoint.state import CHANNELS_LAST
 from paceline.models.properties import NORMS
 from paceline.strategies.engine import loss_and_correct
+from paceline.strategies.finite import is_finite
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies in the vector: from `start`, with its dimensions in this order."""
+
+    name: str
+    start: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    order: tuple[int, ...] = ()
+
+    @property
+    def stop(self) -> int:
+        return self.start + math.prod(self.shape)
 
 
 class FlatModel:
@@ -30,6 +48,8 @@ class FlatModel:
         dtype = self._parameters[0].dtype
         self.weights, self.gradient = torch.empty(self.length, dtype=dtype), torch.zeros(self.length, dtype=dtype)
         self._gradients = []
+        names = {id(tensor): name for name, tensor in (*model.named_buffers(), *model.named_parameters())}
+        self.places: list[Place] = []
         start = 0
         for p in self._parameters:
             dense = p.is_contiguous() or (p.dim() == 4 and p.is_contiguous(memory_format=torch.channels_last))
@@ -38,7 +58,12 @@ class FlatModel:
             view.copy_(p.detach())
             p.data = view
             self._gradients.append(self.gradient[start : start + p.numel()].as_strided(p.shape, stride, start))
+            order = () if p.is_contiguous() else CHANNELS_LAST
+            self.places.append(Place(names[id(p)], start, tuple(p.shape), p.dtype, order))
             start += p.numel()
+        for b in self._buffers:
+            self.places.append(Place(names[id(b)], start, tuple(b.shape), b.dtype))
+            start += b.numel()
         sizes = [b.numel() for b in self._buffers]
         self._stored, self._change = (
             [v.view(b.shape) for v, b in zip(flat[self.trainable :].split(sizes), self._buffers, strict=True)]
@@ -80,13 +105,9 @@ class FlatModel:
             self.gradient[self._counts :] *= last
             torch._foreach_copy_(self._buffers, self._stored)
 
-    def first_nonfinite(self, *, everything: bool) -> int:
-        """The position, from 1, of the first value of the gradient that is not finite, or 0 if all are.
-
-        Checks the gradient of the first parameter, to which errors in later layers propagate, or `everything`.
-        """
-        gradient = self.gradient if everything else self._gradients[0]
-        if math.isfinite(gradient.sum()) or bool(gradient.isfinite().all()):
+    def first_nonfinite(self) -> int:
+        """The position, from 1, of the first value of the gradient that is not finite, or 0 if all are."""
+        if is_finite(self.gradient):
             return 0
         return 1 + int(self.gradient.isfinite().logical_not().nonzero()[0])
 

@@ -52,8 +52,6 @@ class Work:
     evaluating: tuple[str, int] | None = None
     wait_seconds: float = 0.0
     asked: float | None = None  # when this worker was first asked to stop
-    # After these updates the model may be evaluated or saved, so all their gradients are checked.
-    ends_epoch: Callable[[int], bool] = lambda update: False
 
     def run(self, fingerprint: dict[str, str], about: dict[str, Any]) -> bool:
         """Work until the leader ends the run or this worker leaves; true if it was asked to stop."""
@@ -173,7 +171,7 @@ class Work:
             if client.is_due() or not client.settled():
                 client.release()
             loss_sum, correct = self._emulate(batch, timer) if self.device else self._compute(part, batch, timer)
-            nonfinite = 0 if self.device else self.flat.first_nonfinite(everything=self.ends_epoch(part.update))
+            nonfinite = 0 if self.device else self.flat.first_nonfinite()
             client.push(part, self.flat.gradient, loss_sum, correct, nonfinite)
             timer.mark("push")
             self.pushed[lease] = part, timer, None if self.device else loss_sum / len(batch.labels)

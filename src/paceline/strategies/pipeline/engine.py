@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from paceline.checkpoint.load import Checkpoint
+from paceline.checkpoint.state import Cut
 from paceline.collectives.choose import TABLE as AVERAGINGS
 from paceline.comm.base import Comm
 from paceline.comm.metered import Meter, MeteredComm
@@ -26,7 +29,7 @@ from paceline.pipeline.schedule import in_flight, instructions
 from paceline.pipeline.showing import lines
 from paceline.run.atomic import write_whole
 from paceline.run.folder import PLAN
-from paceline.strategies.engine import Evaluation, StepResult, StepTimer, micro_batches, score
+from paceline.strategies.engine import Evaluation, Restored, StepResult, StepTimer, micro_batches, score
 from paceline.strategies.partitioned import PartEngine, Parts, rows
 from paceline.strategies.pipeline.planning import make_plan, measure_link, trace_model
 from paceline.strategies.replicas import average_buffers, check_equal
@@ -62,6 +65,7 @@ class Pipeline(PartEngine):
     ) -> None:
         super().__init__(comm, executor.training, optimizer)
         self.executor, self.options, self._steps = executor, options, 0
+        self.plan: dict[str, Any] = {}  # where the model is cut
         self._besides = Meter()
 
     def setup(self) -> None:
@@ -74,7 +78,7 @@ class Pipeline(PartEngine):
                 self.replicas.broadcast(_row(tensor))  # one by one: memory may not suffice for a copy of all
         self._beginning = self._sent()
 
-    def step(self, batch: Batch, lr: float, stop: bool, timer: StepTimer) -> StepResult:
+    def step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
         if self._optimizer is not None:
             self._optimizer.zero_grad(set_to_none=True)
         images, labels = micro_batches(batch, self.options.micros, self.options.batch_size)
@@ -85,20 +89,44 @@ class Pipeline(PartEngine):
         if self.replicas:
             self._average(self.replicas, computed=bool(labels))
             timer.mark("average")
-        if self._optimizer is not None:
-            self.update(lr)
-        timer.mark("optimizer")
         last = self.spot.stage == self.options.grid.stages - 1 and bool(labels)
         mine = [self.executor.loss_sum, self.executor.correct] if last else [0.0, 0]
-        sums = torch.tensor([*mine, stop], dtype=torch.float64)
+        sums = torch.tensor([*mine, ask, not self.gradients_finite()], dtype=torch.float64)
         self.comm.allreduce(sums)
         timer.mark("wait")
+        loss_sum, correct, asked, bad = sums.tolist()
+        finite = math.isfinite(loss_sum) and not bad
+        if self._optimizer is not None and finite:
+            self.update(lr)
+        timer.mark("optimizer")
         self._steps += 1
         if self.replicas and self.options.check_replicas and self._steps % self.options.check_replicas == 0:
-            check_equal(self.model, self.replicas, self._steps)
+            self.check_replicas()
             timer.mark("check")
-        loss_sum, correct, stops = sums.tolist()
-        return StepResult(loss_sum, correct, batch.global_count, stops > 0)
+        return StepResult(loss_sum, correct, batch.global_count, asked, finite=finite)
+
+    def check_replicas(self) -> None:
+        if self.replicas:
+            check_equal(self.model, self.replicas, self._steps)
+
+    @property
+    def named_model(self) -> nn.Module:
+        assert self.whole is not None
+        return self.whole.model
+
+    def holders(self, cut: Cut | None) -> tuple[int, ...]:
+        return tuple(self.options.grid.replicas_of(self.comm.rank))
+
+    @property
+    def own_buffers(self) -> bool:
+        return self.replicas is not None
+
+    def facts(self) -> dict[str, Any]:
+        return {"plan": self.plan}
+
+    def restore(self, checkpoint: Checkpoint, *, same: bool) -> Restored:
+        self._steps = checkpoint.manifest.position.step
+        return super().restore(checkpoint, same=same)
 
     def _average(self, replicas: Comm, *, computed: bool) -> None:
         """Sum this stage's gradients over the replicas, in place: they are already divided by the global batch.
@@ -184,7 +212,8 @@ def prepare(job: Job) -> PartEngine:
     spec, comm, grid = job.spec, job.comm, job.spec.grid
     spot, parts = grid.spot(comm.rank), Parts(job)
     graph = all_or_none(lambda: trace_model(spec, job.source.info, parts.deferred.model, job.place), comm)
-    edges = _agree_on_cuts(job, graph)
+    plan = _agree_on_cuts(job, graph)
+    edges = [0, *StagePlan.from_dict(plan).positions(), len(graph.nodes)]
     owned = _by_stage(graph, edges)
     parts.fill(graph.model, owned[spot.stage])
     # A stage that holds one micro-batch at a time saves no memory by recomputing it.
@@ -214,6 +243,7 @@ def prepare(job: Job) -> PartEngine:
     engine = Pipeline(comm, executor, make_optimizer(spec, trained) if trained else None, options)
     pieces = {name: [Piece(grid.rank(0, stage, 0), 0, 0, rows(parts.whole[name]))]
               for stage, names in enumerate(owned) for name in names if name in parts.whole}  # fmt: skip
+    engine.plan, engine.stream = plan, comm.rank
     seed_dropout(spec, comm.rank)
     return parts.ready(engine, graph.model, pieces)
 
@@ -230,13 +260,16 @@ def _by_stage(graph: Graph, edges: list[int]) -> list[list[str]]:
     return owned
 
 
-def _agree_on_cuts(job: Job, graph: Graph) -> list[int]:
-    """The edges of all stages. One rank measures, plans, and sends the result to the others.
+def _agree_on_cuts(job: Job, graph: Graph) -> dict[str, Any]:
+    """The plan. One rank measures, plans, and sends the result to the others; a run that is continued has one.
 
     It runs each layer, and so needs memory for the largest: the rank with the most memory does it, or the last, whose
     layers are usually the largest.
     """
     spec, comm = job.spec, job.comm
+    if job.resume and job.same_division:
+        kept: dict[str, Any] = job.resume.manifest.parts[0].facts["plan"]
+        return kept
     link = measure_link(spec, comm)
     devices = stage_devices(spec.grid.stages, spec.memory, spec.speed)
     planner = spec.grid.rank(0, max(range(len(devices)), key=lambda stage: (devices[stage].memory or 0, stage)), 0)
@@ -259,4 +292,5 @@ def _agree_on_cuts(job: Job, graph: Graph) -> list[int]:
         for line in lines(plan):
             job.console.line(line)
         write_whole(job.folder / PLAN, dump(found["plan"], indent=1) + "\n")
-    return [0, *plan.positions(), len(graph.nodes)]
+    made: dict[str, Any] = found["plan"]
+    return made

@@ -9,19 +9,22 @@ communicate in forward and backward. Ranks with the same part of the weights ave
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from paceline.checkpoint.load import Checkpoint
+from paceline.checkpoint.state import Cut
 from paceline.comm.base import Comm
 from paceline.comm.metered import Meter, MeteredComm
 from paceline.data.batch import Batch
 from paceline.errors import AgreedError, UsageError
 from paceline.layout import share
 from paceline.strategies.data_parallel import DataParallel
-from paceline.strategies.engine import Evaluation, StepResult, StepTimer, loss_and_correct
+from paceline.strategies.engine import Evaluation, Restored, StepResult, StepTimer, loss_and_correct
 from paceline.strategies.partitioned import PartEngine, Parts, rows
 from paceline.strategies.replicas import average_buffers, broadcast_state, check_equal
 from paceline.strategies.setup import make_optimizer, seed_dropout
@@ -63,7 +66,7 @@ class TensorParallel(PartEngine):
         if self.replicas_comm.size > 1:
             self.parallel = self.options.parallel(self.model, self.replicas_comm)
 
-    def step(self, batch: Batch, lr: float, stop: bool, timer: StepTimer) -> StepResult:
+    def step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
         self.optimizer.zero_grad(set_to_none=True)
         loss, right = None, 0
         if len(batch.labels) or (self.parallel and self.parallel.needs_everyone):
@@ -77,18 +80,46 @@ class TensorParallel(PartEngine):
         timer.mark("backward")
         if self.parallel:
             self.parallel.average()
-        # Any rank's request to stop must reach all ranks in this step, or a shard would wait for the others.
-        totals = torch.tensor([*mine, stop], dtype=torch.float64, device=self.comm.device)
+        # Any rank's request must reach all ranks in this step, or a shard would wait for the others.
+        totals = torch.tensor([*mine, ask, not self.gradients_finite()], dtype=torch.float64, device=self.comm.device)
         self.comm.allreduce(totals)
         timer.mark("wait")
-        self.update(lr)
-        loss_sum, correct, stops = totals.tolist()
+        loss_sum, correct, asked, bad = totals.tolist()
+        finite = math.isfinite(loss_sum) and not bad
+        if finite:
+            self.update(lr)
         timer.mark("optimizer")
         self._steps += 1
         if self.options.check_replicas and self._steps % self.options.check_replicas == 0:
             self.check_replicas()
             timer.mark("check")
-        return StepResult(loss_sum, correct, batch.global_count, stops > 0)
+        return StepResult(loss_sum, correct, batch.global_count, asked, finite=finite)
+
+    def holders(self, cut: Cut | None) -> tuple[int, ...]:
+        shards, every = self.shards_comm, range(self.comm.size)
+        return tuple(every[shards.rank :: shards.size] if cut else every)
+
+    def cuts(self) -> Mapping[str, Cut]:
+        assert self.whole is not None
+        shards, found = self.shards_comm, {}
+        for name, dim in self.split.items():
+            shape = tuple(self.whole.tensors[name].shape)
+            part = share(shape[dim], shards.size, shards.rank)
+            found[name] = Cut(shape, dim, part.start, part.stop)
+        return found
+
+    @property
+    def own_buffers(self) -> bool:
+        return self.replicas_comm.size > 1
+
+    def restore(self, checkpoint: Checkpoint, *, same: bool) -> Restored:
+        if same and self.parallel and self.options.overlap == "auto":
+            self.parallel.overlap.chosen = checkpoint.manifest.parts[0].facts.get("overlap")
+        self._steps = checkpoint.manifest.position.step
+        return super().restore(checkpoint, same=same)
+
+    def facts(self) -> dict[str, Any]:
+        return {"overlap": self.parallel.overlap.chosen if self.parallel else False}
 
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
         """Every shard of a replica counts the same batches, which does not change the mean."""
@@ -167,6 +198,6 @@ def prepare(job: Job) -> PartEngine:
         spans = [share(tensor.shape[dim], grid.shards, i) for i in range(grid.shards)] if dim is not None else []
         pieces[name] = [Piece(rank, dim or 0, span.start, span.stop) for rank, span in enumerate(spans)]
         pieces[name] = pieces[name] or [Piece(0, 0, 0, rows(tensor))]
-    # Shards of a replica have the same dropout.
-    seed_dropout(spec, grid.spot(comm.rank).replica)
+    engine.stream = grid.spot(comm.rank).replica  # shards of a replica have the same dropout
+    seed_dropout(spec, engine.stream)
     return parts.ready(engine, model, pieces)

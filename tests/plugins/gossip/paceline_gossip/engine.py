@@ -24,7 +24,7 @@ class Gossip(Lockstep):
         super().__init__(comm, model, optimizer)
         self.every, self.steps = every, 0
 
-    def step(self, batch: Batch, lr: float, stop: bool, timer: StepTimer) -> StepResult:
+    def step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
         self.optimizer.zero_grad(set_to_none=True)
         loss, correct = loss_and_correct(self.model, batch.images, batch.labels)
         timer.mark("forward")
@@ -35,11 +35,11 @@ class Gossip(Lockstep):
         if self.steps % self.every == 0:
             self.gossip(self.steps // self.every % 2)
         self.steps += 1
-        sums = torch.tensor([loss.item(), correct, stop], dtype=torch.float64)
+        sums = torch.tensor([loss.item(), correct, ask], dtype=torch.float64)
         self.comm.allreduce(sums)
         timer.mark("wait")
-        loss_sum, correct, stops = sums.tolist()
-        return StepResult(loss_sum, correct, batch.global_count, stops > 0)
+        loss_sum, correct, asked = sums.tolist()
+        return StepResult(loss_sum, correct, batch.global_count, asked)
 
     def gossip(self, odd: int) -> None:
         neighbour = self.comm.rank + (1 if self.comm.rank % 2 == odd else -1)

@@ -1,0 +1,195 @@
+"""A training that was killed, interrupted or starved of disk space goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import resumes
+import torch
+from live_run import PACELINE, LiveRun, until
+from raw_lines import raw_lines
+from refusal import refusal
+from safetensors.torch import load_file
+
+from paceline.checkpoint.load import Checkpoint
+from paceline.checkpoint.manifest import checkpoints
+from paceline.run.folder import read_steps
+from paceline.run.records import COMPLETED, INTERRUPTED
+
+
+@pytest.mark.parametrize("family", resumes.FAMILIES)
+def test_a_killed_training_goes_on_to_the_same_weights(family: str, tmp_path: Path) -> None:
+    assert resumes.kill_and_continue(family, random.Random(4), tmp_path)[f"{family} continued to the end"] == 1
+
+
+def train(output: Path, *words: str, code: int = 0, name: str = "run") -> subprocess.CompletedProcess[str]:
+    """Train in float64 on data of 300 samples, in batches of 20."""
+    done = subprocess.run(
+        [*PACELINE, "--model", "mlp", "--hidden", "256", "--data", "synthetic:1x8x8,classes=10,train=310,test=20",
+         "--dtype", "float64", "--global-batch", "20", "--decay", "none", "--optimizer", "sgd", "--threads", "1",
+         "--output-dir", str(output), "--name", name, *words],
+        capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return done
+
+
+CHAIN = [
+    ["--strategy", "sequential"],
+    ["--strategy", "ring", "--workers", "2"],
+    ["--strategy", "ps-sync", "--workers", "3", "--servers", "2"],
+    ["--strategy", "pipeline", "--workers", "2", "--microbatches", "2", "--cut", "layers"],
+    ["--strategy", "tensor", "--workers", "2"],
+    ["--strategy", "gather", "--workers", "5", "--transport", "threads"],
+    ["--strategy", "allreduce", "--workers", "7", "--transport", "threads"],
+    ["--strategy", "tensor", "--workers", "4", "--tensor", "2"],
+    ["--strategy", "ps-sync", "--workers", "1"],
+    ["--strategy", "sequential"],
+]
+
+
+def test_every_synchronous_strategy_continues_every_other(tmp_path: Path) -> None:
+    """In the middle of epochs; together they train what one process trains, and use each sample once an epoch."""
+    each = 7
+    for number, words in enumerate(CHAIN, 1):
+        resume = ["--resume", str(tmp_path / "run")] if number > 1 else []
+        train(tmp_path, "--steps", str(number * each), "--checkpoint-every", str(each), *words, *resume)
+    train(tmp_path, "--steps", str(len(CHAIN) * each), "--strategy", "sequential", name="whole")
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "run"))
+    for name, values in one.items():
+        torch.testing.assert_close(other[name], values, rtol=0, atol=1e-11)
+    steps = read_steps(tmp_path / "run" / "rank_0.jsonl")
+    assert [step.step for step in steps] == list(range(len(CHAIN) * each))
+    assert [step.samples for step in steps] == [20 if i % 16 < 15 else 10 for i in range(len(steps))]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["resumed"] == [each * number for number in range(1, len(CHAIN))]
+
+
+def test_another_batch_takes_the_rest_of_the_epoch_and_is_announced(tmp_path: Path) -> None:
+    train(tmp_path, "--steps", "4", "--checkpoint-every", "4", "--workers", "1")
+    done = train(tmp_path, "--steps", "12", "--global-batch", "50", "--workers", "2", "--resume", str(tmp_path / "run"))
+    assert "An update has 50 samples from here on, and had 20 before" in done.stdout
+    steps = read_steps(tmp_path / "run" / "rank_0.jsonl")
+    # 310 = 4 x 20 + 4 x 50 + 30, then a new epoch.
+    assert [step.samples for step in steps] == [*[20] * 4, *[50] * 4, 30, 50, 50, 50]
+    assert [step.epoch for step in steps] == [*[0] * 9, 1, 1, 1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_saves_and_the_same_command_continues(number: signal.Signals, tmp_path: Path) -> None:
+    words = [*PACELINE, "--model", "mlp", "--strategy", "ring", "--workers", "2", "--steps", "1000000"]
+    with LiveRun(words, tmp_path) as run:
+        run.wait_until_training()
+        os.kill(run.process.pid, number)
+        assert run.end(30) == 130
+        summary = run.summary()
+        assert summary.status == INTERRUPTED
+        (saved,) = checkpoints(run.folder / "checkpoints")
+        assert saved.name == f"step_{summary.steps}"
+        run.check_nothing_is_left()
+    words[-1] = str(summary.steps + 5)
+    with LiveRun(words, tmp_path) as run:
+        assert run.end() == 0, run.stderr()
+        assert f"Continuing {run.folder} after {summary.steps} updates" in run.stdout()
+        after = run.summary()
+        assert (after.status, after.steps, after.resumed) == (COMPLETED, summary.steps + 5, [summary.steps])
+        assert [s.step for s in read_steps(run.folder / "rank_1.jsonl")] == list(range(after.steps))
+
+
+def test_without_a_name_the_newest_incomplete_run_of_these_options_is_continued(tmp_path: Path) -> None:
+    words = [*PACELINE, "--model", "mlp", "--workers", "1", "--batch-size", "16", "--output-dir", str(tmp_path)]
+    for seed in ("1", "2"):
+        process = subprocess.Popen([*words, "--steps", "1000000", "--seed", seed], stdout=subprocess.DEVNULL)
+        until("it trains", lambda: any('"step"' in f.read_text() for f in tmp_path.glob("*/rank_0.jsonl")
+                                       if f'seed = {seed}' in (f.parent / "spec.toml").read_text()))  # noqa: B023  # fmt: skip
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    folders = {json.loads((f / "summary.json").read_text())["seed"]: f for f in tmp_path.iterdir()}
+
+    def run(*more: str) -> str:
+        done = subprocess.run([*words, *more], capture_output=True, text=True, check=True)
+        return done.stdout
+
+    steps = str(json.loads((folders[1] / "summary.json").read_text())["steps"] + 3)
+    assert "Continuing" not in run("--steps", steps, "--seed", "1")  # --steps is another: this is another run
+    again = subprocess.Popen([*words, "--steps", "1000000", "--seed", "1"], stdout=subprocess.PIPE, text=True)
+    assert again.stdout
+    assert any(f"Continuing {folders[1]} after" in line for line in iter(again.stdout.readline, ""))
+    again.send_signal(signal.SIGINT)
+    again.communicate(timeout=60)
+    assert "Continuing" not in run("--steps", "3", "--seed", "2", "--resume", "never")
+
+
+def test_saving_changes_nothing(tmp_path: Path) -> None:
+    """Batch-norm statistics of two workers differ, and are only averaged in the file that is saved."""
+    (tmp_path / "net.py").write_text(resumes.MODEL)
+    found = []
+    for every in ("0", "3"):
+        words = [*PACELINE, "--model", "net.py:build", *resumes.DATA, "--strategy", "ring", "--workers", "2", "--steps",
+                 "20", "--checkpoint-every", every, "--output-dir", str(tmp_path), "--name", every]  # fmt: skip
+        subprocess.run(words, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+        found.append(load_file(tmp_path / every / "model.safetensors"))
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    saved = Checkpoint(checkpoints(tmp_path / "3" / "checkpoints")[0])
+    assert not torch.equal(saved.tensor("model.1.running_mean", 0), saved.tensor("model.1.running_mean", 1))
+    lines = list(raw_lines(tmp_path / "3" / "rank_0.jsonl"))
+    made = [line["step"] for line in lines if line["kind"] == "checkpoint"]
+    assert made[0] == 3
+    assert [line["step"] + 1 for line in lines if line["kind"] == "step" and "save" in line["spans"]] == made
+
+
+def test_the_command_lists_verifies_and_exports(tmp_path: Path) -> None:
+    for steps in ("2", "4", "6"):
+        resume = [] if steps == "2" else ["--resume", str(tmp_path / "run")]
+        train(
+            tmp_path, "--steps", steps, "--checkpoint-every", "2", "--workers", "2", "--keep-checkpoints", "3", *resume
+        )
+    paceline = [sys.executable, "-m", "paceline", "checkpoint"]
+    folder = tmp_path / "run"
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*paceline, *words], capture_output=True, text=True, check=False)
+
+    rows = json.loads(call("list", str(folder), "--json").stdout)
+    assert [row["step"] for row in rows] == [2, 4, 6]
+    assert call("verify", str(folder)).returncode == 0
+    for output in ("model.safetensors", "model.pt"):
+        assert call("export", str(folder), "--output", str(tmp_path / output)).returncode == 0
+    whole, exported = load_file(folder / "model.safetensors"), load_file(tmp_path / "model.safetensors")
+    pickled = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert all(torch.equal(whole[name], exported[name]) and torch.equal(whole[name], pickled[name]) for name in whole)
+    part = next((folder / "checkpoints" / "step_6").glob("*.safetensors"))
+    data = bytearray(part.read_bytes())
+    data[-3] ^= 4
+    part.write_bytes(data)
+    done = call("verify", str(folder))
+    assert done.returncode == 1
+    assert f"{part} is damaged" in done.stdout
+    done = train(tmp_path, "--steps", "8", "--workers", "2", "--resume", str(folder))
+    assert f"Not used: {part} is damaged" in done.stdout
+    assert "after 4 updates" in done.stdout
+
+
+def test_what_cannot_be_continued_is_refused_by_name(tmp_path: Path) -> None:
+    train(tmp_path, "--steps", "4", "--checkpoint-every", "4", "--workers", "1")
+    run = str(tmp_path / "run")
+    words = ["train", "--model", "mlp", "--data", "synthetic:1x8x8,classes=10,train=310,test=20", "--optimizer", "sgd",
+             "--dtype", "float64", "--decay", "none", "--resume", run]  # fmt: skip
+    assert "--hidden [256], and this command has None" in refusal(tmp_path, *words)
+    assert "--lr 0.01, and this command has 0.5" in refusal(tmp_path, *words, "--hidden", "256", "--lr", "0.5")
+    assert "neither a run folder nor a checkpoint" in refusal(tmp_path, *words[:-1], str(tmp_path))
+    assert "is complete: choose another --name" in train(tmp_path, "--steps", "4", "--workers", "1", code=2).stderr
+    (tmp_path / "live").mkdir()
+    with LiveRun([*PACELINE, "--model", "mlp", "--steps", "1000000"], tmp_path / "live") as live:
+        live.wait_until_training()
+        other = ["--model", "mlp", "--steps", "1000000", "--output-dir", str(tmp_path / "live"), "--name", "run"]
+        done = subprocess.run([*PACELINE, *other], capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert f"is in use by process {live.process.pid} on" in done.stderr
