@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slurm soak check bench bench-startup bench-ps bench-data bench-lab bench-pipeline clean
+.PHONY: demo test test-slurm soak check bench bench-startup bench-ps bench-data bench-lab bench-pipeline bench-checkpoints clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -47,6 +47,9 @@ bench-data: $(READY)  ## measure waiting for input, beside PyTorch's DataLoader,
 bench-lab: $(READY)  ## measure how close the lab's links come to their speed, and what sampling a node costs
 	$(BIN)/python benchmarks/lab_links.py
 	$(BIN)/python benchmarks/sampler.py
+
+bench-checkpoints: $(READY)  ## what saving a checkpoint costs, beside torch.save and torch.distributed.checkpoint
+	$(BIN)/python benchmarks/checkpoints.py
 
 bench-pipeline: $(READY)  ## compare the pipeline with torch.distributed.pipelining, its cuts with others, its memory with the plan
 	$(BIN)/torchrun --standalone --nproc-per-node 2 benchmarks/pipeline.py

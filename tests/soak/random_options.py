@@ -36,7 +36,7 @@ DATA_PARALLEL = {
     "sync-batchnorm": ("yes",),
     "transport": ("gloo", "threads", "mpi"),
 }
-SERVED = {"servers": ("1", "2", "3"), "snapshot-every": ("0", "1", "3"), "restarts": ("0", "2")}
+SERVED = {"servers": ("1", "2", "3"), "checkpoint-every": ("0", "1", "3"), "restarts": ("0", "2")}
 DIVIDED = {"averaging": ("allreduce", "ring", "reduce-bcast", "gather"), "transport": ("gloo", "threads", "mpi")}
 HOW: dict[str, dict[str, tuple[str, ...]]] = {
     "sequential": {"microbatches": ("1", "2", "3")},

@@ -23,7 +23,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-CAMPAIGNS = ("storms", "kills", "server_kills", "labs", "random_options")
+CAMPAIGNS = ("storms", "kills", "server_kills", "resumes", "saves", "labs", "random_options")
 # A trial that takes longer has failed: everything in it that waits gives up much earlier.
 TRIAL_SECONDS = 600.0
 TESTS = Path(__file__).parent.parent

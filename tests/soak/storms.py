@@ -14,7 +14,7 @@ TRIALS = 1000
 PLAYS = 100
 WORDS = {"twice": "messages delivered twice", "cut": "connections cut", "kill": "workers killed",
          "murder": "workers killed with their messages", "lapse": "workers silent too long",
-         "restart": "workers restarted", "server": "servers restarted from snapshots"}  # fmt: skip
+         "restart": "workers restarted", "server": "servers restarted from checkpoints"}  # fmt: skip
 
 
 def trial(seed: int, _folder: Path) -> Counter[str]:
@@ -32,18 +32,18 @@ def trial(seed: int, _folder: Path) -> Counter[str]:
 def storm(dice: random.Random) -> Play:
     """One simulated run, with all the claims that hold of it."""
     staleness = dice.choice([0, 0, 1, 2, 3, None])
-    snapshots = dice.choice([0, 0, 1, 2, 3, 4])
+    checkpoints = dice.choice([0, 0, 1, 2, 3, 4])
     # Without a bound each server goes back alone, and then servers differ in the parts that they have.
-    servers = 1 if staleness is None and snapshots else dice.choice([1, 2, 3])
+    servers = 1 if staleness is None and checkpoints else dice.choice([1, 2, 3])
     plan = UpdatePlan(dice.randint(5, 30), dice.randint(1, 6), dice.randint(4, 16), staleness)
     length = dice.choice([200, 400, 1200])
     events = [(dice.randrange(length), dice.randrange(300)) for _ in range(dice.randrange(15))]
-    play = Play(plan, dice.randint(1, 5), servers, snapshots, SERVERS_TOO if snapshots else MISCHIEF)
+    play = Play(plan, dice.randint(1, 5), servers, checkpoints, SERVERS_TOO if checkpoints else MISCHIEF)
     play.run(script(dice.randrange(2**32), events, length))
     check_samples(play)
     if staleness == 0:
         check_sequential(play)
-    if not snapshots:
+    if not checkpoints:
         assert play.events.updates == list(range(plan.updates))
         assert play.leader.tally.staleness == play.record.staleness()
     assert play.leader.tally.gradients.total() == sum(len(parts) for parts in play.record.made[0])

@@ -1,6 +1,7 @@
 """Some trials of each campaign of `make soak`, and the program that runs them.
 
-Trials of `labs`, and more of `kills`, are in tests/process: test_lab.py, test_failures.py, test_zygote.py.
+Trials of `labs` and `resumes`, and more of `kills`, are in tests/process: test_lab.py, test_resume.py,
+test_failures.py, test_zygote.py.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from types import ModuleType
 import kills
 import pytest
 import random_options
+import saves
 import server_kills
 import soak
 import storms
@@ -27,7 +29,7 @@ def test_a_sample_of_storms() -> None:
         storms.storm(random.Random(seed))
 
 
-SAMPLE = [(kills, 1), (kills, 16), (server_kills, 2), (random_options, 7), (random_options, 13)]
+SAMPLE = [(kills, 1), (kills, 16), (server_kills, 2), (saves, 1), (random_options, 7), (random_options, 13)]
 
 
 @pytest.mark.parametrize(("campaign", "seed"), SAMPLE, ids=lambda value: getattr(value, "__name__", value))

@@ -1,8 +1,12 @@
 """Makes one rank of a run fail at a step: PACELINE_TEST_FAULT="RANK STEP".
 
 Or presses Ctrl-C when a module is about to be imported: PACELINE_TEST_INTERRUPT=MODULE.
+
+Or is a disk that fails: as long as the file PACELINE_TEST_DISK is there, writing checkpoints ends with the error whose
+name is in it, such as EIO.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -13,6 +17,7 @@ from typing import Any
 
 FAULT = os.environ.get("PACELINE_TEST_FAULT")
 INTERRUPT = os.environ.get("PACELINE_TEST_INTERRUPT")
+DISK = os.environ.get("PACELINE_TEST_DISK")
 TARGET = "paceline.strategies.synchronous"
 
 
@@ -53,3 +58,16 @@ class _Patched(Loader):
 
 
 sys.meta_path.insert(0, _Break())
+
+if DISK:
+    real_fsync = os.fsync
+
+    def fsync(file: Any) -> None:
+        number = file if isinstance(file, int) else file.fileno()
+        if "/.step_" in os.readlink(f"/proc/self/fd/{number}") and os.path.exists(str(DISK)):
+            with open(str(DISK)) as said:
+                code = getattr(errno, said.read())
+            raise OSError(code, os.strerror(code))
+        real_fsync(file)
+
+    os.fsync = fsync  # type: ignore[assignment]
