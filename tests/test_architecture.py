@@ -23,6 +23,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "paceline.strict_json": (),
     "paceline.run": ("strict_json", "layout"),
     "paceline.layout": (),
+    "paceline.control_groups": (),
     "paceline.disturbance": ("run.records",),
     "paceline.options": (),
     "paceline.spec": (
@@ -92,7 +93,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "comm",
         "strategies",
     ),
-    "paceline.lab": ("errors", "messages", "layout"),
+    "paceline.lab": ("errors", "messages", "layout", "control_groups"),
     "paceline.analysis": (
         "errors",
         "run",

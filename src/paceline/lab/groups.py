@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from pathlib import Path
 
+from paceline.control_groups import mounted
 from paceline.errors import UsageError
 from paceline.lab.plan import LabPlan, Node
 
@@ -29,21 +29,9 @@ def check_possible(plan: LabPlan) -> None:
             "(speed, for emulated compute, works without root)"
         )
     wanted = {"cpu": any(node.cpu for node in plan.nodes), "memory": any(node.memory for node in plan.nodes)}
-    missing = [name for name, asked in wanted.items() if asked and not _root(name)]
+    missing = [name for name, asked in wanted.items() if asked and not mounted(name)]
     if missing:
         raise UsageError(f"this machine has no control group for {' and '.join(missing)}: leave them out of the lab")
-
-
-def _root(controller: str) -> tuple[Path, int] | None:
-    """The folder of a controller's groups, and the version of its files."""
-    for line in Path("/proc/mounts").read_text().splitlines():
-        _, place, kind, options = line.split()[:4]
-        if kind == "cgroup" and controller in options.split(","):
-            return Path(place), 1
-        with contextlib.suppress(OSError):
-            if kind == "cgroup2" and controller in Path(place, "cgroup.controllers").read_text().split():
-                return Path(place), 2
-    return None
 
 
 def make(plan: LabPlan) -> list[Path]:
@@ -51,7 +39,7 @@ def make(plan: LabPlan) -> list[Path]:
     if not needed(plan):
         return []
     check_possible(plan)
-    roots = {name: found for name in ("cpu", "memory") if (found := _root(name))}
+    roots = {name: found for name in ("cpu", "memory") if (found := mounted(name))}
     for place, _ in roots.values():
         _sweep(place)
     mine = f"{PREFIX}{_numbers()}-{os.getpid()}-{_started(os.getpid())}"
