@@ -6,7 +6,9 @@ import json
 import os
 import shlex
 import subprocess
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from live_lab import PACELINE
@@ -14,23 +16,49 @@ from live_run import BIN
 from raw_lines import raw_lines
 
 from paceline.analysis.runs import Run, read_run
+from paceline.run.folder import read_summary
 
 STEPS = 30
 WAYS = {"ring": 2, "ps-sync": 3}  # nodes, a rank on each; the server is the first
 
 
-@pytest.mark.parametrize("strategy", WAYS)
-def test_the_folder_of_rank_0_has_the_records_and_samples_of_all_nodes(strategy: str, tmp_path: Path) -> None:
-    nodes = WAYS[strategy]
+# Fails on one rank of two, in its third step.
+RAISING = """
+import os
+import torch
+from torch import nn
+
+class Net(nn.Sequential):
+    steps = 0
+
+    def forward(self, x):
+        self.steps += torch.is_grad_enabled()
+        if self.steps == 3 and os.environ["RANK"] == "1":
+            raise ValueError("a sample that this model does not like")
+        return super().forward(x)
+
+def build(channels, classes):
+    return Net(nn.Flatten(), nn.Linear(784, classes))
+"""
+
+
+def train_without_shared_files(cwd: Path, nodes: int, *options: str) -> subprocess.CompletedProcess[str]:
+    """Train under torchrun, a rank on each node of a lab; `out-N` is what node N has as its output folder then."""
     train = [str(BIN / "torchrun"), "--nnodes", "{nodes}", "--node-rank", "{index}", "--nproc-per-node", "1",
              "--master-addr", "{head}", "--master-port", "29400", "-m", "paceline", "train",
-             "--model", "mlp", "--data", "mnist-mini", "--strategy", strategy, "--steps", str(STEPS), "--batch-size",
-             "16", "--threads", "1", "--output-dir", "/run/out", "--name", "run"]  # fmt: skip
+             "--data", "mnist-mini", "--steps", str(STEPS), "--batch-size", "16", "--threads", "1",
+             "--output-dir", "/run/out", "--name", "run", *options]  # fmt: skip
     # What is in /run is a node's own; the working folder is the machine's, to look at afterwards.
     script = (f"export TMPDIR=/run; {shlex.join(train)}; code=$?; ls -A /run > left-{{index}}; "
               "test ! -e /run/out || cp -r /run/out out-{index}; exit $code")  # fmt: skip
-    done = subprocess.run([PACELINE, "lab", "run", f"1gbit:{nodes}", "--each", "--", "sh", "-c", script], cwd=tmp_path,
+    return subprocess.run([PACELINE, "lab", "run", f"1gbit:{nodes}", "--each", "--", "sh", "-c", script], cwd=cwd,
                           capture_output=True, text=True, timeout=110, check=False)  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", WAYS)
+def test_the_folder_of_rank_0_has_the_records_and_samples_of_all_nodes(strategy: str, tmp_path: Path) -> None:
+    nodes = WAYS[strategy]
+    done = train_without_shared_files(tmp_path, nodes, "--model", "mlp", "--strategy", strategy)
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(path.name for path in tmp_path.glob("out-*")) == ["out-0"], "only rank 0 has a run folder"
     folder = tmp_path / "out-0" / "run"
@@ -50,6 +78,57 @@ def test_the_folder_of_rank_0_has_the_records_and_samples_of_all_nodes(strategy:
     for index in range(1, nodes):
         left = (tmp_path / f"left-{index}").read_text().split()
         assert not [name for name in left if "paceline-records" in name or name == "out"], left
+
+
+def test_rank_0_says_which_rank_failed_on_another_node_and_why(tmp_path: Path) -> None:
+    (tmp_path / "raising.py").write_text(RAISING)
+    done = train_without_shared_files(tmp_path, 2, "--model", "raising.py:build", "--strategy", "ring")
+    assert done.returncode != 0
+    folder = tmp_path / "out-0" / "run"
+    summary = read_summary(folder)
+    assert summary, done.stdout + done.stderr
+    assert (summary.status, summary.failed_rank) == ("failed", 1), done.stderr
+    assert str(summary.error).startswith("ValueError: a sample that this model does not like"), summary.error
+    assert "raising.py, line" in str(summary.error)
+    assert "rank 0: rank 1 failed: ValueError: a sample that this model does not like" in done.stderr
+    assert "Traceback" in (folder / "logs" / "rank_1.log").read_text()
+    kinds = [line["kind"] for line in raw_lines(folder / "rank_1.jsonl")]
+    assert (kinds.count("step"), kinds[-1]) == (2, "error")
+    assert not (tmp_path / "out-1").exists()
+
+
+def test_what_was_written_before_a_flush_has_arrived_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the forwarder was sending at that moment, and had already passed the file."""
+    from paceline.launch.collect import Collector, Forwarder
+
+    sending, go_on = threading.Semaphore(0), threading.Semaphore(0)
+    real = Forwarder._send_new
+
+    def slow(self: Forwarder, diallers: Any) -> bool:
+        sent = real(self, diallers)
+        sending.release()
+        go_on.acquire()
+        return sent
+
+    monkeypatch.setattr(Forwarder, "_send_new", slow)
+    secret = os.urandom(32)
+    collector = Collector(tmp_path, "127.0.0.1", secret)
+    forwarder = Forwarder(collector.endpoint, 1, secret)
+    forwarder.flush(0)
+    assert sending.acquire(timeout=10)
+    (forwarder.folder / "rank_1.jsonl").write_text("late\n")
+    flush = threading.Thread(target=forwarder.flush, args=(60,))
+    flush.start()
+    go_on.release()
+    assert sending.acquire(timeout=10), "it sends again"
+    flush.join(0.5)
+    assert flush.is_alive(), "it does not take the sending before for its own"
+    go_on.release(9)
+    flush.join(10)
+    assert not flush.is_alive()
+    assert (tmp_path / "rank_1.jsonl").read_text() == "late\n"
+    assert forwarder.close()
+    assert collector.close() == []
 
 
 def test_records_arrive_once_whatever_is_sent_again_and_only_under_the_ranks_own_names(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,15 +104,16 @@ class Forwarder:
         self._life = random.getrandbits(63)
         self._sent: dict[str, int] = {}
         self._hurry, self._stop, self.complete = threading.Event(), threading.Event(), False
-        self._flushed = threading.Event()
+        self._flushes: deque[threading.Event] = deque()  # to be set when what there is now has been sent
         self._thread = threading.Thread(target=self._run, name="paceline-forwarder", daemon=True)
         self._thread.start()
 
     def flush(self, seconds: float = 2.0) -> None:
         """Send what there is now, as far as that is possible in this time."""
-        self._flushed.clear()
+        flushed = threading.Event()
+        self._flushes.append(flushed)
         self._hurry.set()
-        self._flushed.wait(seconds)
+        flushed.wait(seconds)
 
     def close(self, seconds: float = LAST_SECONDS) -> bool:
         """Send the rest and remove the folder; false if not all has arrived in this time, and the folder stays."""
@@ -129,8 +131,10 @@ class Forwarder:
             while not self._stop.is_set():
                 self._hurry.wait(PERIOD)
                 self._hurry.clear()
+                asked = len(self._flushes)  # those that come while it sends are for the next time
                 self._send_new(diallers)
-                self._flushed.set()
+                for _ in range(asked):
+                    self._flushes.popleft().set()
             self.complete = self._send_new(diallers) and self._say(diallers, done=True)
         finally:
             diallers.close()
