@@ -135,6 +135,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "report.table",
     ),
     "paceline.launch": ("errors", "messages", "run", "spec", "layout", "comm.table", "comm.seat", "lab.plan"),
+    "paceline.launch.memory_kills": ("control_groups", "run", "launch"),
     "paceline.launch.run": ("errors", "messages", "run", "spec", "layout", "launch", "own_code", "data.prepare"),
     "paceline.launch.connect": ("errors", "launch", "comm"),
     "paceline.launch.agree": ("errors", "run", "spec", "comm", "launch.env"),

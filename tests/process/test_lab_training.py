@@ -16,6 +16,7 @@ import pytest
 import torch
 from live_lab import PACELINE, LiveLab, live_lab
 from live_run import BIN, ENDLESS, logged, until
+from own_modules import LEAKING
 from safetensors.torch import load_file
 from worlds import ThreadWorld
 
@@ -175,6 +176,21 @@ def test_a_run_whose_node_is_cut_off_ends_and_says_who_waited_for_whom(tmp_path:
     summary = check_summary(run)
     assert summary.status == "failed"
     assert "rank 2 for rank 1" in str(summary.error)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can limit the memory of a node")
+def test_a_rank_that_needs_more_memory_than_its_node_has_is_named_with_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "leaking.py").write_text(LEAKING)
+    nodes = [{}, {"memory": "600MB"}]
+    with live_lab(preset=None, rate="1gbit", node=nodes, share=[str(tmp_path)]) as lab:
+        code, said = lab.run("n1", PACELINE, "train", "--model", f"{tmp_path / 'leaking.py'}:build", "--strategy",
+                             "ring", "--workers", "2", "--steps", "1000000", "--log-every", "0", "--output-dir",
+                             str(tmp_path), "--name", "run")  # fmt: skip
+    assert code == 1, said
+    summary = check_summary(tmp_path / "run")
+    assert (summary.status, summary.failed_rank) == ("failed", 1), said
+    assert "was killed by the kernel because memory ran out" in str(summary.error)
+    assert str(summary.error).endswith("/n2 is limited to 0.56 GiB")
 
 
 def test_servers_go_on_without_a_node_that_was_killed(tmp_path: Path) -> None:

@@ -131,6 +131,16 @@ def test_a_rank_that_vanished_is_blamed_by_its_exit_code(run: Run, code: int, ho
     assert run.saved().failed_rank == 2
 
 
+@pytest.mark.parametrize("exits", [{2: -9}, {2: -11}, {2: 1}, None], ids=["SIGKILL", "SIGSEGV", "exit", "unknown"])
+def test_only_a_death_by_sigkill_is_explained_by_a_lack_of_memory(run: Run, gone: int, exits: Any) -> None:
+    run.write_ranks(os.getpid(), os.getpid(), gone)
+    diagnose(run.folder, exits, memory_kill=lambda rank: f"was killed for memory as rank {rank}")
+    explained = exits in ({2: -9}, None)
+    assert run.saved().failed_rank == 2
+    assert (run.saved().error == "its process was killed for memory as rank 2") is explained
+    assert ("memory" in str(run.saved().error)) is explained
+
+
 def test_a_rank_whose_process_is_gone_is_blamed_where_no_exit_code_is_known(run: Run, gone: int) -> None:
     run.write_ranks(os.getpid(), gone, os.getpid())
     run.write(0, lost(0, 10.0, peer=2))

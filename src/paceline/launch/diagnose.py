@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from paceline.run.folder import (
 from paceline.run.lines import read_sound_lines
 from paceline.run.records import COMPLETED, FAILED, INTERRUPTED, RUNNING, End, Epoch, Error, Signal, Step, Summary
 
+# How a rank was killed, if the kernel did it for lack of memory; otherwise None.
+MemoryKill = Callable[[int], str | None]
 # A rank that is asked to stop before it has installed its handlers dies of the signal.
 ENDED_ON_REQUEST = (EXIT_OK, EXIT_INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)
 
@@ -38,7 +40,12 @@ class Ending:
 
 
 def diagnose(
-    folder: Path, exits: Mapping[int, int] | None = None, *, interrupted: bool = False, lost: str | None = None
+    folder: Path,
+    exits: Mapping[int, int] | None = None,
+    *,
+    memory_kill: MemoryKill | None = None,
+    interrupted: bool = False,
+    lost: str | None = None,
 ) -> Ending:
     """Find out which rank failed, and write it to the summary. `exits` are the ranks' exit codes, if known.
 
@@ -57,7 +64,7 @@ def diagnose(
         errors = {rank: error for rank in range(ranks) if (error := _error(folder, rank))}
         not_written = ""
         if summary.status == RUNNING:
-            _decide(folder, summary, errors, exits, interrupted=interrupted, lost=lost)
+            _decide(folder, summary, errors, exits, memory_kill, interrupted=interrupted, lost=lost)
             not_written = _write(folder, summary)
         if summary.status == INTERRUPTED:
             return Ending(summary, EXIT_INTERRUPTED, f"interrupted{not_written}")
@@ -74,15 +81,15 @@ def launcher_was_killed(folder: str) -> None:
             _write(Path(folder), summary)
 
 
-def _decide(folder: Path, summary: Summary, errors: Mapping[int, Error], exits: Mapping[int, int] | None, *,
-            interrupted: bool, lost: str | None) -> None:  # fmt: skip
+def _decide(folder: Path, summary: Summary, errors: Mapping[int, Error], exits: Mapping[int, int] | None,
+            memory_kill: MemoryKill | None, *, interrupted: bool, lost: str | None) -> None:  # fmt: skip
     """Decide whether the run was interrupted or has failed, and which rank failed."""
     _fill(folder, summary)
     ranks = summary.ranks
     if lost and not errors:
         summary.status, summary.error = FAILED, lost
         return
-    found = _first_to_fail(folder, errors, exits, ranks)
+    found = _first_to_fail(folder, errors, exits, ranks, memory_kill)
     if found is None and interrupted:
         summary.status = INTERRUPTED
         return
@@ -114,7 +121,11 @@ def _error(folder: Path, rank: int) -> Error | None:
 
 
 def _first_to_fail(
-    folder: Path, errors: Mapping[int, Error], exits: Mapping[int, int] | None, ranks: int
+    folder: Path,
+    errors: Mapping[int, Error],
+    exits: Mapping[int, int] | None,
+    ranks: int,
+    memory_kill: MemoryKill | None = None,
 ) -> tuple[int, Error] | None:
     """A rank with an error of its own, otherwise one whose process exited without an error message."""
     # (Unless other ranks waited for it until the deadline: then it was killed for that.)
@@ -126,7 +137,7 @@ def _first_to_fail(
         return None
     for rank in range(ranks):
         if rank not in errors and _vanished(folder, rank, exits):
-            return rank, Error(_how(exits.get(rank) if exits else None), time.time())
+            return rank, Error(how_it_ended(exits.get(rank) if exits else None, rank, memory_kill), time.time())
     return None
 
 
@@ -188,7 +199,10 @@ def _state(folder: Path, rank: int) -> str:
     return "gone" if state in "ZX" else state
 
 
-def _how(code: int | None) -> str:
+def how_it_ended(code: int | None, rank: int, memory_kill: MemoryKill | None = None) -> str:
+    """What happened to the process of a rank that recorded no error."""
+    if memory_kill and code in (None, -signal.SIGKILL) and (killed := memory_kill(rank)):
+        return f"its process {killed}"
     if code is not None and code < 0:
         return f"its process was killed by signal {-code}"
     return "its process exited" + (f" with code {code}" if code is not None else "") + " without an error message"

@@ -33,8 +33,9 @@ from paceline.errors import (
 )
 from paceline.launch.agree import agree_on_spec, describe_ranks
 from paceline.launch.connect import connect, leave
-from paceline.launch.diagnose import diagnose, failed_before, find_stopped, wait_for_blame
+from paceline.launch.diagnose import Ending, diagnose, failed_before, find_stopped, wait_for_blame
 from paceline.launch.folder import begin_summary, remove_failed_start
+from paceline.launch.memory_kills import MemoryKills
 from paceline.launch.resume import AUTO, NEVER, Continued, open_folder
 from paceline.launch.signals import StopSignals
 from paceline.launch.usage import NodeUsage
@@ -67,6 +68,7 @@ class Rank:
         self.resolved, self.spec, self.seat, self.folder = resolved, resolved.spec, seat, folder
         self.stream = stream if seat.rank == 0 else None
         self.launched = folder is not None
+        self.kills = MemoryKills()
         self.stop: StopSignals | None = None
         self.stops_run = True  # whether a signal to this rank stops the whole run
         self.remote: list[int] = []  # ranks that do not see the run folder
@@ -105,7 +107,11 @@ class Rank:
             return
         self._record(Signal(number, time.time()))
         if self.seat.launcher == "mpiexec" and not self.launched and self.stops_run:
-            diagnose(self.folder, interrupted=True)
+            self._diagnose(interrupted=True)
+
+    def _diagnose(self, *, interrupted: bool) -> Ending:
+        assert self.folder is not None
+        return diagnose(self.folder, memory_kill=lambda _: self.kills.describe(), interrupted=interrupted)
 
     def _train(self, comm: MeteredComm) -> None:
         seat = self.seat
@@ -243,7 +249,7 @@ class Rank:
         if not _own(error, rank) and self.seat.launcher != "paceline":
             wait_for_blame(self.folder, rank, BLAME_SECONDS)
         if not self.launched:
-            ending = diagnose(self.folder, interrupted=bool(self.stop and self.stop.requested()))
+            ending = self._diagnose(interrupted=bool(self.stop and self.stop.requested()))
             who = f"rank {rank}: " if self.seat.size > 1 else ""
             LOGGER.error("%s%s", who, ending.message if ending.summary else text)
             if rank == 0:

@@ -20,6 +20,7 @@ from paceline.comm.table import mpiexec
 from paceline.launch import env as names
 from paceline.launch import janitor, zygote
 from paceline.launch import start as rank_program
+from paceline.launch.memory_kills import RanksMemory
 from paceline.launch.placement import Places
 from paceline.launch.zygote import ForkedRank, Zygote
 from paceline.layout import threads_per_rank
@@ -44,6 +45,7 @@ class Crew:
     processes: dict[int, Process]
     janitor: subprocess.Popen[bytes]
     private: Path
+    memory: RanksMemory
     are_ranks: bool  # false: the only process is mpiexec, and the ranks are its children
     exits: dict[int, int] = field(default_factory=dict)
     lives: Counter[int] = field(default_factory=Counter)  # how often each rank was restarted
@@ -56,6 +58,8 @@ class Crew:
             return None
         code = self.zygote.process.returncode
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        if code == -signal.SIGKILL:
+            how = self.memory.describe() or how
         return f"the process that starts the ranks (their zygote) {how}"
 
     def tell(self, line: str) -> None:
@@ -131,7 +135,9 @@ def start(spec: RunSpec, folder: Path, out: int, places: Places | None = None) -
         stdin=subprocess.PIPE,
         start_new_session=True,
     )
-    crew = Crew({}, watcher, private, are_ranks=not spec.carrier.by_mpiexec or spec.workers == 1)
+    crew = Crew(
+        {}, watcher, private, RanksMemory(folder, places), are_ranks=not spec.carrier.by_mpiexec or spec.workers == 1
+    )
     crew.tell(f"folder {private}")
     crew.tell(f"run {folder}")
     command = [*program, "rank", str(folder), *modules]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paceline.checkpoint.manifest import remove_unfinished
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK
-from paceline.launch.diagnose import Ending, diagnose
+from paceline.launch.diagnose import Ending, diagnose, how_it_ended
 from paceline.launch.signals import stopping
 from paceline.launch.spawn import Crew
 from paceline.messages import LOGGER, end_line
@@ -35,7 +35,7 @@ def supervise(crew: Crew, folder: Path, signals: list[int], spec: RunSpec) -> En
     """
     asked = 0
     ended_at: float | None = None
-    exits: dict[int, int] = {}
+    exits: dict[int, int] | None = None
     lost: str | None = None
     try:
         while crew.running():
@@ -50,6 +50,7 @@ def supervise(crew: Crew, folder: Path, signals: list[int], spec: RunSpec) -> En
                 ended_at = time.monotonic()
             if ended_at is not None and time.monotonic() - ended_at > GRACE_SECONDS:
                 break
+            crew.memory.look()
             time.sleep(LOOK_SECONDS)
     finally:
         lost = crew.lost_zygote()
@@ -57,8 +58,8 @@ def supervise(crew: Crew, folder: Path, signals: list[int], spec: RunSpec) -> En
         crew.dismiss()
         remove_unfinished(folder / CHECKPOINTS)
     if not crew.are_ranks:
-        return diagnose(folder, {} if asked else None, interrupted=asked > 0)
-    return diagnose(folder, exits, interrupted=asked > 0, lost=lost)
+        exits = {} if asked else None
+    return diagnose(folder, exits, memory_kill=crew.memory.describe, interrupted=asked > 0, lost=lost)
 
 
 def _has_failed(crew: Crew, folder: Path, spec: RunSpec, stopping: bool) -> bool:
@@ -77,8 +78,8 @@ def _has_failed(crew: Crew, folder: Path, spec: RunSpec, stopping: bool) -> bool
             return True
     for rank in range(spec.servers, spec.ranks):
         if not begun and rank in crew.exits:  # tell the leader, which would wait for it
-            killed = f"its process was killed by signal {-crew.exits[rank]}"
-            write_whole(gone_mark(folder, rank), killed if rank in bad else "it was interrupted")
+            how = how_it_ended(crew.exits[rank], rank, crew.memory.describe)
+            write_whole(gone_mark(folder, rank), how if rank in bad else "it was interrupted")
     return all(rank in crew.exits and rank in bad for rank in range(spec.servers, spec.ranks))
 
 
