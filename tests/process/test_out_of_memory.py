@@ -70,6 +70,18 @@ def test_a_rank_that_the_kernel_killed_is_named_with_its_memory_and_the_limit(
         run.check_nothing_is_left()
 
 
+def test_a_worker_of_a_parameter_server_is_lost_with_a_warning_that_says_why(group: Path, tmp_path: Path) -> None:
+    (tmp_path / "leaking.py").write_text(LEAKING)
+    words = ["--model", "leaking:build", "--strategy", "ps-async", "--steps", "2000", "--worker-timeout", "2"]
+    with LiveRun(inside(group, "gloo", *words), tmp_path, cwd=tmp_path) as run:
+        assert run.end() == 0, run.stderr()
+        (warning,) = [line for line in run.stderr().splitlines() if "because memory ran out" in line]
+        assert "rank 1: its process was killed by the kernel" in warning
+        assert warning.endswith(f"the control group {group} is limited to 1.00 GiB")
+        assert [lost["rank"] for lost in run.summary().own_figures["lost_workers"]] == [1]
+        run.check_nothing_is_left()
+
+
 @pytest.mark.parametrize("launcher", ["gloo", "torchrun"])
 def test_a_rank_that_was_killed_by_hand_did_not_run_out_of_memory(launcher: str, group: Path, tmp_path: Path) -> None:
     with LiveRun(inside(group, launcher, *ENDLESS), tmp_path) as run:

@@ -49,6 +49,7 @@ class Crew:
     are_ranks: bool  # false: the only process is mpiexec, and the ranks are its children
     exits: dict[int, int] = field(default_factory=dict)
     lives: Counter[int] = field(default_factory=Counter)  # how often each rank was restarted
+    examined: set[tuple[int, int]] = field(default_factory=set)  # ranks, and their lives, whose end was looked into
     start_rank: Callable[[int, int], Process] | None = None
     zygote: Zygote | None = None
 

@@ -67,6 +67,7 @@ def _has_failed(crew: Crew, folder: Path, spec: RunSpec, stopping: bool) -> bool
     bad = {rank: code for rank, code in crew.exits.items() if code not in GOOD_EXITS}
     if not crew.exits or not spec.servers or crew.lost_zygote():
         return bool(bad)
+    _warn_of_memory_kills(crew)
     begun = bool(_rank_pids(folder))
     if not begun and any(rank < spec.servers or code > 0 for rank, code in bad.items()):
         return True
@@ -81,6 +82,15 @@ def _has_failed(crew: Crew, folder: Path, spec: RunSpec, stopping: bool) -> bool
             how = how_it_ended(crew.exits[rank], rank, crew.memory.describe)
             write_whole(gone_mark(folder, rank), how if rank in bad else "it was interrupted")
     return all(rank in crew.exits and rank in bad for rank in range(spec.servers, spec.ranks))
+
+
+def _warn_of_memory_kills(crew: Crew) -> None:
+    """Say which ranks the kernel has killed for lack of memory, because the run may continue without them."""
+    new = {(rank, crew.lives[rank]) for rank in crew.exits} - crew.examined
+    crew.examined |= new
+    for rank in sorted(rank for rank, _ in new if crew.exits[rank] == -signal.SIGKILL):
+        if how := crew.memory.describe(rank):
+            LOGGER.warning("rank %d: its process %s", rank, how)
 
 
 def _ask_to_stop(crew: Crew, folder: Path) -> bool:
