@@ -37,7 +37,7 @@ def spoiled(**more: Any) -> dict[str, Any]:
 def test_a_bad_gradient_in_the_last_step_is_found_and_its_rank_is_named(tmp_path: Path) -> None:
     answers = ThreadWorld(WORKERS).run(cases.fails, folder=str(tmp_path), values=spoiled(strategy="ring"))
     for message, rank in answers:
-        assert f"the model is not finite after step {STEPS}" in message
+        assert f"a gradient is not finite after step {STEPS}" in message
         assert "the first tensor that is not finite is last.weight" in message
         assert rank == 2
         assert "check the samples of rank 2 in that step" in message

@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from paceline.checkpoint import file_format
 from paceline.errors import UsageError
 from paceline.models.build import build
 from paceline.strategies import weights
@@ -29,7 +30,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> set[str]:
 def test_what_was_saved_is_started_from(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     saved, started = model(0), model(1)
-    weights.save(saved.state_dict(), path)
+    file_format.save(saved.state_dict(), path)
     assert list(tmp_path.iterdir()) == [path]
     assert weights.start_from(started, str(path)) == []
     assert same(saved.state_dict(), started.state_dict()) == set(saved.state_dict())
@@ -40,7 +41,7 @@ def test_a_file_of_channels_last_tensors_is_contiguous(tmp_path: Path) -> None:
     plain = model(0).double()
     turned = model(0).double().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     assert not turned.state_dict()["conv2.weight"].is_contiguous()
-    weights.save(turned.state_dict(), path)
+    file_format.save(turned.state_dict(), path)
     saved = load_file(path)
     assert all(tensor.is_contiguous() for tensor in saved.values())
     assert same(plain.state_dict(), saved) == set(saved) == set(plain.state_dict())
@@ -49,7 +50,7 @@ def test_a_file_of_channels_last_tensors_is_contiguous(tmp_path: Path) -> None:
 def test_a_last_layer_for_other_classes_stays_new(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     saved, started = model(0), model(1, classes=3)
-    weights.save(saved.state_dict(), path)
+    file_format.save(saved.state_dict(), path)
     before = {name: tensor.clone() for name, tensor in started.state_dict().items()}
     fresh = weights.start_from(started, str(path))
     assert sorted(fresh) == ["dense2.bias", "dense2.weight"]
@@ -60,7 +61,7 @@ def test_a_last_layer_for_other_classes_stays_new(tmp_path: Path) -> None:
 
 def test_weights_take_the_type_of_the_model(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    weights.save(model(0).double().state_dict(), path)
+    file_format.save(model(0).double().state_dict(), path)
     started = model(1)
     weights.start_from(started, str(path))
     assert {tensor.dtype for tensor in started.state_dict().values()} == {torch.float32}
@@ -69,7 +70,7 @@ def test_weights_take_the_type_of_the_model(tmp_path: Path) -> None:
 
 def test_weights_of_another_model_are_refused_by_their_tensors_names(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    weights.save(build("mlp", SHAPE, 10).state_dict(), path)
+    file_format.save(build("mlp", SHAPE, 10).state_dict(), path)
     started = model(1)
     before = {name: tensor.clone() for name, tensor in started.state_dict().items()}
     with pytest.raises(UsageError) as error:
@@ -83,7 +84,7 @@ def test_weights_of_another_model_are_refused_by_their_tensors_names(tmp_path: P
 
 def test_a_tensor_of_another_shape_or_too_many_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    weights.save(model(0).state_dict() | {"conv1.bias": torch.zeros(7), "extra": torch.zeros(1)}, path)
+    file_format.save(model(0).state_dict() | {"conv1.bias": torch.zeros(7), "extra": torch.zeros(1)}, path)
     with pytest.raises(UsageError) as error:
         weights.start_from(model(1), str(path))
     assert "conv1.bias: (7,) in the file, (20,) in the model" in str(error.value)
@@ -96,7 +97,7 @@ def test_a_tensor_of_another_shape_or_too_many_is_refused_by_name(tmp_path: Path
 def test_what_is_no_safetensors_file_is_a_usage_error(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "model.safetensors"
     if content is None:
-        weights.save(model(0).state_dict(), path)
+        file_format.save(model(0).state_dict(), path)
         content = path.read_bytes()[:-100]
     path.write_bytes(content)
     with pytest.raises(UsageError, match=r"--weights .*model\.safetensors cannot be read as safetensors"):
@@ -116,14 +117,14 @@ def test_a_save_that_ends_half_way_leaves_what_was_there(
         Path(place).write_bytes(b"half")
         raise error
 
-    monkeypatch.setattr(weights, "save_file", half)
+    monkeypatch.setattr(file_format, "save_file", half)
     with pytest.raises(type(error)):
-        weights.save(model(0).state_dict(), path)
+        file_format.save(model(0).state_dict(), path)
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == ([(path.name, old)] if old is not None else [])
 
 
 def test_other_programs_can_read_the_names(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    weights.save(model(0).state_dict(), path)
+    file_format.save(model(0).state_dict(), path)
     with safe_open(path, "numpy") as file:
         assert set(file.keys()) == set(model(0).state_dict())

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from worlds import ThreadWorld, Worlds
 
+from paceline.checkpoint import file_format
 from paceline.comm.base import Comm, Work
 from paceline.comm.metered import MeteredComm
 from paceline.comm.single import SingleComm
@@ -232,7 +233,7 @@ def blank_model(classes: int = 10) -> nn.Module:
 def file(tmp_path: Path) -> tuple[str, dict[str, Tensor]]:
     torch.manual_seed(0)
     state = build("shallow-cnn", SHAPE, 10).state_dict()
-    weights.save(state, tmp_path / "m.safetensors")
+    file_format.save(state, tmp_path / "m.safetensors")
     return str(tmp_path / "m.safetensors"), state
 
 
@@ -256,7 +257,7 @@ def test_a_last_layer_for_other_classes_is_left_to_the_caller(file: tuple[str, d
 
 def test_a_file_of_another_model_is_refused_before_anything_is_read(file: tuple[str, dict[str, Tensor]]) -> None:
     path, state = file
-    weights.save({name: value for name, value in state.items() if name != "conv1.bias"}, Path(path))
+    file_format.save({name: value for name, value in state.items() if name != "conv1.bias"}, Path(path))
     with pytest.raises(UsageError, match=r"is the file of another model: conv1\.bias: not in the file"):
         start(path, blank_model(), ["dense1.bias"])
     with pytest.raises(UsageError, match="nowhere cannot be read as safetensors"):

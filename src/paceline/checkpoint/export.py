@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
+from paceline.checkpoint.file_format import save
 from paceline.checkpoint.load import Checkpoint
 from paceline.checkpoint.state import BEST, MODEL
 from paceline.errors import UsageError
 from paceline.run.atomic import replacing
-from paceline.strategies.weights import save
 
 
 def export(folder: Path, output: Path, *, best: bool = False) -> int:

@@ -1,6 +1,6 @@
 """What a checkpoint consists of. The manifest names every file and says which tensor lies where; no torch.
 
-    checkpoints/step_1200/rank_0.safetensors, rank_1.safetensors, …    each rank's own part
+    checkpoints/step_1200/part_0.safetensors, part_1.safetensors, …    each rank's own part
                           manifest.json                                written last
 
 The names of tensors do not depend on how the training was divided: `model.NAME`, `optimizer.NAME.KEY`, `best.NAME`

@@ -177,7 +177,7 @@ class Saver:
         self._saved = Saved(step, size, time.perf_counter() - begun, error)
 
     def _write_part(self, work: Path, facts: dict[str, Any]) -> None:
-        name, memory = f"rank_{self.rank}.safetensors", self._desk.numpy().data
+        name, memory = f"part_{self.rank}.safetensors", self._desk.numpy().data
         rows = [(held.key, held.tensor.dtype, held.values().shape, held.tensor.nbytes) for held, _ in self._pieces]
         head, end = header(rows), sum(held.tensor.nbytes for held, _ in self._pieces)
         with (work / name).open("wb", buffering=0) as file:
@@ -191,13 +191,13 @@ class Saver:
             for held, offset in self._pieces
         )  # fmt: skip
         part = Part(self.rank, name, len(head) + end, len(head), checksum(head), pieces, facts)
-        write_whole(work / f"rank_{self.rank}.json", dump(asdict(part)))
+        write_whole(work / f"part_{self.rank}.json", dump(asdict(part)))
 
     def _complete(self, work: Path, step: int, manifest: Callable[..., Manifest]) -> int:
         """Wait for all parts; make them a checkpoint. Returns its bytes."""
         deadline, parts = time.monotonic() + self.timeout, []
         for rank in self.writers:
-            said, failed = work / f"rank_{rank}.json", work / f"rank_{rank}.failed"
+            said, failed = work / f"part_{rank}.json", work / f"part_{rank}.failed"
             while not said.exists():
                 if failed.exists():
                     raise OSError(errno.EIO, failed.read_text())
@@ -206,7 +206,7 @@ class Saver:
                 time.sleep(POLL_SECONDS)
             parts.append(build(Part, parse(read_text(said))))
         for rank in self.writers:
-            (work / f"rank_{rank}.json").unlink()
+            (work / f"part_{rank}.json").unlink()
         write_manifest(work, manifest(tuple(parts)))
         sync(work)
         made = verify(work)
@@ -227,7 +227,7 @@ class Saver:
             shutil.rmtree(work, ignore_errors=True)
         else:
             with contextlib.suppress(OSError):  # rank 0 gives up at its deadline
-                (work / f"rank_{self.rank}.failed").write_text(f"rank {self.rank}: {what}")
+                (work / f"part_{self.rank}.failed").write_text(f"rank {self.rank}: {what}")
         return what
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.checkpoint.manifest import MANIFEST, Damaged, checkpoints, latest, read_manifest, verify
 from paceline.cli.main import add_json
 from paceline.errors import EXIT_FAILED, EXIT_OK, UsageError
-from paceline.run.folder import CHECKPOINTS
+from paceline.run.folder import CHECKPOINTS, MODEL
 from paceline.strict_json import dump
 
 ACTIONS = {
@@ -27,9 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         what = "a run folder (its newest checkpoint that is undamaged), or the folder of a checkpoint"
         action.add_argument("run", metavar="RUN", help=what if name == "export" else "a run folder, or a checkpoint's")
         if name == "export":
-            action.add_argument("-o", "--output", metavar="FILE", default="model.safetensors",
+            action.add_argument("-o", "--output", metavar="FILE", default=MODEL,
                                 help="the file; its ending, .safetensors or .pt (a state_dict of PyTorch), says how it "
-                                     "is written (default: model.safetensors)")  # fmt: skip
+                                     "is written (default: %(default)s)")  # fmt: skip
             action.add_argument("--best", action="store_true", help="the weights of the best epoch so far")
         else:
             add_json(action, "what is shown")

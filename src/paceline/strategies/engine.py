@@ -307,7 +307,7 @@ class Lockstep(Engine):
         return Evaluation(loss_sum / count, correct / count)
 
     def save(self, path: Path) -> None:
-        from paceline.strategies.weights import save
+        from paceline.checkpoint.file_format import save
 
         if self.comm.rank == 0:
             save(self.state_dict(), path)

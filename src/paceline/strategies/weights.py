@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,7 +11,6 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paceline.checkpoint.file_format import header
@@ -23,26 +20,6 @@ from paceline.errors import UsageError, refuse_pipe
 from paceline.run.atomic import replacing
 
 MESSAGE = 16 << 20  # bytes: the largest message
-
-
-def save(state: dict[str, Tensor], path: Path) -> None:
-    """Write all tensors, contiguous, to a file, atomically."""
-    with replacing(path) as temporary:
-        try:
-            save_file(_apart({name: tensor.cpu().contiguous() for name, tensor in state.items()}), temporary)
-        except SafetensorError as error:
-            number = re.search(r"\(os error (\d+)\)", str(error))
-            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) if number else error from error
-
-
-def _apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of tensors that several layers share, because the format allows no two names for one tensor."""
-    seen: set[int] = set()
-    for name, tensor in state.items():
-        place = tensor.untyped_storage().data_ptr()
-        state[name] = tensor.clone() if place in seen else tensor
-        seen.add(place)
-    return state
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ from paceline.run.records import COMPLETED, INTERRUPTED, RUNNING, End, Summary
 from paceline.spec import RunSpec
 from paceline.strategies.engine import STOP, Engine, Evaluation, Lockstep, StepResult, StepTimer
 from paceline.strategies.finite import MOST_SKIPPED, SKIP, Watch
+from paceline.strategies.saving import division_of
 from paceline.strategies.setup import Place, seed_dropout
-from paceline.training.checkpoints import Checkpoints, division_of
+from paceline.training.checkpoints import Checkpoints
 from paceline.training.console import Console
 from paceline.training.progress import Progress
 from paceline.training.setup import make_input

@@ -93,7 +93,7 @@ def test_no_safetensors_header_is_believed_but_other_programs_can_read_it(tmp_pa
     from safetensors.torch import load_file
 
     save(tmp_path, 1)
-    found = {name for rank in range(RANKS) for name in load_file(tmp_path / "step_1" / f"rank_{rank}.safetensors")}
+    found = {name for rank in range(RANKS) for name in load_file(tmp_path / "step_1" / f"part_{rank}.safetensors")}
     assert {"model.a", "model.wide@0", "model.own"} <= found
 
 
@@ -129,7 +129,7 @@ def test_a_flipped_bit_or_a_cut_file_is_named_and_the_one_before_is_used(saved: 
 
 
 def test_a_missing_file_is_named(saved: Path, tmp_path: Path) -> None:
-    for name in ("manifest.json", "rank_1.safetensors"):
+    for name in ("manifest.json", "part_1.safetensors"):
         copy = tmp_path / name / "step_2"
         shutil.copytree(saved / "step_2", copy)
         (copy / name).unlink()
@@ -152,7 +152,7 @@ def test_if_a_rank_cannot_write_rank_0_says_who_and_nothing_is_left(tmp_path: Pa
     """Rank 1's file cannot be made: a folder has its name."""
     save(tmp_path, 1)
     savers = [Saver(tmp_path, rank, range(2), 2, "test", 10.0) for rank in range(2)]
-    (tmp_path / ".step_2.test.1" / "rank_1.safetensors").mkdir(parents=True)
+    (tmp_path / ".step_2.test.1" / "part_1.safetensors").mkdir(parents=True)
     for saver in savers:
         saver.copy([hold("model.a", torch.ones(3), None, (0, 1)), hold("model.b", torch.ones(3), None, (0, 1))])
         saver.write(2, {}, manifest(2))

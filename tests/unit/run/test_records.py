@@ -281,7 +281,7 @@ def test_summaries_of_minor_version_0_still_open(tmp_path: Path) -> None:
 def test_a_file_has_the_mode_of_any_new_file_whoever_wrote_it(tmp_path: Path, mask: int) -> None:
     """safetensors makes private files."""
     code = (f"import os, pathlib, torch; os.umask({mask}); from paceline.run.atomic import write_whole; "
-            "from paceline.strategies.weights import save; write_whole(pathlib.Path('a'), 'a'); "
+            "from paceline.checkpoint.file_format import save; write_whole(pathlib.Path('a'), 'a'); "
             "save({'w': torch.zeros(1)}, pathlib.Path('b')); open('c', 'w').close()")  # fmt: skip
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
     assert {(path.name, path.stat().st_mode & 0o777) for path in tmp_path.iterdir()} == {

@@ -15,6 +15,7 @@ import torch
 
 from paceline import __version__
 from paceline.checkpoint import manifest as checkpoints
+from paceline.checkpoint.file_format import save
 from paceline.checkpoint.save import Saver
 from paceline.data import table as datasets
 from paceline.data.batch import Batch
@@ -49,9 +50,8 @@ from paceline.strategies.parameter_server.flat import FlatModel
 from paceline.strategies.parameter_server.store import CheckpointStore
 from paceline.strategies.parameter_server.work import Work
 from paceline.strategies.rate import learning_rate
+from paceline.strategies.saving import describe
 from paceline.strategies.setup import Emulation, make_emulation, make_model, make_optimizer
-from paceline.strategies.weights import save
-from paceline.training.checkpoints import describe
 
 if TYPE_CHECKING:
     from paceline.training.driver import Driver, Job

@@ -12,7 +12,7 @@ from paceline.server.ledger import Part, UpdatePlan
 from paceline.server.tally import Result
 from paceline.strategies.engine import Evaluation, StepResult, StepTimer
 from paceline.strategies.parameter_server.figures import Joined, Lost, WentBack
-from paceline.training.checkpoints import report
+from paceline.strategies.saving import report
 
 if TYPE_CHECKING:
     from paceline.run.recorder import Recorder
