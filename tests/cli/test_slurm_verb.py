@@ -60,12 +60,40 @@ def run_by_bash(script: str) -> Started:
     fakes = r"""
 scontrol() { printf 'n1\nn2\n'; }
 srun() { printf '%s\0' "$PWD" "$MASTER_ADDR" "${OMP_NUM_THREADS:-}" "$@"; }
-export SLURM_JOB_NODELIST=n[1-2] SLURM_CPUS_PER_TASK=3
+export SLURM_JOB_NODELIST=n[1-2] SLURM_CPUS_PER_TASK=3 SLURM_JOB_ID=7
 unset MASTER_ADDR OMP_NUM_THREADS
 """
     done = subprocess.run(["bash", "-c", fakes + script], stdout=subprocess.PIPE, text=True, cwd="/", check=True)
     place, address, threads, *words = done.stdout.split("\0")[:-1]
     return Started(place, address, threads, words)
+
+
+class Ended(NamedTuple):
+    """A script's exit code, what it called after the training, and its messages."""
+
+    code: int
+    calls: list[str]
+    error: str
+
+
+def end_by_bash(script: str, ranks: str, job: str = "PreemptTime=None") -> Ended:
+    """Run a script where srun executes `ranks`, and Slurm shows `job`."""
+    fakes = f"""
+srun() {{
+    {ranks}
+}}
+scontrol() {{
+    case "$*" in
+        "show hostnames "*) echo n1 ;;
+        "show job 7") echo "{job}" ;;
+        *) echo "scontrol $*" ;;
+    esac
+}}
+sleep() {{ echo "sleep $*"; }}
+export SLURM_JOB_NODELIST=n1 SLURM_JOB_ID=7
+"""
+    done = subprocess.run(["bash", "-c", fakes + script], capture_output=True, text=True, timeout=60, check=False)
+    return Ended(done.returncode, done.stdout.splitlines(), done.stderr)
 
 
 def test_figure_4_of_the_first_seed_is_one_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,6 +182,14 @@ def test_gpus_are_the_nodes_and_need_not_be_here(
         ("slurm --nodes 2 -- train --strategy ps-sync --cluster c.toml", ["--cluster", "leave them out"]),
         ("slurm --nodes 2 -- train --config none.toml", ["none.toml", "No such file"]),
         ("slurm --nodes 2 -- train --batch-size 6000", ["6000 x 2 workers = 12000"]),
+        ("slurm --requeue -- train", ["--requeue", "give it one with --time"]),
+        ("slurm --requeue --time 3 -- train", ["--time 3 leaves no time to train", "120 seconds"]),
+        ("slurm --requeue --time 9 --requeue-signal 480 -- train", ["--time 9 leaves no time to train", "480 seconds"]),
+        ("slurm --requeue --time 1-0 --requeue-signal 65536 -- train", ["--requeue-signal 65536", "at most 65535"]),
+        ("slurm --requeue --time 60 --requeue-signal 0 -- train", ["--requeue-signal", "at least 1"]),
+        ("slurm --requeue-signal 60 --time 60 -- train", ["--requeue-signal 60", "add --requeue"]),
+        ("slurm --requeue --time 60 -- train --compute emulated:1", ["--compute emulated:1", "cannot be continued"]),
+        ("slurm --requeue --time 60 -- train --resume never", ["--resume never", "leave --resume out"]),
     ],
 )
 def test_what_cannot_run_is_refused_before_it_is_queued(
@@ -209,3 +245,76 @@ def test_time_limits_are_read_as_slurm_reads_them(limit: str, seconds: int) -> N
 def test_a_short_time_limit_is_not_cut_by_a_minute(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--signal" in check_script(capsys, *FOUR, "--time", "10", "--", *RING)
     assert "--signal" not in check_script(capsys, *FOUR, "--time", "9:59", "--", *RING)
+
+
+def test_a_job_that_is_requeued_is_signalled_before_its_time_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    text = check_script(capsys, *FOUR, "--time", "5", "--requeue", "--", *RING)
+    assert [line for line in text.split("set -euo")[0].splitlines() if line.startswith("#SBATCH")][-3:] == [
+        "#SBATCH --requeue",
+        "#SBATCH --open-mode=append",
+        "#SBATCH --signal=B:USR1@120",
+    ]
+    assert "TERM" not in text
+    assert "--requeue --requeue-signal=120 -- train" in text.splitlines()[2]
+    other = check_script(capsys, *FOUR, "--time", "5", "--requeue", "--requeue-signal", "30", "--", *RING)
+    assert "#SBATCH --signal=B:USR1@30" in other.splitlines()
+    assert "\n#SBATCH --requeue" not in check_script(capsys, *FOUR, "--", *RING)
+
+
+def test_every_start_of_a_job_has_the_same_run(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    command = [*FOUR, "--time", "60", "--requeue", "--", *RING]
+    assert run_by_bash(check_script(capsys, *command)).words[-4:] == ["--strategy", "ring", "--name", "job-7"]
+    mine = ["--name", "it's $HOME"]
+    assert run_by_bash(check_script(capsys, *command, *mine)).words[-4:] == ["--strategy", "ring", *mine]
+    (folder / "run.toml").write_text('name = "from a file"')
+    assert run_by_bash(check_script(capsys, *command, "--config", "run.toml")).words[-2:] == ["--config", "run.toml"]
+
+
+RUN = "läufe $HOME/it's mine"
+SIGNALLED = """
+    trap '{then}' USR1
+    kill -USR1 $$
+    for _ in {{1..1000}}; do command sleep 0.01; done
+"""
+SAVED = 'mkdir "$saved/step_12"; exit 130'
+
+
+@pytest.mark.parametrize(
+    ("ranks", "job", "code", "calls"),
+    [
+        (SIGNALLED.format(then=SAVED), "PreemptTime=None", 130, ["scontrol requeue 7"]),
+        (SIGNALLED.format(then="exit 130"), "PreemptTime=None", 130, []),
+        (SIGNALLED.format(then='mkdir "$saved/step_12"; exit 0'), "PreemptTime=None", 0, []),
+        (SIGNALLED.format(then='mkdir "$saved/step_12"; exit 1'), "PreemptTime=None", 1, []),
+        (SAVED, "PreemptTime=None", 130, []),
+        (SAVED, "PreemptTime=2026-01-01T00:00:00", 130, ["sleep infinity"]),
+        (SIGNALLED.format(then=SAVED), "PreemptTime=2026-01-01T00:00:00", 130, ["sleep infinity"]),
+        ("exit 143", "PreemptTime=2026-01-01T00:00:00", 143, ["sleep infinity"]),
+        ("exit 0", "PreemptTime=2026-01-01T00:00:00", 0, []),
+    ],
+    ids=["saved", "no-progress", "completed", "failed", "cancelled", "preempted", "preempted-with-the-signal",
+         "preempted-at-its-start", "completed-when-preempted"],
+)  # fmt: skip
+def test_a_job_requeues_itself_only_if_its_time_ended_and_it_made_progress(
+    capsys: pytest.CaptureFixture[str], folder: Path, ranks: str, job: str, code: int, calls: list[str]
+) -> None:
+    parent, name = RUN.split("/")
+    saved = folder / RUN / "checkpoints"
+    (saved / "step_9").mkdir(parents=True)
+    words = [*RING, "--output-dir", parent, "--name", name]
+    script = check_script(capsys, *FOUR, "--time", "60", "--requeue", "--", *words)
+    ended = end_by_bash(script, f"saved={shlex.quote(str(saved))}; {ranks}", job)
+    assert (ended.code, ended.calls) == (code, calls), ended.error
+    assert ("not requeued: the job has saved no checkpoint" in ended.error) == (
+        ranks == SIGNALLED.format(then="exit 130")
+    )
+
+
+def test_a_signal_that_comes_again_while_the_ranks_save_changes_nothing(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    (folder / "runs" / "job-7" / "checkpoints").mkdir(parents=True)
+    script = check_script(capsys, *FOUR, "--time", "60", "--requeue", "--", *RING)
+    then = "kill -USR1 $$; mkdir -p runs/job-7/checkpoints/step_3; exit 130"
+    ended = end_by_bash(script, SIGNALLED.format(then=then))
+    assert (ended.code, ended.calls) == (130, ["scontrol requeue 7"]), ended.error

@@ -11,14 +11,19 @@ from pathlib import Path
 from paceline import __version__
 from paceline.cli import train
 from paceline.cli.main import Parser
-from paceline.errors import EXIT_OK, UsageError
+from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, UsageError
+from paceline.launch.resume import AUTO
 from paceline.run.atomic import write_whole
-from paceline.spec import Resolved, World, printable, resolve
+from paceline.run.folder import CHECKPOINTS
+from paceline.spec import Resolved, RunSpec, World, printable, resolve
 
 # Slurm's formats of a time: minutes, [hours:]minutes:seconds, days-hours[:minutes[:seconds]].
 TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}")
 # Seconds. With a shorter time limit, a minute is too much: Slurm then signals at the limit, and waits, usually 30 s.
 SHORT = 600
+# Seconds before the time limit at which a training that is to continue is asked to save: the default, the longest that
+# Slurm takes, and how much sooner Slurm may send the signal.
+SAVE_SECONDS, MOST_SECONDS, SOONER = 120, 65535, 60
 # Options that are passed to Slurm unchanged, with Slurm's names.
 HANDED_ON = ("job_name", "nodes", "ntasks_per_node", "cpus_per_task", "gpus_per_node", "time", "partition", "account",
              "output")  # fmt: skip
@@ -40,16 +45,52 @@ cd {folder}
 
 # The ranks rendezvous on the first node, unless MASTER_ADDR is set.
 export MASTER_ADDR="${{MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)}}"
-{threads}
+{threads}{before}
 srun {options} \\
     {python} -m paceline \\
-    {command}
+    {command}{after}
 """
 SIGNAL = """\
 # A minute before the time limit the ranks are asked to stop. They finish their step, save the weights and end the run
 # as interrupted. `scancel` has the same effect.
 #SBATCH --signal=TERM@60
 """
+REQUEUE_SIGNAL = """\
+# {seconds} s before the time limit, or up to a minute sooner, Slurm sends SIGUSR1 to this shell, which passes it on to
+# the ranks. They finish their step, save a checkpoint and exit. Then the job is requeued and continues the run.
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@{seconds}
+"""
+REQUEUE_BEFORE = """
+checkpoints() {{ echo {folder}/step_*; }}
+before=$(checkpoints)
+signalled=
+trap 'signalled=yes; trap "" USR1; kill -USR1 "$!" || true' USR1
+"""
+REQUEUE_AFTER = """ &
+
+# bash handles no signal while a command runs in the foreground; `wait` returns when one arrives.
+code=0
+wait "$!" || code=$?
+if [ "$signalled" ]; then
+    code=0
+    wait "$!" || code=$?
+fi
+
+if [ "$code" != 0 ] && [[ $(scontrol show job "$SLURM_JOB_ID") =~ PreemptTime=[0-9] ]]; then
+    # Slurm requeues a preempted job at the end of its grace time, but not if it has ended by then.
+    sleep infinity
+elif [ "$code" = {interrupted} ] && [ "$signalled" ]; then
+    if [ "$(checkpoints)" = "$before" ]; then
+        echo "not requeued: the job has saved no checkpoint since it started; give it more --time" >&2
+    else
+        scontrol requeue "$SLURM_JOB_ID"
+    fi
+fi
+exit "$code\""""
+# The run of a training without --name: a job keeps its number when it is requeued.
+JOB_RUN = '"job-$SLURM_JOB_ID"'
 THREADS = 'export OMP_NUM_THREADS="$SLURM_CPUS_PER_TASK"\n'
 
 
@@ -61,6 +102,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cpus-per-task", type=_count, metavar="N", help="cores of a rank, and its threads")
     parser.add_argument("--gpus-per-node", metavar="[TYPE:]N", help="GPUs of a machine")
     parser.add_argument("--time", metavar="LIMIT", help="minutes, hours:minutes:seconds or days-hours")
+    parser.add_argument("--requeue", action="store_true",
+                        help="save a checkpoint before the time limit, requeue the job and continue")  # fmt: skip
+    parser.add_argument("--requeue-signal", type=_count, metavar="SECONDS",
+                        help=f"with --requeue: save that long before the limit (default: {SAVE_SECONDS})")  # fmt: skip
     parser.add_argument("--partition", metavar="NAME", help="where to queue")
     parser.add_argument("--account", metavar="NAME", help="who pays")
     parser.add_argument("--job-name", metavar="NAME", default="paceline", help="(default: paceline)")
@@ -79,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
         )
     _check_texts(args)
     resolved = check_training(words[1:], args.nodes * args.ntasks_per_node)
+    check_requeue(args, resolved.spec)
     text = write_script(args, words, resolved)
     try:
         text.encode()
@@ -108,6 +154,30 @@ def check_training(flags: list[str], tasks: int) -> Resolved:
     return resolved
 
 
+def check_requeue(args: argparse.Namespace, spec: RunSpec) -> None:
+    """Refuse to requeue a job that could not save in time, or a training that would not continue."""
+    seconds = args.requeue_signal or SAVE_SECONDS
+    if not args.requeue:
+        if args.requeue_signal is not None:
+            raise UsageError(f"--requeue-signal {seconds} says when to save before a job is requeued: add --requeue")
+        return
+    if args.time is None:
+        raise UsageError("--requeue: the job is requeued before its time limit; give it one with --time")
+    if seconds > MOST_SECONDS:
+        raise UsageError(f"--requeue-signal {seconds}: Slurm takes at most {MOST_SECONDS} seconds")
+    if seconds_of(args.time) <= seconds + SOONER:
+        raise UsageError(
+            f"--time {args.time} leaves no time to train: Slurm signals {seconds} seconds before the limit "
+            f"(--requeue-signal), or up to {SOONER} seconds sooner; give the job more --time"
+        )
+    if spec.emulated:
+        raise UsageError(f"--requeue with --compute {spec.compute}: runs with emulated compute cannot be continued")
+    if spec.resume != AUTO:
+        raise UsageError(
+            f"--requeue with --resume {spec.resume}: a requeued job continues its own run; leave --resume out"
+        )
+
+
 def write_script(args: argparse.Namespace, words: list[str], resolved: Resolved) -> str:
     """The script for sbatch. Options that were not given are left to Slurm."""
     given = {name.replace("_", "-"): getattr(args, name) for name in HANDED_ON if getattr(args, name) is not None}
@@ -115,17 +185,29 @@ def write_script(args: argparse.Namespace, words: list[str], resolved: Resolved)
     if args.cpus_per_task:
         options += ' --cpus-per-task="$SLURM_CPUS_PER_TASK"'  # srun does not inherit it from the job
     asked = [f"--{name}={value}" for name, value in given.items()]
+    command, before, after = shlex.join(words), "", ""
+    signal = "" if args.time and seconds_of(args.time) < SHORT else SIGNAL
+    if args.requeue:
+        seconds, spec = args.requeue_signal or SAVE_SECONDS, resolved.spec
+        asked += ["--requeue", f"--requeue-signal={seconds}"]
+        name = shlex.quote(spec.name) if spec.name else JOB_RUN
+        command += "" if spec.name else f" --name {name}"
+        signal = REQUEUE_SIGNAL.format(seconds=seconds)
+        before = REQUEUE_BEFORE.format(folder=f"{shlex.quote(spec.output_dir)}/{name}/{CHECKPOINTS}")
+        after = REQUEUE_AFTER.format(interrupted=EXIT_INTERRUPTED)
     return SCRIPT.format(
         about=printable(resolved.introduction()[0]),
         version=__version__,
         made_by=printable(shlex.join(["paceline", "slurm", *asked, "--", *words])),
         sbatch="\n".join(f"#SBATCH --{name}={shlex.quote(str(value))}" for name, value in given.items()),
         folder=shlex.quote(str(Path.cwd())),
-        signal="" if args.time and seconds_of(args.time) < SHORT else SIGNAL,
+        signal=signal,
         threads=THREADS if args.cpus_per_task else "",
         options=options,
         python=shlex.quote(sys.executable),
-        command=shlex.join(words),
+        before=before,
+        command=command,
+        after=after,
     )
 
 
