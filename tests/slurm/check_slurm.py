@@ -28,6 +28,19 @@ SAME = [
     *("--steps", "20", "--name", "run"),
 ]
 ENDLESS = ["train", "--model", "mlp", "--strategy", "ring", "--steps", "1000000", "--log-every", "0", "--name", "run"]
+REQUEUE = ["--time", "60", "--requeue"]
+# The model of the runs above, with steps that take a known time.
+SLOW = """\
+import time
+
+from paceline.models.mnist_cnn import build as fast
+
+
+def build(shape, classes, dropout):
+    model = fast(shape, classes, dropout)
+    model.register_forward_pre_hook(lambda model, _: time.sleep({seconds}) if model.training else None)
+    return model
+"""
 PATIENCE = 90.0
 
 
@@ -70,10 +83,10 @@ class Job:
         steps = self.folder / "rank_0.jsonl"
         until("rank 0 trains", lambda: sum(line["kind"] == "step" for line in raw_lines(steps)) > 3, PATIENCE)
 
-    def end(self) -> str:
+    def end(self, patience: float = PATIENCE) -> str:
         """How Slurm says that it ended."""
         try:
-            return self.slurm.wait(self.number, PATIENCE)
+            return self.slurm.wait(self.number, patience)
         except AssertionError as error:
             error.add_note(self.said.read_text() if self.said.exists() else "the job has said nothing")
             raise
@@ -123,13 +136,14 @@ def test_a_server_and_three_workers_over_two_nodes_train_the_same(
     job.check_nothing_is_left()
 
 
+@pytest.mark.parametrize("requeue", [[], REQUEUE], ids=["once", "requeue"])
 @pytest.mark.parametrize(
     ("cancel", "ended"), [([], "CANCELLED 0:15"), (["--signal=INT"], "FAILED 130:0")], ids=["plain", "INT"]
 )
 def test_scancel_ends_a_run_as_interrupted_with_its_weights(
-    slurm: SlurmCluster, tmp_path: Path, cancel: list[str], ended: str
+    slurm: SlurmCluster, tmp_path: Path, cancel: list[str], ended: str, requeue: list[str]
 ) -> None:
-    job = Job(slurm, tmp_path, FOUR, ENDLESS)
+    job = Job(slurm, tmp_path, [*FOUR, *requeue], ENDLESS)
     job.submit()
     job.wait_until_training()
     slurm.call("scancel", *cancel, job.number)
@@ -150,6 +164,58 @@ def check_interrupted(job: Job) -> None:
     assert summary.steps > 3
     assert load_file(job.folder / "model.safetensors")
     job.check_nothing_is_left()
+
+
+def slow_training(folder: Path, seconds: float) -> list[str]:
+    """Its steps take at least so long."""
+    (folder / "slow.py").write_text(SLOW.format(seconds=seconds))
+    return [*SAME, "--model", "slow.py:build", "--strategy", "ring", "--global-batch", "48"]
+
+
+def check_continued(job: Job, sequential: Path) -> None:
+    """The job was requeued, and all its starts together have trained what one process trains."""
+    assert job.end(300) == "COMPLETED 0:0", job.said.read_text()
+    assert job.slurm.restarts(job.number) > 0
+    summary = job.summary()
+    assert (summary.status, summary.steps) == (COMPLETED, 20), job.said.read_text()
+    assert [folder.name for folder in job.folder.parent.iterdir()] == ["run"]
+    for file in sorted(job.folder.glob("rank_*.jsonl")):
+        assert [line["step"] for line in raw_lines(file) if line["kind"] == "step"] == list(range(20))
+    weights = [load_file(folder / "model.safetensors") for folder in (job.folder, sequential)]
+    assert distance(*weights) < 1e-11
+    job.check_nothing_is_left()
+
+
+@pytest.mark.timeout(400)
+def test_a_job_saves_before_its_time_limit_and_is_requeued_until_it_has_completed(
+    slurm: SlurmCluster, sequential: Path, tmp_path: Path
+) -> None:
+    job = Job(slurm, tmp_path, [*FOUR, *REQUEUE], slow_training(tmp_path, 3.5))
+    # Slurm signals when a minute has passed, or up to half a minute sooner; the steps take 70 seconds.
+    job.submit("--time=2", "--signal=B:USR1@60")
+    check_continued(job, sequential)
+
+
+@pytest.mark.timeout(400)
+def test_a_job_of_one_task_saves_when_it_is_told_to_and_continues(
+    slurm: SlurmCluster, sequential: Path, tmp_path: Path
+) -> None:
+    job = Job(slurm, tmp_path, REQUEUE, [*slow_training(tmp_path, 0.5), "--workers", "2"])
+    job.submit()
+    job.wait_until_training()
+    slurm.call("scancel", "--batch", "--signal=USR1", job.number)
+    check_continued(job, sequential)
+
+
+@pytest.mark.timeout(400)
+def test_a_preempted_job_saves_and_continues_when_slurm_has_requeued_it(
+    slurm: SlurmCluster, sequential: Path, tmp_path: Path
+) -> None:
+    job = Job(slurm, tmp_path, [*FOUR, *REQUEUE], slow_training(tmp_path, 1))
+    job.submit()
+    job.wait_until_training()
+    slurm.call("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true")
+    check_continued(job, sequential)
 
 
 @pytest.mark.parametrize("rank", [1, 3], ids=["first-node", "second-node"])

@@ -24,7 +24,8 @@ ClusterName=paceline
 SlurmctldHost={control}(127.0.0.1)
 SlurmctldPort=16817
 SlurmUser=root
-AuthInfo=socket={folder}/munge.socket
+# Slurm starts a requeued job when the credentials of its steps have expired.
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
 # Listen at 127.0.0.1, not on every interface.
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 ProctrackType=proctrack/pgid
@@ -37,7 +38,12 @@ SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 {nodes}
-PartitionName=both Nodes={names} Default=YES MaxTime=INFINITE
+SchedulerParameters=sched_interval=5
+# Jobs of `urgent` preempt others, which are told, and are requeued when their grace time is over.
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=both Nodes={names} Default=YES MaxTime=INFINITE GraceTime=20
+PartitionName=urgent Nodes={names} PriorityTier=10
 """
 
 
@@ -98,8 +104,8 @@ class SlurmCluster:
         for name, daemon in self.daemons.items():
             if daemon.poll() is not None:
                 raise RuntimeError(f"{name} has ended with exit code {daemon.returncode}")
-        states = subprocess.run(["sinfo", "-h", "-N", "-o", "%T"], env=self.env, capture_output=True, text=True,
-                                timeout=30, check=False)  # fmt: skip
+        states = subprocess.run(["sinfo", "-h", "-N", "-p", "both", "-o", "%T"], env=self.env, capture_output=True,
+                                text=True, timeout=30, check=False)  # fmt: skip
         return states.stdout.split() == ["idle"] * len(NODES)
 
     def close(self) -> None:
@@ -128,6 +134,10 @@ class SlurmCluster:
         """A job's state and its exit code."""
         shown = dict(re.findall(r"(JobState|ExitCode)=(\S+)", self.call("scontrol", "show", "job", number)))
         return shown["JobState"], shown["ExitCode"]
+
+    def restarts(self, number: str) -> int:
+        """How often a job was requeued."""
+        return int(re.findall(r"Restarts=(\d+)", self.call("scontrol", "show", "job", number))[0])
 
     def wait(self, number: str, seconds: float) -> str:
         """How a job ended, when it has and its nodes are free again."""
