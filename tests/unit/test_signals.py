@@ -1,4 +1,4 @@
-"""What a rank makes of a second signal."""
+"""What a rank makes of a second signal, and the janitor of any."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+
+from paceline.launch import janitor
+from paceline.launch.signals import STOPPING
 
 RANK = """
 import sys
@@ -46,3 +50,14 @@ def test_only_a_person_ends_it_at_once(first: signal.Signals, second: signal.Sig
             rank.kill()
         else:
             assert rank.wait(20) == 130
+
+
+def test_the_janitor_ignores_every_signal_that_stops_a_run() -> None:
+    """Slurm sends them to all processes of a step."""
+    expected, ignored, deadline = {int(number) for number in STOPPING}, set[int](), time.monotonic() + 20
+    with subprocess.Popen([sys.executable, "-I", "-S", janitor.__file__], stdin=subprocess.PIPE) as cleaner:
+        while not expected <= ignored and time.monotonic() < deadline:
+            mask = int(Path(f"/proc/{cleaner.pid}/status").read_text().split("SigIgn:")[1].split()[0], 16)
+            ignored = {number for number in range(1, 65) if mask >> number - 1 & 1}
+        cleaner.communicate(b"done\n")
+    assert expected <= ignored

@@ -55,7 +55,7 @@ def _alive(pid: int) -> bool:
 
 
 if __name__ == "__main__":
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(ignored, signal.SIG_IGN)
     found: list[str] = []
     for line in sys.stdin:
