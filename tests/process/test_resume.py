@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from paceline.checkpoint.load import Checkpoint
 from paceline.checkpoint.manifest import checkpoints
 from paceline.run.folder import read_steps
-from paceline.run.records import COMPLETED, INTERRUPTED
+from paceline.run.records import COMPLETED, INTERRUPTED, RUNNING
 
 
 @pytest.mark.parametrize("family", resumes.FAMILIES)
@@ -193,3 +193,15 @@ def test_what_cannot_be_continued_is_refused_by_name(tmp_path: Path) -> None:
         done = subprocess.run([*PACELINE, *other], capture_output=True, text=True, check=False)
         assert done.returncode == 2
         assert f"is in use by process {live.process.pid} on" in done.stderr
+
+
+def test_a_run_of_a_machine_that_failed_is_continued_when_it_has_been_silent_for_long(tmp_path: Path) -> None:
+    train(tmp_path, "--steps", "4", "--checkpoint-every", "4")
+    folder = tmp_path / "run"
+    for name, other in (("summary.json", {"status": RUNNING}), ("owner.json", {"boot": "another", "host": "n7"})):
+        (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | other))
+    assert "is in use by process" in train(tmp_path, "--steps", "6", code=2).stderr
+    for path in (*folder.iterdir(), folder):
+        os.utime(path, (0, 0))
+    assert "after 4 updates" in train(tmp_path, "--steps", "6").stdout
+    assert [step.step for step in read_steps(folder / "rank_0.jsonl")] == list(range(6))

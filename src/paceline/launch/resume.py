@@ -142,7 +142,9 @@ def _continued(spec: RunSpec, folder: Path, checkpoint: Path, manifest: Manifest
 
 
 def _check_free(folder: Path) -> None:
-    if current_summary(folder).status == RUNNING:
+    """Refuse a run in use. One of another machine that has been silent for long is not: that machine has failed."""
+    now = current_summary(folder)
+    if now.status == RUNNING and not now.error:
         raise UsageError(f"the run {folder} is in use by {owner_name(folder)}: wait until it ends, or choose another "
                          "--name")  # fmt: skip
 
