@@ -218,7 +218,7 @@ class Memory:
         self.kept = kept
         self.files: dict[int, tuple[dict[int, dict[str, Tensor]], str]] = {}
 
-    def save(self, number: int, tensors: dict[int, dict[str, Tensor]], facts: dict[str, Any]) -> None:
+    def save(self, number: int, mark: str, tensors: dict[int, dict[str, Tensor]], facts: dict[str, Any]) -> None:
         self.files[number] = _copies(tensors), json.dumps(facts)
         for old in self.numbers()[: -self.kept]:
             del self.files[old]

@@ -198,6 +198,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "spec",
         "comm",
         "launch",
+        "data.course",
         "strategies",
         "training",
         "server",

@@ -29,18 +29,22 @@ def test_a_killed_training_goes_on_to_the_same_weights(family: str, tmp_path: Pa
     assert resumes.kill_and_continue(family, random.Random(4), tmp_path)[f"{family} continued to the end"] == 1
 
 
+MLP = ["--model", "mlp", "--hidden", "256", "--data", "synthetic:1x8x8,classes=10,train=310,test=20"]
+
+
 def train(output: Path, *words: str, code: int = 0, name: str = "run") -> subprocess.CompletedProcess[str]:
-    """Train in float64 on data of 300 samples, in batches of 20."""
+    """Train in float64 on 310 samples, in batches of 20."""
+    usual = [] if "--model" in words else MLP
     done = subprocess.run(
-        [*PACELINE, "--model", "mlp", "--hidden", "256", "--data", "synthetic:1x8x8,classes=10,train=310,test=20",
-         "--dtype", "float64", "--global-batch", "20", "--decay", "none", "--optimizer", "sgd", "--threads", "1",
-         "--output-dir", str(output), "--name", name, *words],
+        [*PACELINE, *usual, "--dtype", "float64", "--global-batch", "20", "--decay", "none", "--optimizer", "sgd",
+         "--threads", "1", "--output-dir", str(output), "--name", name, *words],
         capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == code, done.stderr
     return done
 
 
+CHAIN_DATA = ["--data", "synthetic:1x28x28,classes=10,train=310,test=20"]
 CHAIN = [
     ["--strategy", "sequential"],
     ["--strategy", "ring", "--workers", "2"],
@@ -57,18 +61,22 @@ CHAIN = [
 
 def test_every_synchronous_strategy_continues_every_other(tmp_path: Path) -> None:
     """In the middle of epochs; together they train what one process trains, and use each sample once an epoch."""
-    each = 7
+    # Convolutions in channels-last layout, and the best epoch's weights.
+    each, net = 7, ["--model", "mnist-cnn", "--dropout", "0", "--validation", "0.2", *CHAIN_DATA]
     for number, words in enumerate(CHAIN, 1):
         resume = ["--resume", str(tmp_path / "run")] if number > 1 else []
-        train(tmp_path, "--steps", str(number * each), "--checkpoint-every", str(each), *words, *resume)
-    train(tmp_path, "--steps", str(len(CHAIN) * each), "--strategy", "sequential", name="whole")
+        train(tmp_path, "--steps", str(number * each), "--checkpoint-every", str(each), *net, *words, *resume)
+    train(tmp_path, "--steps", str(len(CHAIN) * each), "--strategy", "sequential", *net, name="whole")
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "run"))
     for name, values in one.items():
         torch.testing.assert_close(other[name], values, rtol=0, atol=1e-11)
     steps = read_steps(tmp_path / "run" / "rank_0.jsonl")
     assert [step.step for step in steps] == list(range(len(CHAIN) * each))
-    assert [step.samples for step in steps] == [20 if i % 16 < 15 else 10 for i in range(len(steps))]
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [step.samples for step in steps] == [20 if i % 13 < 12 else 8 for i in range(len(steps))]  # 248 an epoch
+    whole, summary = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "run"))
+    assert summary["best_epoch"] == whole["best_epoch"]
+    assert summary["validation_loss"] == pytest.approx(whole["validation_loss"], abs=1e-11)
+    assert summary["train_loss"] == pytest.approx(whole["train_loss"], abs=1e-11)
     assert summary["resumed"] == [each * number for number in range(1, len(CHAIN))]
 
 

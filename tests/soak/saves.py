@@ -32,11 +32,11 @@ def values(step: int, number: int, size: int) -> torch.Tensor:
 def save_for_ever(folder: Path, rank: int, start: int, attempt: str) -> None:
     """One rank: saves after every step."""
     everyone = tuple(range(RANKS))
-    saver = Saver(folder, rank, everyone, 2, attempt, 60.0)
+    saver = Saver(folder, rank, everyone, 2, 60.0)
     for step in range(start + 1, start + 100_000):
         held = [hold(f"model.{i}", values(step, i, size), None, everyone) for i, size in enumerate(SIZES)]
         saver.copy([*held, Held("model.own", torch.tensor([step, rank]), (2,), own=True)])
-        saver.write(step, {"step": step}, lambda parts, step=step: Manifest(Position(step), {}, {}, parts))  # type: ignore[misc]
+        saver.write(step, attempt, {"step": step}, lambda parts, step=step: Manifest(Position(step), {}, {}, parts))  # type: ignore[misc]
         saver.wait()
         while rank and not any(step_of(each) >= step for each in checkpoints(folder)):
             time.sleep(0.0005)  # as all ranks take part in the next step

@@ -36,7 +36,8 @@ class Checkpoint:
         pieces = self.manifest.tensors[name]
         own = {part.rank: (part, piece) for part, piece in pieces if piece.own}
         if not own:
-            return self.read(name, 0, math.prod(pieces[0][1].shape), pieces[0][1].order)
+            shape, order = pieces[0][1].shape, pieces[0][1].order
+            return _shaped(self.read(name, 0, math.prod(shape), order), shape, order)
         if rank in own:
             return self._whole(*own[rank])
         last = self._whole(*own[max(own)])
@@ -46,13 +47,13 @@ class Checkpoint:
         return last + (change / len(own)).masked_fill_(change.isnan(), 0.0)  # infinities are constants
 
     def read(self, name: str, start: int, stop: int, order: tuple[int, ...] = ()) -> Tensor:
-        """Values of a tensor with its dimensions in this order: all of it in its shape, or a flat part of it."""
+        """The values from `start` to `stop` of a tensor with its dimensions in this order, flattened."""
         pieces = [(part, piece) for part, piece in self.manifest.tensors[name] if not piece.own]
         shape, stored = pieces[0][1].shape, pieces[0][1].order
         if any(piece.order != stored for _, piece in pieces):
             raise Damaged(f"{self.folder} has pieces of {name} that do not fit together")
         if order != stored:
-            whole = self.read(name, 0, math.prod(shape), stored)
+            whole = _shaped(self.read(name, 0, math.prod(shape), stored), shape, stored)
             return whole.permute(order or tuple(range(len(shape)))).reshape(-1)[start:stop]
         flat, filled = torch.empty(stop - start, dtype=_TORCH[pieces[0][1].dtype]), 0
         for part, piece in pieces:
@@ -63,7 +64,7 @@ class Checkpoint:
                 filled += last - first
         if filled != stop - start:
             raise Damaged(f"{self.folder} has {filled:,} of {stop - start:,} values of {name}")
-        return flat if stop - start < math.prod(shape) else _shaped(flat, shape, stored)
+        return flat
 
     def _whole(self, part: Part, piece: Piece) -> Tensor:
         return _shaped(self._values(part, piece), piece.shape, piece.order)

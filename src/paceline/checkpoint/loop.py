@@ -71,8 +71,8 @@ class Checkpoints:
             sampler,
         )
         self.comm = comm or SingleComm(TIMEOUT)
-        attempt = tell(secrets.token_hex(4), self.comm)
-        self._saver = Saver(self.folder, self.comm.rank, range(self.comm.size), keep, attempt, TIMEOUT)
+        self._attempt, self._count = tell(secrets.token_hex(4), self.comm), 0
+        self._saver = Saver(self.folder, self.comm.rank, range(self.comm.size), keep, TIMEOUT)
 
     def save(self, step: int) -> None:
         """Save the state after this many updates: waits until an earlier one is written, and copies."""
@@ -93,7 +93,8 @@ class Checkpoints:
         def manifest(parts: tuple[Part, ...]) -> Manifest:
             return Manifest(Position(step, epoch, used), batch, {"workers": self.comm.size}, parts, facts, time.time())
 
-        self._saver.write(step, {}, manifest)
+        self._count += 1
+        self._saver.write(step, f"{self._attempt}.{self._count}", {}, manifest)
 
     @property
     def busy(self) -> bool:
@@ -102,7 +103,7 @@ class Checkpoints:
 
     def restore(self) -> int:
         """Restore the newest undamaged checkpoint; return its number of updates, or 0 if there is none."""
-        found = latest(self.folder) if self.comm.rank == 0 else None
+        found = all_or_none(lambda: latest(self.folder) if self.comm.rank == 0 else None, self.comm)
         for damage in found[2] if found else ():
             LOGGER.warning("%s", damage)
         path = tell(str(found[0]) if found else "", self.comm)
@@ -143,14 +144,15 @@ class Checkpoints:
 
     def close(self) -> None:
         """Wait until the last checkpoint is on the disk; raises PacelineError if it could not be written."""
-        self._saver.wait(TIMEOUT)
         self._check()
 
     def _check(self) -> None:
-        self._saver.wait(TIMEOUT)
+        """Wait for the last one; if rank 0 says that it is not there, all ranks raise."""
+        all_or_none(lambda: self._saver.wait(TIMEOUT), self.comm)
         saved = self._saver.outcome()
-        if saved and saved.error:
-            raise PacelineError(f"no checkpoint after {saved.step} updates in {self.folder}: {saved.error}")
+        error = "it was not written in time" if self._saver.busy else saved.error if saved else ""
+        if error := tell(error, self.comm):
+            raise PacelineError(f"no checkpoint in {self.folder}: {error}")
 
 
 def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:

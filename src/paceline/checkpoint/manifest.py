@@ -128,7 +128,10 @@ def read_manifest(folder: Path) -> Manifest:
     if values.get("schema") != SCHEMA:
         raise Damaged(f"{folder} has schema {values.get('schema')}, and this version of paceline reads {SCHEMA}: "
                       f"it was written by paceline {values.get('version')}")  # fmt: skip
-    return build(Manifest, values)
+    manifest = build(Manifest, values)
+    if any(Path(part.file).name != part.file for part in manifest.parts):
+        raise Damaged(f"{path} names files that are not beside it")
+    return manifest
 
 
 def verify(folder: Path) -> Manifest:

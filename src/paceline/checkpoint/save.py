@@ -20,7 +20,6 @@ from torch import Tensor
 from paceline.checkpoint.file_format import DTYPES, header
 from paceline.checkpoint.manifest import (
     BLOCK,
-    Damaged,
     Manifest,
     Part,
     Piece,
@@ -107,12 +106,11 @@ class Saver:
         rank: int,
         writers: Sequence[int],
         keep: int,
-        attempt: str,
         timeout: float,
         recorder: Recorder | None = None,
     ) -> None:
         self.folder, self.rank, self.writers, self.keep, self.timeout = folder, rank, writers, keep, timeout
-        self._attempt, self._count, self._recorder = attempt, 0, recorder
+        self._recorder = recorder
         self._desk = torch.empty(0, dtype=torch.uint8)
         self._pieces: list[tuple[Held, int]] = []
         self._thread: threading.Thread | None = None
@@ -138,12 +136,16 @@ class Saver:
             self._pieces.append((each, offset))
             offset += values.nbytes
 
-    def write(self, step: int, facts: dict[str, Any], manifest: Callable[[tuple[Part, ...]], Manifest]) -> None:
-        """Start to write what was copied; `facts` are this rank's, `manifest` is rank 0's."""
+    def write(
+        self, step: int, mark: str, facts: dict[str, Any], manifest: Callable[[tuple[Part, ...]], Manifest]
+    ) -> None:
+        """Start to write what was copied; `facts` are this rank's, `manifest` is rank 0's.
+
+        `mark` is the same on all ranks, and another one for each attempt to save.
+        """
         if self._recorder:
             self._recorder.flush()  # what was recorded until here must be as safe as the checkpoint
-        self._count += 1
-        work = self.folder / f".step_{step}.{self._attempt}.{self._count}"
+        work = self.folder / f".step_{step}.{mark}"
         self._thread = threading.Thread(
             target=self._run, args=(work, step, facts, manifest), name="paceline-checkpoint", daemon=True
         )
@@ -172,7 +174,7 @@ class Saver:
             self._write_part(work, facts)
             if self.rank == 0:
                 size = self._complete(work, step, manifest)
-        except (OSError, ValueError) as failure:
+        except Exception as failure:  # noqa: BLE001  training continues, and says what happened
             error = self._failed(work, failure, size)
         self._saved = Saved(step, size, time.perf_counter() - begun, error)
 
@@ -181,6 +183,7 @@ class Saver:
         rows = [(held.key, held.tensor.dtype, held.values().shape, held.tensor.nbytes) for held, _ in self._pieces]
         head, end = header(rows), sum(held.tensor.nbytes for held, _ in self._pieces)
         with (work / name).open("wb", buffering=0) as file:
+            os.posix_fallocate(file.fileno(), 0, len(head) + end)  # a full disk is found before it is full
             file.write(head)
             for start in range(0, end, BLOCK):
                 _write_all(file.fileno(), memory[start : min(start + BLOCK, end)])
@@ -217,15 +220,17 @@ class Saver:
         remove_old(self.folder, self.keep)
         return made.bytes
 
-    def _failed(self, work: Path, failure: OSError | ValueError, size: int) -> str:
+    def _failed(self, work: Path, failure: Exception, size: int) -> str:
         """Tell rank 0, which removes what was written; return what happened, in a sentence."""
-        what = str(failure) if isinstance(failure, Damaged | ValueError) else failure.strerror or str(failure)
+        what = getattr(failure, "strerror", None) or str(failure) or type(failure).__name__
         if getattr(failure, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             free = shutil.disk_usage(self.folder).free if self.folder.is_dir() else 0
             what = f"{what}: rank {self.rank}'s part needs {size:,} bytes, and {free:,} are free"
         if self.rank == 0:
             shutil.rmtree(work, ignore_errors=True)
         else:
+            with contextlib.suppress(OSError):
+                (work / f"part_{self.rank}.safetensors").unlink()
             with contextlib.suppress(OSError):  # rank 0 gives up at its deadline
                 (work / f"part_{self.rank}.failed").write_text(f"rank {self.rank}: {what}")
         return what

@@ -65,7 +65,7 @@ def hold_model(
 ) -> Iterator[Held]:
     """A model's parameters and buffers; `own`: those of other ranks differ, or only their buffers do."""
     stored, cuts = model.state_dict(keep_vars=True), cuts or {}
-    buffers = dict(model.named_buffers())
+    buffers = dict(model.named_buffers(remove_duplicate=False))
     for name, tensor in stored.items():
         if not tensor.is_meta:
             cut = cuts.get(name)

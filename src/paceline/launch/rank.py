@@ -119,9 +119,7 @@ class Rank:
         first = seat.local_rank == 0 and not self.launched
         place = choose_place(self.spec, seat.local_rank, first=first, speed=seat.speed)
         agree_on_spec(self.resolved, comm)
-        if comm.rank == 0 and self.folder is None:
-            self.folder, self.resolved, self.found = open_folder(self.resolved)
-            self.spec = self.resolved.spec
+        all_or_none(lambda: self._open_folder() if comm.rank == 0 and self.folder is None else None, comm)
         ranks = describe_ranks(comm)
         self._find_folder(comm, [row["host"] for row in ranks["ranks"]])
         assert self.folder is not None
@@ -144,6 +142,11 @@ class Rank:
         finally:
             console.close()
             recorder.close()
+
+    def _open_folder(self) -> None:
+        """Make the run folder, or find the run that is continued: reading its checkpoint may take a while."""
+        self.folder, self.resolved, self.found = open_folder(self.resolved)
+        self.spec = self.resolved.spec
 
     def _begin_summary(self) -> Summary:
         """The summary at the start; of a run that is continued, with what it says about that."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.checkpoint.manifest import (
     MANIFEST,
+    STEP,
     Damaged,
     Manifest,
     checkpoints,
@@ -61,7 +62,7 @@ def find(spec: RunSpec) -> Continued | None:
     if spec.emulated or spec.resume == NEVER:
         return None
     if spec.resume != AUTO:
-        return _given(spec, Path(spec.resume).absolute())
+        return _given(spec, Path(spec.resume).resolve())
     parent = Path(spec.output_dir).absolute()
     if spec.name:
         folder = parent / spec.name
@@ -75,7 +76,7 @@ def _incomplete(parent: Path) -> Iterator[Path]:
     """The runs in a folder that have a checkpoint, did not complete, and that no living process owns."""
     for folder in find_folders([parent]) if parent.is_dir() else ():
         try:
-            if checkpoints(folder / CHECKPOINTS) and current_summary(folder).status not in (COMPLETED, RUNNING):
+            if checkpoints(folder / CHECKPOINTS) and not _in_use(folder) and _status(folder) != COMPLETED:
                 yield folder
         except (OSError, ValueError):
             continue
@@ -98,6 +99,8 @@ def _given(spec: RunSpec, path: Path) -> Continued:
         except Damaged as damage:
             raise UsageError(f"--resume {spec.resume}: {damage}") from None
         folder = path.parent.parent
+        if path.parent.name != CHECKPOINTS or read_summary(folder) is None or not STEP.fullmatch(path.name):
+            raise UsageError(f"--resume {spec.resume}: it is not in the {CHECKPOINTS} of a run folder; copy it there")
         _check_free(folder)
         return _continued(spec, folder, path, manifest, ())
     if read_summary(path) is None:
@@ -141,10 +144,18 @@ def _continued(spec: RunSpec, folder: Path, checkpoint: Path, manifest: Manifest
     return Continued(folder, checkpoint, manifest, notes)
 
 
-def _check_free(folder: Path) -> None:
-    """Refuse a run in use. One of another machine that has been silent for long is not: that machine has failed."""
+def _in_use(folder: Path) -> bool:
+    """Whether a process owns the run. One of another machine that has been silent for long has failed."""
     now = current_summary(folder)
-    if now.status == RUNNING and not now.error:
+    return now.status == RUNNING and not now.error
+
+
+def _status(folder: Path) -> str:
+    return current_summary(folder).status
+
+
+def _check_free(folder: Path) -> None:
+    if _in_use(folder):
         raise UsageError(f"the run {folder} is in use by {owner_name(folder)}: wait until it ends, or choose another "
                          "--name")  # fmt: skip
 
@@ -160,7 +171,8 @@ def _check_options(spec: RunSpec, theirs: dict[str, Any], where: Path) -> None:
 
 def defines_training(name: str) -> bool:
     """Whether a training cannot be continued with another value of this option."""
-    return FIELDS[name].metadata["affects"] in (PROBLEM, LEARNING) or name in ("seed", "validation")
+    affects = FIELDS[name].metadata["affects"]
+    return name in ("seed", "validation") or (affects in (PROBLEM, LEARNING) and name not in ("data_dir", "device"))
 
 
 def _different(theirs: dict[str, Any], spec: RunSpec, matters: Callable[[str], bool]) -> list[str]:
@@ -183,7 +195,7 @@ def reopen(found: Continued, resolved: Resolved) -> None:
                 remove(later)
         for path in rank_files(folder):
             with closing(LineWriter(path)) as lines:
-                lines.write(Resumed(position.step, position.epoch, time.time()))
+                lines.write(Resumed(position.step, position.epoch, position.used, time.time()))
         forget_processes(folder)
         summary = begin_summary(resolved.spec)
         summary.resumed = [*(before.resumed if before else []), position.step]
@@ -202,7 +214,10 @@ def open_folder(resolved: Resolved) -> tuple[Path, Resolved, Continued | None]:
     found = find(resolved.spec)
     told = with_checkpoint(resolved, found)
     if found:
-        reopen(found, told)
+        try:
+            reopen(found, told)
+        except OSError as error:
+            raise UsageError(f"cannot write to the run folder {found.folder}: {error.strerror}") from error
         return found.folder, told, found
     folder = make_folder(resolved.spec).absolute()
     open_run(folder, told)

@@ -14,6 +14,7 @@ from paceline.comm.base import Comm
 from paceline.comm.metered import MeteredComm
 from paceline.comm.seat import Seat
 from paceline.comm.single import SingleComm
+from paceline.data.course import Position
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, CommTimeout, PacelineError, UsageError
 from paceline.launch.agree import describe
 from paceline.launch.cluster import Cluster, forget_key, split_address
@@ -23,10 +24,11 @@ from paceline.launch.meeting import accepts_connections, meet
 from paceline.launch.rank import Rank
 from paceline.launch.resume import open_folder
 from paceline.messages import LOGGER
-from paceline.run.folder import gone_mark, write_environment
+from paceline.run.folder import gone_mark, rank_file, write_environment
+from paceline.run.lines import read_sound_lines
 from paceline.run.liveness import is_here, owner_text
 from paceline.run.recorder import Recorder
-from paceline.run.records import INTERRUPTED
+from paceline.run.records import INTERRUPTED, Resumed
 from paceline.server.client import Unanswered
 from paceline.server.roles import Meeting
 from paceline.spec import Resolved
@@ -92,7 +94,13 @@ class ServedRank(Rank):
         stop_requested = self.stop.requested if self.stop else lambda: False
         comm = MeteredComm(SingleComm(self.spec.timeout))  # servers and workers use their own sockets
         summary = self._begin_summary() if self.folder else begin_summary(self.spec)
-        return Job(self.spec, comm, place, console, stop_requested, summary, member, self._checkpoint(comm))
+        job = Job(self.spec, comm, place, console, stop_requested, summary, member)
+        if self.seat.rank == 0 and self.folder:  # it tells the others
+            for line in read_sound_lines(rank_file(self.folder, 0), Resumed):
+                job.start = Position(line.step, line.epoch, line.used)
+            if not member.restarted:
+                job.resume = self._checkpoint(comm)
+        return job
 
     def _gone(self) -> dict[int, str]:
         """The workers that ended before they could join, as Paceline's launcher has seen, and why."""

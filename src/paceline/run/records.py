@@ -286,11 +286,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Resumed(Line):
-    """The run was continued after this many updates, in this epoch: lines above about later ones do not count."""
+    """The run was continued after this many updates, in this epoch, of which so many samples were used.
+
+    Lines above that are about later updates do not count.
+    """
 
     kind: ClassVar[str] = "resumed"
     step: Count
     epoch: Count
+    used: Count
     time: Seconds
 
 

@@ -25,13 +25,13 @@ class Store(Protocol):
     """Where a server's part of checkpoints is kept, by the number of updates.
 
     `save` copies what it is given: tensors of chunks by number and name. What it saves may be there only later, when
-    all servers' parts are: `busy` until then.
+    all servers' parts are: `busy` until then. Parts with the same `mark` belong together.
     """
 
     @property
     def busy(self) -> bool: ...
 
-    def save(self, number: int, tensors: dict[int, dict[str, Tensor]], facts: dict[str, Any]) -> None: ...
+    def save(self, number: int, mark: str, tensors: dict[int, dict[str, Tensor]], facts: dict[str, Any]) -> None: ...
 
     def load(self, number: int) -> tuple[dict[int, dict[str, Tensor]], dict[str, Any]]: ...
 
@@ -143,7 +143,7 @@ class Core:
         elif header.kind == Kind.RECALL:
             self.shard.recall()
         elif header.kind == Kind.SAVE:
-            self.save(header.update)
+            self.save(header.update, f"{header.generation:x}.{header.life:x}")
         else:
             self.finished = True
         self._state(sender, header)
@@ -200,10 +200,10 @@ class Core:
 
     # Checkpoints are saved when no gradient is on its way: then all chunks of all servers have the same updates.
 
-    def save(self, number: int, facts: dict[str, Any] | None = None) -> None:
+    def save(self, number: int, mark: str, facts: dict[str, Any] | None = None) -> None:
         """Save this server's part of a checkpoint."""
         if self.store:
-            self.store.save(number, {n: self.shard.tensors(n) for n in self.shard.chunks}, facts or {})
+            self.store.save(number, mark, {n: self.shard.tensors(n) for n in self.shard.chunks}, facts or {})
 
     def restore(self, number: int) -> dict[str, Any]:
         """Restore a checkpoint (0: the initial state); return its facts."""

@@ -274,7 +274,9 @@ class Leader(Core):
             self._first_came = now
         late = self.restarted and self._first_came is not None and now - self._first_came > self.rules.silent
         complete = bool(self.members) and {*self.members, *self.lost} >= {*self.rules.workers}
-        if not self.begun and (late or complete):
+        if not self.begun and self.plan.start.step and not self.can_save:
+            self.fail(UsageError("not all servers see the checkpoint that this run continues from"))
+        elif not self.begun and (late or complete):
             self.begun = True
             servers = {rank: state.about for rank, state in self.others.states.items()}
             self.watcher.begun(servers | {rank: member.about for rank, member in self.members.items()})
@@ -292,7 +294,7 @@ class Leader(Core):
             self._evaluated(ledger.evaluating)
             if self.error:
                 return
-        over, epochs = ledger.complete == plan.updates, plan.epochs(ledger.complete)
+        over, epochs = ledger.complete >= plan.updates, plan.epochs(ledger.complete)
         if not self.others.ready:
             return
         due = self._save_due(now)
@@ -345,7 +347,8 @@ class Leader(Core):
         number = self.ledger.complete
         self._saved, self._saved_at = number, now
         if self.can_save:
-            self.save(number, {"tally": self.tally.state(), "validation": list(self.validation)})
+            mark = f"{self.generation:x}.{self.life:x}"  # as the others see it in the order
+            self.save(number, mark, {"tally": self.tally.state(), "validation": list(self.validation)})
             self.others.order_all(Kind.SAVE, update=number)
 
     def _evaluate(self, name: str, samples: int) -> None:
@@ -434,6 +437,9 @@ class Leader(Core):
         """Restore the latest checkpoint that all servers have; all workers start again from there."""
         theirs = (state.checkpoints for state in self.others.states.values())
         common = max(set(self.checkpoints()).intersection(*theirs))
+        if common < self.plan.start.step:
+            self.fail(UsageError("not all servers see the checkpoint that this run continues from"))
+            return
         before = self.tally.updates
         self.generation = random.getrandbits(63) | 1
         self.restore(common)
@@ -450,7 +456,12 @@ class Leader(Core):
         facts = super().restore(number)
         self.ledger.restart_at(number)
         self.tally = Tally.of(facts["tally"]) if facts else Tally()
-        self.validation = list(facts.get("validation", []))
+        position = self.plan.course.after(max(number, self.plan.start.step))
+        ended = number > 0 and position.used == self.plan.samples
+        # An epoch that has ended is evaluated again: its results were recorded after the checkpoint, if at all.
+        self.validation = list(facts.get("validation", []))[: position.epoch if ended else None]
+        if ended and position.epoch in self.tally.epochs:
+            self.watcher.epoch_ended(position.epoch, self.tally.epochs[position.epoch])
         self.results.clear()
         self.recalled, self._saved = False, number
         return facts

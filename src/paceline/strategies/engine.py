@@ -287,7 +287,10 @@ class Lockstep(Engine):
                 state.load_optimizer(model, self._optimizer, checkpoint, cuts, rank)
         if same:
             state.set_random_state(checkpoint, self.comm.rank, self.comm.device)
-        return Restored(state.load_best(model, checkpoint, cuts), discarded)
+        best = state.load_best(model, checkpoint, cuts)
+        if best:  # what is not in it never changes
+            best = {name: tensor.clone() for name, tensor in self.state_dict().items()} | best
+        return Restored(best, discarded)
 
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
         """Mean loss and accuracy over all ranks' batches."""

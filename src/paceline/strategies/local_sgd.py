@@ -88,6 +88,7 @@ class LocalSGD(Synchronous):
         count, loss_sum, right = len(batch.labels), 0.0, 0
         if count:
             self.optimizer.zero_grad(set_to_none=True)
+            before = [buffer.clone() for buffer in self.model.buffers()]
             loss, right = loss_and_correct(self.model, batch.images, batch.labels)
             timer.mark("forward")
             loss.backward(torch.full_like(loss, 1 / count))
@@ -97,13 +98,15 @@ class LocalSGD(Synchronous):
                 self.update(lr)
             else:  # the other workers learn of it with the next average
                 self._finite = False
+                for buffer, old in zip(self.model.buffers(), before, strict=True):
+                    buffer.copy_(old)
         timer.mark("optimizer")
         self._steps += 1
         self._own, self._all, self._ask = self._own + count, self._all + batch.global_count, self._ask | ask
         if (self._steps - self.first) % self.every:
             return StepResult(loss_sum, right, batch.global_count, 0, own=count)
         loss_sum, correct, asked = self._average(loss_sum if self._finite else math.nan, right, self._ask)
-        self._ask = 0
+        self._ask, self._finite = 0, True
         timer.mark("wait")
         check = self.options.check_replicas
         if check and self._steps // check > (self._steps - self.every) // check:
@@ -131,7 +134,7 @@ class LocalSGD(Synchronous):
             AVERAGINGS[self.options.averaging].run(self.buckets.comm, flat)
             for p, values in zip(rows, flat[:-SUMS].split([p.numel() for p in rows]), strict=True):
                 p.copy_(values.view(p.shape))
-        self._own, self._all, self._finite = 0, 0, True
+        self._own, self._all = 0, 0
         super().agree(weight)
         return flat[-SUMS:].tolist()
 

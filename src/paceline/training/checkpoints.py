@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from paceline.checkpoint.save import Saver
-from paceline.comm.words import tell
+from paceline.comm.words import all_or_none, tell
 from paceline.data.course import Course
 from paceline.run.folder import CHECKPOINTS
 from paceline.strategies.engine import SAVE, Engine
@@ -21,21 +21,19 @@ if TYPE_CHECKING:
     from paceline.training.progress import Progress
 
 
+# How long a checkpoint may take to be written, in seconds.
+PATIENCE = 1800.0
+
+
 class Checkpoints:
     """Saves an engine's state when it is due. Rank 0 decides when that is; all ranks save after the same step."""
 
     def __init__(self, job: Job, engine: Engine, course: Course) -> None:
         self.job, self.spec, self.engine, self.course = job, job.spec, engine, course
         self.attempt = tell(secrets.token_hex(4), job.comm)
-        self.saver = Saver(
-            job.folder / CHECKPOINTS,
-            job.comm.rank,
-            range(job.comm.size),
-            self.spec.keep_checkpoints,
-            self.attempt,
-            self.spec.timeout,
-            job.recorder,
-        )
+        everyone, keep = range(job.comm.size), self.spec.keep_checkpoints
+        self.saver = Saver(job.folder / CHECKPOINTS, job.comm.rank, everyone, keep, PATIENCE, job.recorder)
+        self._count = 0
         self._last, self._step = time.monotonic(), course.start.step
 
     def ask(self, step: int) -> int:
@@ -54,12 +52,16 @@ class Checkpoints:
     def write(self, progress: Progress) -> None:
         """Write what was copied, in the background."""
         step, facts = self.job.summary.steps, {"progress": progress.facts(), "validation": progress.validation_losses}
-        self.saver.write(step, self.engine.facts(), lambda parts: describe(self.job, self.course, step, facts, parts))
+        self._count += 1
+        self.saver.write(step, f"{self.attempt}.{self._count}", self.engine.facts(),
+                         lambda parts: describe(self.job, self.course, step, facts, parts))  # fmt: skip
 
     def report(self) -> None:
         report(self.job, self.saver)
 
-    def finish(self) -> None:
-        """Wait for the one that is being written."""
-        self.saver.wait(self.spec.timeout)
+    def wait(self) -> None:
+        """Wait for the one that is being written; slow disks must not look like lost ranks."""
+        all_or_none(lambda: self.saver.wait(PATIENCE), self.job.comm)
+        if self.saver.busy:
+            self.job.console.line(f"No checkpoint: it was not written within {PATIENCE:g} s", always=True)
         self.report()

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from paceline.checkpoint.load import Checkpoint
 from paceline.comm.metered import MeteredComm
-from paceline.comm.words import all_or_none
+from paceline.comm.words import all_or_none, tell
 from paceline.data.batch import Batch
-from paceline.data.course import Course, Position
+from paceline.data.course import START, Course, Position
 from paceline.data.input import Input
 from paceline.disturbance import disturbance
 from paceline.errors import UsageError
@@ -53,15 +53,15 @@ class Job:
     membership: Membership | None = None  # with parameter servers
     resume: Checkpoint | None = None  # to continue from
     remote: Sequence[int] = ()  # ranks that do not see the run folder
+    start: Position = START
     folder: Path = field(init=False)  # this and `recorder` are set when the run folder is known
     recorder: Recorder = field(init=False)
     _source: Input | None = None
     _start: float = field(default_factory=time.perf_counter)
 
-    @property
-    def start(self) -> Position:
-        """Where this training starts."""
-        return self.resume.manifest.position if self.resume else Position()
+    def __post_init__(self) -> None:
+        if self.resume:
+            self.start = self.resume.manifest.position
 
     @property
     def same_division(self) -> bool:
@@ -144,13 +144,15 @@ class Driver:
                 self._watch.check(engine.state_dict(), job.comm, job.summary.steps)
             if stopped:
                 break
-            if len(source.numbers["validation"]) and progress.evaluated(
-                "validation", epoch, self._evaluate(engine, "validation")
-            ):
+            if not len(source.numbers["validation"]):
+                continue
+            better = progress.evaluated("validation", epoch, self._evaluate(engine, "validation"))
+            # Rank 0 knows of all epochs; a rank that is new in a run that was continued does not.
+            if tell("better" if better else "", job.comm):
                 engine.agree()
                 self._best = {name: tensor.clone() for name, tensor in engine.state_dict().items()}
         if self._checkpoints:
-            self._checkpoints.finish()
+            self._checkpoints.wait()
         if self._best and not stopped:
             engine.load_state_dict(self._best)
         if spec.test and not stopped:
@@ -192,6 +194,8 @@ class Driver:
             if saves:
                 if "check_replicas" in spec.names and spec.check_replicas:
                     engine.check_replicas()  # a replica that differs is never saved
+                if result.stop:
+                    saves.wait()
                 saves.copy(step + 1, self._best)
                 timer.mark("save")
             seconds, ended = timer.last - ended, timer.last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -64,9 +65,9 @@ class Progress:
         self.summary.steps = step + 1
         self.summary.skipped += not result.finite
         known = result.count if result.own is None else result.own
-        if result.finite:
+        if result.finite and math.isfinite(result.loss_sum):
             self.learned.add(result.loss_sum, result.correct, known)
-        trained = known and result.finite and not self.spec.emulated
+        trained = known and math.isfinite(result.loss_sum) and not self.spec.emulated
         loss, lr = (result.loss_sum / known, self.learning_rate(step)) if trained else (None, None)
         self.recorder.step(step, epoch, seconds, result.count, timer.parts, timer.queued, own=own, loss=loss, lr=lr)
         if timer.events:

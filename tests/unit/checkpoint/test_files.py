@@ -40,14 +40,14 @@ def manifest(step: int) -> Callable[[tuple[Part, ...]], Manifest]:
 def save(folder: Path, step: int, keep: int = 2) -> list[Saved | None]:
     """All ranks have the same, but for one tensor; one tensor is divided over them by columns."""
     everyone, wide = tuple(range(RANKS)), torch.arange(24.0).view(2, 12)
-    savers = [Saver(folder, rank, everyone, keep, "test", 10.0) for rank in everyone]
+    savers = [Saver(folder, rank, everyone, keep, 10.0) for rank in everyone]
     for rank, saver in enumerate(savers):
         held = [hold(name, tensor, None, everyone) for name, tensor in state().items()]
         held.append(Held("model.own", torch.tensor([float(rank), float("inf")]), (2,), own=True))
         cut = Cut((2, 12), 1, 4 * rank, 4 * rank + 4)
         held.append(hold("model.wide", wide[:, cut.start : cut.stop], cut))
         saver.copy(held)
-        saver.write(step, {"rank": rank}, manifest(step))
+        saver.write(step, "test.1", {"rank": rank}, manifest(step))
     for saver in savers:
         saver.wait()
     return [saver.outcome() for saver in savers]
@@ -65,6 +65,9 @@ def test_what_is_saved_is_loaded_by_any_number_of_ranks(tmp_path: Path) -> None:
     assert all(saved and not saved.error for saved in save(tmp_path, 5))
     checkpoint = Checkpoint(tmp_path / "step_5")
     check(checkpoint)
+    nhwc = state()["model.b"].permute(0, 2, 3, 1).reshape(-1)
+    assert torch.equal(checkpoint.read("model.b", 0, 48, (0, 2, 3, 1)), nhwc)
+    assert torch.equal(checkpoint.read("model.b", 5, 20, (0, 2, 3, 1)), nhwc[5:20])
     sizes = [part.bytes for part in checkpoint.manifest.parts]
     assert len(sizes) == RANKS
     assert torch.equal(checkpoint.read("model.wide", 6, 10, (1, 0)), torch.arange(24.0).view(2, 12).T.reshape(-1)[6:10])
@@ -74,10 +77,10 @@ def test_what_is_saved_is_loaded_by_any_number_of_ranks(tmp_path: Path) -> None:
 
 def test_a_copy_does_not_change_with_training(tmp_path: Path) -> None:
     values = torch.zeros(1000)
-    saver = Saver(tmp_path, 0, [0], 2, "test", 10.0)
+    saver = Saver(tmp_path, 0, [0], 2, 10.0)
     saver.copy([hold("model.a", values)])
     values.fill_(1.0)
-    saver.write(1, {}, manifest(1))
+    saver.write(1, "test", {}, manifest(1))
     saver.wait()
     assert not Checkpoint(tmp_path / "step_1").tensor("model.a").any()
 
@@ -151,11 +154,11 @@ def test_a_file_that_changes_after_it_was_verified_is_not_loaded(saved: Path, tm
 def test_if_a_rank_cannot_write_rank_0_says_who_and_nothing_is_left(tmp_path: Path) -> None:
     """Rank 1's file cannot be made: a folder has its name."""
     save(tmp_path, 1)
-    savers = [Saver(tmp_path, rank, range(2), 2, "test", 10.0) for rank in range(2)]
+    savers = [Saver(tmp_path, rank, range(2), 2, 10.0) for rank in range(2)]
     (tmp_path / ".step_2.test.1" / "part_1.safetensors").mkdir(parents=True)
     for saver in savers:
         saver.copy([hold("model.a", torch.ones(3), None, (0, 1)), hold("model.b", torch.ones(3), None, (0, 1))])
-        saver.write(2, {}, manifest(2))
+        saver.write(2, "test.1", {}, manifest(2))
     for saver in savers:
         saver.wait()
     outcome = savers[0].outcome()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -161,13 +160,12 @@ class Server(Served):
     def rate(self, update: int) -> float:
         return learning_rate(self.job.spec, update, self.plan.per_epoch, self.plan.updates)
 
-    def store(self, folder: Path, attempt: str, recorder: Recorder | None = None) -> CheckpointStore | None:
+    def store(self, folder: Path, recorder: Recorder | None = None) -> CheckpointStore | None:
         """Where this server saves its part of checkpoints; nowhere with emulated compute, which trains nothing."""
         spec, rank = self.job.spec, self.membership.rank
         if spec.emulated:
             return None
-        saver = Saver(folder / CHECKPOINTS, rank, range(spec.servers), spec.keep_checkpoints, attempt, spec.timeout,
-                      recorder)  # fmt: skip
+        saver = Saver(folder / CHECKPOINTS, rank, range(spec.servers), spec.keep_checkpoints, spec.timeout, recorder)
         return CheckpointStore(saver, self.flat, self.layout, self.layout.of_server(rank), self.describe)
 
     def describe(self, number: int, facts: dict[str, Any], parts: tuple[checkpoints.Part, ...]) -> checkpoints.Manifest:
@@ -180,13 +178,13 @@ class Server(Served):
         core.about = member.about
 
         def attached(words: dict[str, Any]) -> str | None:
-            path, attempt, start, fingerprint = take(words, folder=str, attempt=str, start=list, fingerprint=dict)
+            path, start, fingerprint = take(words, folder=str, start=list, fingerprint=dict)
             self.plan = plan_of(spec, self.info, Position(*numbers(start)))
             core.shard.rate, core.shard.updates = self.rate, self.plan.updates
             member.opened({name: text for name, text in words.items() if isinstance(text, str)})
             here = member.folder is not None or is_here(Path(path), str(words.get("owner", "")))
             if core.store is None and here:
-                core.store = self.store(Path(path), attempt)
+                core.store = self.store(Path(path))
                 if self.plan.staleness is None:
                     core.restore(max(core.checkpoints()))
             return mismatch(member.rank, _fingerprint(spec, self.flat, self.info), fingerprint)
@@ -209,8 +207,7 @@ class LeadServer(Server):
             job.summary.compute_seconds = self.emulation.batch_seconds
             job.console.line(self.emulation.about)
         self.progress = progress = driver.begin(self, self.plan.course)
-        attempt = secrets.token_hex(4)
-        store = self.store(job.folder, attempt, job.recorder)
+        store = self.store(job.folder, job.recorder)
         events = EventLog(job, self.plan, progress, member.ranks_up, store.saver if store else None)
         self.leader = leader = Leader(
             member.meeting.run,
@@ -222,7 +219,7 @@ class LeadServer(Server):
             _fingerprint(spec, self.flat, info),
             events,
             store,
-            {"folder": str(job.folder), "attempt": attempt, "start": list(astuple(job.start)), **member.where},
+            {"folder": str(job.folder), "start": list(astuple(job.start)), **member.where},
             member.restarted,
         )
         events.can_save = lambda: leader.can_save

@@ -19,11 +19,15 @@ from paceline.strategies.finite import is_finite
 class Place:
     """Where a tensor lies in the vector: from `start`, with its dimensions in this order."""
 
-    name: str
+    names: tuple[str, ...]  # more than one, if several layers share it
     start: int
     shape: tuple[int, ...]
     dtype: torch.dtype
     order: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
 
     @property
     def stop(self) -> int:
@@ -48,7 +52,12 @@ class FlatModel:
         dtype = self._parameters[0].dtype
         self.weights, self.gradient = torch.empty(self.length, dtype=dtype), torch.zeros(self.length, dtype=dtype)
         self._gradients = []
-        names = {id(tensor): name for name, tensor in (*model.named_buffers(), *model.named_parameters())}
+        names: dict[int, tuple[str, ...]] = {}
+        for name, tensor in (
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ):
+            names[id(tensor)] = (*names.get(id(tensor), ()), name)
         self.places: list[Place] = []
         start = 0
         for p in self._parameters:

@@ -28,7 +28,7 @@ class CheckpointStore:
     ) -> None:
         self.saver, self._flat, self._layout, self._chunks, self._describe = saver, flat, layout, chunks, describe
         stored = flat.model.state_dict()
-        self._prefix = {place.name: MODEL if place.name in stored else TRANSIENT for place in flat.places}
+        self._prefix = {name: MODEL if name in stored else TRANSIENT for place in flat.places for name in place.names}
 
     @property
     def busy(self) -> bool:
@@ -48,34 +48,32 @@ class CheckpointStore:
             if later > number:
                 remove(checkpoint_folder(self.saver.folder, later))
 
-    def save(self, number: int, tensors: dict[int, dict[str, Tensor]], facts: dict[str, Any]) -> None:
+    def save(self, number: int, mark: str, tensors: dict[int, dict[str, Tensor]], facts: dict[str, Any]) -> None:
         held = [each for chunk, own in tensors.items() for each in self._cut(chunk, own)]
         self.saver.copy([*held, *(self._constants() if self.saver.rank == 0 else ())])
-        self.saver.write(number, {}, lambda parts: self._describe(number, facts, parts))
+        self.saver.write(number, mark, {}, lambda parts: self._describe(number, facts, parts))
 
     def _cut(self, chunk: int, tensors: Mapping[str, Tensor]) -> Iterator[Held]:
         """A chunk's tensors as pieces of the model's."""
         span = self._layout.span(chunk)
         for place, first, last in self._in(span):
-            start, stop = first - place.start, last - place.start
+            start = first - place.start
             for key, values in tensors.items():
                 part = values[first - span.start : last - span.start] if values.dim() else values
                 if key in ("values", "kept"):
-                    name = (self._prefix[place.name] if key == "values" else BEST) + place.name
-                elif first < self._flat.trainable:
-                    name = f"{OPTIMIZER}{place.name}.{key}"
-                else:
+                    for name in place.names:
+                        prefix = self._prefix[name] if key == "values" else BEST
+                        yield Held(prefix + name, part.to(place.dtype), place.shape, start, place.order)
+                elif first >= self._flat.trainable:
                     continue  # buffers are not the optimizer's
-                if values.dim():
-                    dtype = place.dtype if key in ("values", "kept") else part.dtype
-                    if stop > start or not place.shape:
-                        yield Held(name, part.to(dtype), place.shape, start, place.order)
+                elif values.dim():
+                    yield Held(f"{OPTIMIZER}{place.name}.{key}", part, place.shape, start, place.order)
                 elif start == 0:
-                    yield Held(name, values, ())
+                    yield Held(f"{OPTIMIZER}{place.name}.{key}", values, ())
 
     def _constants(self) -> Iterator[Held]:
         """What no update changes: frozen parameters."""
-        placed = {place.name for place in self._flat.places}
+        placed = {name for place in self._flat.places for name in place.names}
         for name, tensor in self._flat.model.state_dict().items():
             if name not in placed:
                 yield hold(MODEL + name, tensor)
@@ -98,7 +96,10 @@ class CheckpointStore:
             here = slice(first - span.start, last - span.start)
             found["values"][here] = _values(checkpoint, self._prefix[place.name] + place.name, place, start, stop)
             if "kept" in found:
-                found["kept"][here] = _values(checkpoint, BEST + place.name, place, start, stop)
+                best = BEST + place.name
+                found["kept"][here] = (
+                    _values(checkpoint, best, place, start, stop) if best in checkpoint else found["values"][here]
+                )
             for key in keys.get(place.name, ()) if first < self._flat.trainable else ():
                 name = f"{OPTIMIZER}{place.name}.{key}"
                 if checkpoint.manifest.tensors[name][0][1].shape == place.shape and key != "step":
@@ -121,7 +122,7 @@ def _values(checkpoint: Checkpoint, name: str, place: Place, start: int, stop: i
     if any(piece.own for _, piece in checkpoint.manifest.tensors[name]):
         whole = checkpoint.tensor(name)
         return whole.permute(place.order or tuple(range(whole.dim()))).reshape(-1)[start:stop]
-    return checkpoint.read(name, start, stop, place.order).reshape(-1)
+    return checkpoint.read(name, start, stop, place.order)
 
 
 def facts_of(manifest: Manifest) -> dict[str, Any]:

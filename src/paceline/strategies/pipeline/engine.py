@@ -267,8 +267,8 @@ def _agree_on_cuts(job: Job, graph: Graph) -> dict[str, Any]:
     layers are usually the largest.
     """
     spec, comm = job.spec, job.comm
-    if job.resume and job.same_division:
-        kept: dict[str, Any] = job.resume.manifest.parts[0].facts["plan"]
+    kept: dict[str, Any] | None = job.resume.manifest.parts[0].facts.get("plan") if job.resume else None
+    if kept and job.same_division:
         return kept
     link = measure_link(spec, comm)
     devices = stage_devices(spec.grid.stages, spec.memory, spec.speed)
