@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Generic, TypeVar
 
-from paceline.analysis.setting import MACHINE, Setting, distinguishing, kinds
+from paceline.analysis.setting import ALWAYS, MACHINE, Setting, distinguishing, kinds
 from paceline.analysis.study import Study
 from paceline.options import PROBLEM
 from paceline.report.figure import COLOURS, DASHES, MARKERS
@@ -25,6 +25,14 @@ Thing = TypeVar("Thing")
 def name(one: Setting, names: Iterable[str]) -> str:
     """The name, escaped, as plotly would take a < for the start of a tag."""
     return escape(one.words(names), quote=False)
+
+
+def short_names(many: Sequence[Setting], keys: Sequence[str]) -> list[str]:
+    """Names by these facts, each without those that do not tell it apart from the others: of threads, for example, if
+    all settings with its strategy have as many.
+    """
+    bare = [Setting({key: fact for key, fact in each.facts.items() if key in keys}) for each in many]
+    return [escape(each.label(bare, always=(*ALWAYS, *keys[:1])), quote=False) for each in bare]
 
 
 def natural(text: str) -> tuple[Any, ...]:
@@ -121,10 +129,11 @@ def arrange(
         turned += 1
     full, titles = (keys if "strategy" in keys else [*keys, "strategy"]), [key for key in keys if key in above[turned:]]
     found: dict[str, dict[str, list[Styled[Thing]]]] = {}
-    for thing, each, look in zip(ordered, known, looks(known, own, colours), strict=True):
-        page = found.setdefault(name(each, above[:turned]), {})
-        styled = Styled(thing, name(each, own) or name(each, ["strategy"]), name(each, full), look)
-        page.setdefault(name(each, titles) or (name(each, ["model"]) if titles else ""), []).append(styled)
+    labels, pages, panels_of = (short_names(known, each) for each in (own, above[:turned], titles))
+    for index, (thing, each, look) in enumerate(zip(ordered, known, looks(known, own, colours), strict=True)):
+        styled = Styled(thing, labels[index] or name(each, ["strategy"]), name(each, full), look)
+        title = panels_of[index] or (name(each, ["model"]) if titles else "")
+        found.setdefault(pages[index], {}).setdefault(title, []).append(styled)
     return [Sheet(page, parts) for page, parts in found.items()]
 
 

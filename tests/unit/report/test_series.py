@@ -15,7 +15,7 @@ from paceline.emulation.table import device
 from paceline.report.charts_learning import in_lines
 from paceline.report.charts_over_time import MOST_POINTS, thinned
 from paceline.report.figure import COLOURS, DASHES, MARKERS, doublings, whole_numbers
-from paceline.report.series import SAME_PANEL, arrange, looks, name, natural
+from paceline.report.series import SAME_PANEL, arrange, looks, name, natural, short_names
 from paceline.report.strands import by_batch, by_workers, few_servers, side_by_side, words
 from paceline.spec import FIELDS
 
@@ -43,6 +43,17 @@ def test_a_name_has_only_what_tells_apart() -> None:
     ]
     assert distinguishing([ring, ring]) == []
     assert distinguishing([ring, server], without=["strategy"]) == ["servers"]
+
+
+def test_a_name_has_only_what_tells_it_apart_within_its_strategy() -> None:
+    given = [("allreduce", "2 workers", "1 thread"), ("sequential", "1 worker", "1 thread"),
+             ("sequential", "1 worker", "2 threads")]  # fmt: skip
+    keys = ("strategy", "workers", "threads")
+    assert short_names([of(**dict(zip(keys, each, strict=True))) for each in given], keys) == [
+        "allreduce, 2 workers",
+        "sequential, 1 worker, 1 thread",
+        "sequential, 1 worker, 2 threads",
+    ]
 
 
 def test_numbers_in_names_sort_as_numbers() -> None:
