@@ -177,7 +177,10 @@ def results_table(study: Study) -> Results:
     rows = results(study)
     same = shared([one.setting for one in groups]).given()
     columns = {
-        "setting": [Cell(one.label(groups), number=False) for one in groups],
+        "setting": [
+            Cell(one.label(groups), f"disturbed: {row['disturbed']}" if row["disturbed"] else "", number=False)
+            for one, row in zip(groups, rows, strict=True)
+        ],
         "images/s": [within(_interval(row, "images_per_second")) for row in rows],
         "speedup over one process": [within(_interval(row, "speedup_one_process")) for row in rows],
         "strong speedup": [within(_interval(row, "speedup_strong")) for row in rows],
@@ -190,7 +193,6 @@ def results_table(study: Study) -> Results:
         "peak MB": [Cell(number((row["peak_memory_bytes"] or 0) / 1e6 or None)) for row in rows],
         "read, s": [Cell(number(row["read_seconds"])) for row in rows],
         "runs": [cell(row["repeats"]) for row in rows],
-        "disturbed": [Cell(row["disturbed"] or NOTHING, number=False) for row in rows],
     }
     columns = {name: cells for name, cells in columns.items() if any(each.text != NOTHING for each in cells)}
     made = table(list(columns), list(zip(*columns.values(), strict=True)), kind="results")

@@ -223,10 +223,13 @@ def test_processor_time_is_beside_wall_time_where_they_differ(tmp_path: Path) ->
 def test_speedups_of_runs_that_cannot_be_ranked_are_left_out(tmp_path: Path) -> None:
     for n in (1, 2):
         write_run(tmp_path / f"{n}", steady(0.1, seed=n), workers=n, cores=4, others=2.0 if n == 2 else 0.0)
-    one, two = tables.results(read_study([tmp_path]))
+    study = read_study([tmp_path])
+    one, two = tables.results(study)
     assert (one["speedup_weak"], one["speedup_one_process"]) == (1.0, 1.0)
     assert (two["speedup_weak"], two["speedup_one_process"]) == (None, None)
     assert two["disturbed"] == "other processes used 2.0 of 4 cores"
+    notes = [row[0].note for row in tables.results_table(study).table.rows]
+    assert notes == ["", "disturbed: other processes used 2.0 of 4 cores"]
 
 
 def test_what_all_settings_share_is_said_once(scaled: Study) -> None:
