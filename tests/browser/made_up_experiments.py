@@ -47,6 +47,7 @@ class MadeUp:
     pace: float = 1.0  # how many times as fast the lab's devices are
     overlap: str = "auto"
     cores: int = 16
+    others: float = 0.0  # cores that other programs use
     steps: int | None = None  # instead of epochs
     seed: int = 0
     spec: dict[str, Any] = field(default_factory=dict)
@@ -151,7 +152,8 @@ def _write_node(path: Path, one: MadeUp, node: int, end: float) -> None:
         moved = int(rate * number * PERIOD)
         sizes = (("bytes", 1), ("packets", 1500))
         counts = {f"{way}_{what}": moved // size for way in ("rx", "tx") for what, size in sizes}
-        lines.write("sample", time=START + number * PERIOD, cpu=0.8 + 0.1 * (number % 3) if number else None,
+        used = 0.8 + 0.1 * (number % 3)
+        lines.write("sample", time=START + number * PERIOD, cpu=used if number else None, machine_cpu=used + one.others,
                     memory_bytes=2 * 10**9, interfaces={name: counts | {"rx_drops": 0, "tx_drops": 0}})  # fmt: skip
     lines.close()
 
@@ -265,12 +267,17 @@ def sizes_cut_short(folder: Path) -> Path:
 
 
 def workers_on_nodes(folder: Path) -> Path:
-    """As the quick form of experiments/mpi-mnist.toml, whose settings have the longest names: real and emulated."""
+    """As the quick form of experiments/mpi-mnist.toml, whose settings have the longest names: real and emulated.
+
+    Other programs disturbed a run.
+    """
     given: dict[str, Any] = {"model": "mnist-cnn", "data": "mnist-mini", "epochs": 3}
     runs = [MadeUp(batch=batch, **given) for batch in (128, 512)]
     sizes = ((2, 128), (4, 128), (8, 128), (2, 256))
     runs += [MadeUp(strategy=strategy, workers=workers, batch=batch, **given)
              for strategy in ("reduce-bcast", "allreduce") for workers, batch in sizes]  # fmt: skip
+    runs += [MadeUp(strategy="reduce-bcast", workers=2, others=8.0, spec={"scale_lr": False, "threads": threads},
+                    **given) for threads in (1, 2)]  # fmt: skip
     emulated: dict[str, Any] = given | {"compute": "emulated:0.175", "speed": 731, "steps": 32}
     runs.append(MadeUp(**emulated))
     runs += [MadeUp(strategy="reduce-bcast", workers=workers, nodes=nodes, bits=1e10, **emulated)

@@ -2,6 +2,7 @@
 // Draws the charts one after another, and fits them to the screen and to paper.
 (() => {
   const PAPER = 930; // pixels: the style sheet makes them three quarters as large, which fits a printed page
+  const [LEGEND, LETTER] = [90, 6.8]; // pixels: of a legend without its names, of a letter
   const touch = matchMedia("(pointer: coarse)").matches;
   const plots = [...document.querySelectorAll(".drawing")];
   let printing = false;
@@ -15,8 +16,15 @@
     const chosen = plot.narrow ? narrow : layout;
     const size = printing ? { autosize: false, width: PAPER } : { autosize: true };
     if (chosen.legend) chosen.legend.maxheight = 4000; // none of it is hidden: `fit` makes room
+    if (plot.narrow) for (const trace of data) if (trace.name) trace.name = wrapped(trace.name, plot.clientWidth);
     // A finger on a chart scrolls the page: only a mouse zooms.
     return { data, layout: { ...chosen, ...size, dragmode: touch ? false : "zoom" } };
+  }
+
+  // A legend's name that is wider than a phone goes on in the next line.
+  function wrapped(name, width) {
+    const letters = Math.floor((width - LEGEND) / LETTER);
+    return name.replace(new RegExp(`(?=.{${letters + 1}})(.{1,${letters}},) `, "g"), "$1<br>");
   }
 
   async function draw(plot) {
