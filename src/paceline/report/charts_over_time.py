@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -35,14 +35,14 @@ def some_sizes(strand: Strand) -> list[Group]:
     return [several[0], several[len(several) // 2], several[-1]]
 
 
-def _looks(names: Sequence[str], taken: int = 0) -> dict[str, Look]:
-    """Servers have one colour, each of the others its own colour and dash; the first `taken` of these are in use."""
+def _looks(names: Sequence[str], nodes: Sequence[str] = OTHERS) -> dict[str, Look]:
+    """Servers have one colour, each rank its own colour and dash, and so has each node, of the colours `nodes`."""
     servers = [each for each in names if "server" in each]
     found = {each: Look(SERVER, DASHES[rank % len(DASHES)], MARKERS[1], rank) for rank, each in enumerate(servers)}
     for index, each in enumerate(each for each in names if "server" not in each):
-        turn, hue = divmod(index + taken, len(OTHERS))
-        rank = (100 if each.startswith("rank ") else 500) + index
-        found[each] = Look(OTHERS[hue], DASHES[turn % len(DASHES)], MARKERS[0], rank)
+        colours, rank = (OTHERS, 100) if each.startswith("rank ") else (nodes, 500)
+        turn, hue = divmod(index, len(colours))
+        found[each] = Look(colours[hue], DASHES[turn % len(DASHES)], MARKERS[0], rank + index)
     return found
 
 
@@ -54,21 +54,27 @@ def names_of_ranks(run: Run) -> dict[int, str]:
     return {row["rank"]: _called(row["host"], row["role"]) if alone else f"rank {row['rank']}" for row in ranks}
 
 
-def _ranks_named(one: Group) -> int:
-    """How many ranks have names of their own, which are in the same legend as the nodes."""
-    return sum(name.startswith("rank ") for name in names_of_ranks(middle(one)).values())
+def _colours_of_nodes(groups: Iterable[Group]) -> Sequence[str]:
+    """From the last one where ranks have names of their own, which are in the same legend and have the first ones."""
+    names = (name for one in groups for name in names_of_ranks(middle(one)).values())
+    return OTHERS[::-1] if any(name.startswith("rank ") for name in names) else OTHERS
 
 
 def _called(node: str, role: str) -> str:
-    """Without numbers of ranks, so that a node has the same name for any number of workers."""
-    return f"{node} ({re.sub('[0-9]+ ', '', role)})" if role else node
+    """Without numbers of ranks, and in the singular, so that a node has the same name for any number of workers."""
+    kind = re.sub(r"[0-9]+ ([a-z]+)s", r"\1", role)
+    return f"{node} ({kind})" if role else node
 
 
 def _by_node(
-    found: Sequence[NodeSeries], values: Callable[[NodeSeries], Series], said: str, panel: Panel, taken: int = 0
+    found: Sequence[NodeSeries],
+    values: Callable[[NodeSeries], Series],
+    said: str,
+    panel: Panel,
+    colours: Sequence[str] = OTHERS,
 ) -> None:
-    """A line for each node; `said` is the text of a point, `taken` the number of looks in use."""
-    styles = _looks([_called(each.name, each.role) for each in found], taken)
+    """A line for each node; `said` is the text of a point."""
+    styles = _looks([_called(each.name, each.role) for each in found], colours)
     for each in found:
         label = _called(each.name, each.role)
         x, y = thinned(each.seconds, values(each))
@@ -78,11 +84,12 @@ def _by_node(
 def utilisation(study: Study) -> Chart | None:
     """Above: how much of the time each worker computes. Below: busy cores of each node, and how many this run uses."""
     (along, strands), rows = side_by_side(study), list[Row]()
+    colours = _colours_of_nodes(one for strand in strands for one in some_sizes(strand))
 
     def above(one: Group, panel: Panel) -> None:
         names = names_of_ranks(middle(one))
         found = rank_series(middle(one), BINS)
-        styles = _looks([names[each.rank] for each in found])
+        styles = _looks([names[each.rank] for each in found], colours)
         for each in found:
             label = names[each.rank]
             hover = f"{label}: computes %{{y:.0f}} % of the time, at %{{x:.1f}} s"
@@ -91,7 +98,7 @@ def utilisation(study: Study) -> Chart | None:
 
     def below(one: Group, panel: Panel) -> None:
         found = node_series(middle(one))
-        _by_node(found, lambda each: each.cores_busy, "%{y:.2f} cores busy", panel, _ranks_named(one))
+        _by_node(found, lambda each: each.cores_busy, "%{y:.2f} cores busy", panel, colours)
         for each, trace in zip(found, panel.traces[-len(found) :], strict=True):
             if np.isfinite(each.cores_of_run).any():
                 x, y = thinned(each.seconds, each.cores_of_run)
@@ -104,7 +111,7 @@ def utilisation(study: Study) -> Chart | None:
     def lowest(one: Group, panel: Panel) -> None:
         said = "its GPUs are busy %{y:.0f} % of the time"
         found = node_series(middle(one))
-        _by_node(found, lambda each: 100 * each.gpus_busy, said, panel, _ranks_named(one))
+        _by_node(found, lambda each: 100 * each.gpus_busy, said, panel, colours)
 
     nodes = [each for strand in strands for one in some_sizes(strand) for each in node_series(middle(one))]
     gpus, own = (any(np.isfinite(getattr(each, field)).any() for each in nodes)

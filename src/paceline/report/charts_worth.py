@@ -32,7 +32,7 @@ def worth(study: Study) -> Chart | None:
     names = {each.name: "<br>".join(map(_plain, textwrap.wrap(each.name, LETTERS))) for each in shown}
     x = from_zero("times as fast as one process")
     panel = Panel("", x, categories("", list(reversed(names.values()))))
-    ends = [names[shown[-1].name], names[shown[0].name]]
+    ends = [-0.5, len(names) - 0.5]  # of the axis, which has its first name at 0
     panel.traces.append({
         "type": "scatter", "mode": "lines", "name": "one process", "x": [1, 1], "y": ends, "legendrank": 0,
         "line": {"color": IDEAL, "width": 2}, "hovertext": [wrapped(over)] * 2, "hoverinfo": "text",

@@ -59,7 +59,7 @@ def test_what_other_programs_use_is_beside_what_the_run_uses(tmp_path: Path) -> 
     assert np.isnan(node_series(served(tmp_path / "lab"))[0].cores_of_run).all()
     [chart] = [each for each in draw(read_study([folder])) if each.name == "utilisation"]
     drawn = {trace["name"]: trace["y"][0] for trace in chart.figure["data"]}
-    assert (drawn["here (workers)"], drawn["here (workers): this run"]) == (3.5, 1.5)
+    assert (drawn["here (worker)"], drawn["here (worker): this run"]) == (3.5, 1.5)
     assert "Dashed: cores that this run uses; the rest is other programs." in chart.caption
 
 

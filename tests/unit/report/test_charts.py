@@ -253,9 +253,17 @@ def test_emulated_runs_are_said_to_be(served: Study, trained: Study) -> None:
 
 def test_no_rank_has_the_colour_of_its_node(trained: Study) -> None:
     [chart] = [each for each in draw(trained) if each.name == "utilisation"]
-    lines = [trace for trace in chart.figure["data"] if trace["name"] in ("rank 0", "rank 1", "n1 (workers)")]
-    colours = {trace["name"]: trace["line"]["color"] for trace in lines}
-    assert len(set(colours.values())) == len(colours) == 3
+    lines = [trace for trace in chart.figure["data"] if trace["name"] in ("rank 0", "rank 1", "n1 (worker)")]
+    colours = {(trace["name"], trace["line"]["color"]) for trace in lines}
+    assert len({colour for _, colour in colours}) == len(colours) == 3
+
+
+def test_a_single_setting_is_beside_the_line_of_one_process(tmp_path: Path) -> None:
+    for n in (1, 2):
+        write_run(tmp_path / f"{n}", steady(0.1, 60, seed=n), workers=n, cores=2, threads=2 // n)
+    chart = DRAWN_BY["worth"](read_study([tmp_path]))
+    assert chart
+    assert next(trace["y"] for trace in chart.figure["data"] if trace["name"] == "one process") == [-0.5, 0.5]
 
 
 def test_no_name_becomes_a_tag(charts: list[Chart]) -> None:
