@@ -302,15 +302,15 @@ def _unusable(groups: Sequence[Group]) -> Unusable:
     left = [one for one in groups if certain(one)]
     parted = [one for one in groups if is_distributed(one)]
     lost = [one for one in parted if one_process(one, groups)]  # had something to compare with
-    nothing = len(left) < min(2, len(groups)) or (
-        bool(lost) and not any(certain(one) and best_process(one, groups) for one in lost)
-    )
+    nothing = len(left) < min(2, len(groups))
+    unjudged = bool(lost) and not any(certain(one) and best_process(one, groups) for one in lost)
     busy = f"The machine was busy during {len(reasons)} of {count(runs, 'run')} ({_why(reasons)})" if reasons else ""
     short = f"{brief} of {count(runs, 'run')} {'is' if brief == 1 else 'are'} too short" if brief else ""
     said = " and ".join(text for text in (busy, short) if text)
-    if said and nothing:
+    if said and (nothing or unjudged):
         do = " and ".join([*(["on an idle machine"] if busy else []), *(["for longer"] if short else [])])
-        return Unusable(f"{said}: nothing is ranked. Run again {do}.", nothing=True)
+        what = "nothing is ranked" if nothing else "whether distributing is worth it cannot be judged"
+        return Unusable(f"{said}: {what}. Run again {do}.", nothing=True)
     before = f"{busy}: {'its setting is' if len(reasons) == 1 else 'their settings are'} not ranked. " if busy else ""
     after = f"{short}: {'its setting is' if brief == 1 else 'their settings are'} not ranked." if short else ""
     return Unusable(before, (after,) if after else ())

@@ -170,6 +170,8 @@ def test_nothing_is_ranked_by_a_baseline_that_was_disturbed(tmp_path: Path) -> N
     runs = disturb(repeats(tmp_path / "one", 0.1)) + repeats(tmp_path / "ring", 0.1226, workers=2)
     assert verdict_on(runs).sentence.startswith("The machine was busy during 3 of 6 runs")
     assert "nothing is ranked" in verdict_on(runs).sentence
+    more = verdict_on(runs + repeats(tmp_path / "gather", 0.3, workers=2, strategy="gather")).sentence
+    assert "whether distributing is worth it cannot be judged" in more, "the summary says which of the two is faster"
 
 
 def test_what_was_not_disturbed_is_still_ranked(tmp_path: Path) -> None:
