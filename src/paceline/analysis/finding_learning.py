@@ -122,15 +122,15 @@ def soonest(problem: Problem) -> Iterator[str]:
         return
     first, when = reached[0]
     wanted_text = f"{100 * wanted:g} % {first.of} accuracy"
-    ties = [r.group.label(groups) for r, later in reached[1:] if not _sooner(first, when, r, later)]
+    ties = [r.group.label(problem.groups) for r, later in reached[1:] if not _sooner(first, when, r, later)]
     after = f"after {within(when, seconds)} of training"
     if ties:
-        names = some([first.group.label(groups), *ties])
+        names = some([first.group.label(problem.groups), *ties])
         text = f"{wanted_text} is reached {after} at best; these settings cannot be distinguished: {names}"
     else:
-        text = f"{wanted_text} is reached first by {first.group.label(groups)}, {after}"
+        text = f"{wanted_text} is reached first by {first.group.label(problem.groups)}, {after}"
         if len(reached) > 1 and all(_sooner(*reached[1], *each) for each in reached[2:]):
-            text += f"; next is {reached[1][0].group.label(groups)}, after {within(reached[1][1], seconds)}"
+            text += f"; next is {reached[1][0].group.label(problem.groups)}, after {within(reached[1][1], seconds)}"
     if missed := len(found) - len(reached):
         text += f"; {count(missed, 'setting')} did not reach it in most runs"
     yield problem.say(f"{text}.{problem.few(*groups)}")

@@ -184,6 +184,15 @@ def test_accuracy_time_to_it_and_the_price_of_a_batch_size(tmp_path: Path) -> No
     assert batches.endswith("% of the speed.")
 
 
+def test_the_first_to_an_accuracy_is_told_apart_from_settings_that_are_not_ranked(tmp_path: Path) -> None:
+    runs = accurate(tmp_path, 32, 0.02, [0.985, 0.986, 0.987], spec={"threads": 1})
+    runs += accurate(tmp_path, 64, 0.08, [0.981, 0.982, 0.983], spec={"threads": 1})
+    for run in (busy := accurate(tmp_path / "busy", 32, 0.01, [0.985, 0.986, 0.987], spec={"threads": 2})):
+        vars(run)["disturbed"] = "other processes used 1.6 of 2 cores"
+    soonest, *_ = texts(runs + busy, "learned")
+    assert soonest.startswith("98 % validation accuracy is reached first by sequential, 1 worker, batch 32, 1 thread, ")
+
+
 def test_who_is_next_and_who_is_last_is_told_only_where_it_is_known(tmp_path: Path) -> None:
     """64 and 128 take as long and learn as much as each other; 32 is better than both."""
     runs = accurate(tmp_path, 32, 0.02, [0.985, 0.986, 0.987])
