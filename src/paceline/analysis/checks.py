@@ -112,10 +112,7 @@ def check_curve(curve: Curve, among: Sequence[Group]) -> Iterator[RunWarning]:
     cores, threads = base.environment.get("cores"), base.summary.threads
     widest = max((point.workers * (point.group.first.summary.threads or 1) for point in curve.points), default=0)
     if not base.emulated and cores and threads and threads < min(cores, widest):
-        text = (
-            f"one worker used {threads} of {cores} cores, several workers {min(cores, widest)}: part of the speedup "
-            f"comes from cores that one worker could have used"
-        )
+        text = f"one worker used {threads} of {cores} cores, several workers {min(cores, widest)}"
         yield RunWarning("baseline", curve.baseline.label(among), text)
     for point in curve.points:
         if _exceeds(point.speedup, point.workers, ABOVE_IDEAL, SURELY_ABOVE):

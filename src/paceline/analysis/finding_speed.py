@@ -232,7 +232,9 @@ def crowds(found: Sequence[Idle]) -> str:
     number_of = sum(each.pair[1].crowded for each in found)
     if not number_of:
         return ""
-    which = ("They have" if number_of > 1 else "It has") if number_of == len(found) else f"{number_of} of them have"
+    which = f"{number_of} of these settings {'has' if number_of == 1 else 'have'}"
+    if number_of == len(found):
+        which = "This setting has" if number_of == 1 else "These settings have"
     return f" {which} more workers than this machine has cores: results may differ on other machines."
 
 

@@ -17,6 +17,7 @@ from paceline.analysis.scaling import Curve, Group
 from paceline.analysis.setting import nodes_of
 from paceline.analysis.statistics import ENOUGH_SAMPLES
 from paceline.analysis.wording import count, link, listing, numbers, ranged, some
+from paceline.emulation.table import device
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def _speed(found: Sequence[Problem], curves: Sequence[Curve], kind: str) -> list
 def ran(groups: Sequence[Group]) -> str:
     """What was run, by which strategies, with how many workers, on which machines."""
     summaries = [one.first.summary for one in groups]
-    emulated = sorted({s.compute.partition(":")[2] for s in summaries if s.compute != "real"})
+    emulated = sorted({device(s.compute) for s in summaries if s.compute != "real"})
     real = any(s.compute == "real" for s in summaries)
     verb = "Trained" if real else "Timed"
     runs = [len(one.runs) for one in groups]

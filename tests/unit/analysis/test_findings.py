@@ -237,6 +237,9 @@ def test_emulated_servers_alone(tmp_path: Path) -> None:
     for run in runs:
         run.summary.compute, run.summary.shrink = "emulated:k80", 10
     [text] = texts(runs, "ran")
+    for run in runs:
+        run.summary.compute = "emulated:0.175"
+    assert "emulated (0.175 s): " in texts(runs, "ran")[0]
     assert text.startswith("Timed big on mnist-mini, by ps-sync, with 2 and 4 workers and 1 server")
     assert "in a lab of 3 and 5 nodes with links of 1 Gbit/s" in text
     assert "emulated (k80): times show communication and waiting, and nothing was trained" in text
@@ -302,7 +305,7 @@ def test_workers_that_take_turns_are_no_scaling(tmp_path: Path) -> None:
     assert "ring, 2 workers 99 %" in text or "ring, 2 workers 100 %" in text
     [idle] = texts(runs, "not-worth")
     assert idle.startswith("More workers are not worth it from 2 to 4 with ring")
-    assert "more workers than this machine has cores" in idle
+    assert "This setting has more workers than this machine has cores" in idle
 
 
 def test_many_problems_are_small_tables(tmp_path: Path) -> None:
