@@ -32,7 +32,10 @@ def worth(study: Study) -> Chart | None:
     names = {each.name: "<br>".join(map(_plain, textwrap.wrap(each.name, LETTERS))) for each in shown}
     x = from_zero("times as fast as one process")
     panel = Panel("", x, categories("", list(reversed(names.values()))))
-    ends = [-0.5, len(names) - 0.5]  # of the axis, which has its first name at 0
+    ends = [names[shown[-1].name], names[shown[0].name]]
+    # The whole height: the ends of a single setting are the same.
+    whole = {"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper", "layer": "below",
+             "line": {"color": IDEAL, "width": 2}}  # fmt: skip
     panel.traces.append({
         "type": "scatter", "mode": "lines", "name": "one process", "x": [1, 1], "y": ends, "legendrank": 0,
         "line": {"color": IDEAL, "width": 2}, "hovertext": [wrapped(over)] * 2, "hoverinfo": "text",
@@ -47,7 +50,7 @@ def worth(study: Study) -> Chart | None:
     rows = [{"setting" if len(cases) == 1 else "case": each.name, "verdict": each.verdict, "over": over}
             | with_interval("speedup", each.speedup) for each in ranked if each.speedup]  # fmt: skip
     plot = max(90, lines * LINE + len(shown) * ROOM)
-    return chart("worth", "Speedup over one process", text, [Page("", [panel])], rows, plot=plot)
+    return chart("worth", "Speedup over one process", text, [Page("", [panel])], rows, plot=plot, shapes=[whole])
 
 
 def _points(found: list[Contender], verdict: str, names: dict[str, str], over: str) -> Trace:

@@ -263,7 +263,9 @@ def test_a_single_setting_is_beside_the_line_of_one_process(tmp_path: Path) -> N
         write_run(tmp_path / f"{n}", steady(0.1, 60, seed=n), workers=n, cores=2, threads=2 // n)
     chart = DRAWN_BY["worth"](read_study([tmp_path]))
     assert chart
-    assert next(trace["y"] for trace in chart.figure["data"] if trace["name"] == "one process") == [-0.5, 0.5]
+    for layout in layouts(chart):
+        [line] = layout["shapes"]
+        assert (line["x0"], line["x1"], line["y0"], line["y1"], line["yref"]) == (1, 1, 0, 1, "paper")
 
 
 def test_no_name_becomes_a_tag(charts: list[Chart]) -> None:
