@@ -121,6 +121,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "strategies.base",
         "strategies.table",
         "collectives.ring",
+        "emulation.table",
     ),
     "paceline.report": (
         "errors",

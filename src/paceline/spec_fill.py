@@ -31,8 +31,6 @@ def choose(values: dict[str, Any], sources: dict[str, str], world: World | None)
     for name, value in method.fill(values).items():
         if values[name] is None:
             fill(name, value, f"default for {method.name}")
-    if values["checkpoint_every"] is None:
-        fill("checkpoint_every", 0, "default")
     if values["lr"] is None:
         fill("lr", DEFAULT_LR[values["optimizer"]], f"default for {values['optimizer']}")
     data = datasets.describe(values["data"])

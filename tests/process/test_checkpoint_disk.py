@@ -50,7 +50,7 @@ def test_an_error_of_the_disk_is_said_and_training_goes_on(
         run.check_nothing_is_left()
 
 
-# A disk of 30 MB that is filled, all but 1 MB, once there is a checkpoint of 6.4 MB, and emptied when that was noticed.
+# A disk of 30 MB; once there is a checkpoint, of 6.4 MB, it is filled all but 2.5 MB, and emptied when that is noticed.
 SCRIPT = """
 set -e
 mount -t tmpfs -o size=30m paceline-test "$1"
@@ -59,7 +59,7 @@ disk=$1 out=$2; shift 2
 newest() { ls "$disk/run/checkpoints" 2> /dev/null | sed -n 's/^step_//p' | sort -n | tail -1; }
 until [ -n "$(newest)" ]; do kill -0 $!; sleep 0.05; done
 free=$(df --output=avail -k "$disk" | tail -1)
-dd if=/dev/zero of="$disk/fill" bs=1K count=$((free - 1000)) 2> "$out/dd"
+dd if=/dev/zero of="$disk/fill" bs=1K count=$((free - 2500)) 2> "$out/dd"
 until grep -q 'No checkpoint after' "$out/stdout"; do kill -0 $!; sleep 0.05; done
 before=$(newest)
 rm "$disk/fill"

@@ -35,6 +35,7 @@ from paceline.run.recorder import Recorder
 from paceline.strict_json import build, dump, parse, read_text
 
 POLL_SECONDS = 0.02
+MARGIN = 1 << 20  # bytes that a checkpoint leaves free
 # Background threads use cores that training leaves idle.
 NICE = 10
 
@@ -182,8 +183,11 @@ class Saver:
         name, memory = f"part_{self.rank}.safetensors", self._desk.numpy().data
         rows = [(held.key, held.tensor.dtype, held.values().shape, held.tensor.nbytes) for held, _ in self._pieces]
         head, end = header(rows), sum(held.tensor.nbytes for held, _ in self._pieces)
+        # A disk must not become full, not even for a moment: the run's records need space, too.
+        if shutil.disk_usage(work).free < (len(head) + end) * len(self.writers) + MARGIN:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with (work / name).open("wb", buffering=0) as file:
-            os.posix_fallocate(file.fileno(), 0, len(head) + end)  # a full disk is found before it is full
+            os.posix_fallocate(file.fileno(), 0, len(head) + end)
             file.write(head)
             for start in range(0, end, BLOCK):
                 _write_all(file.fileno(), memory[start : min(start + BLOCK, end)])

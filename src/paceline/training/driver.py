@@ -241,6 +241,7 @@ class Driver:
     def finish(self, engine: Engine, progress: Progress, *, interrupted: bool) -> None:
         """After the last step: save the summary and the weights in the run folder, on rank 0."""
         job, summary, folder = self.job, self.job.summary, self.job.folder
+        job.recorder.flush()  # before the summary can say that the run is complete
         summary.total_seconds = job.seconds()
         progress.finish(interrupted=interrupted)
         engine.measure(job)

@@ -37,7 +37,8 @@ def test_every_option_says_what_it_affects() -> None:
     found: dict[str, set[str]] = {kind: set() for kind in AFFECTS}
     for name, made in FIELDS.items():
         found[made.metadata["affects"]].add(name)
-    assert {"seed", "name", "output_dir", "timeout", "log_every", "check_replicas"} == found[NOTHING]
+    saving = {"resume", "checkpoint_every", "checkpoint_seconds", "keep_checkpoints", "on_nan"}
+    assert {"seed", "name", "output_dir", "timeout", "log_every", "check_replicas", *saving} == found[NOTHING]
     assert {"epochs", "steps", "test", "validation"} == found[LENGTH]
     assert {"model", "data", "optimizer", "dtype", "compute", "shrink", "sync_batchnorm"} <= found[PROBLEM]
     assert {"lr", "momentum", "weight_decay", "staleness_lr"} <= found[LEARNING]

@@ -49,7 +49,7 @@ class ParameterServer(Strategy):
         return values["servers"] or 1
 
     def fill(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {"servers": 1, "checkpoint_every": CHECKPOINT_EVERY}
+        return {"servers": 1}
 
     def bound(self, spec: RunSpec) -> int | None:
         return 0

@@ -42,7 +42,7 @@ from paceline.server.wire import numbers, take
 from paceline.spec import RunSpec
 from paceline.strategies.engine import Engine
 from paceline.strategies.finite import MOST_SKIPPED, SKIP, not_finite
-from paceline.strategies.parameter_server import ParameterServer
+from paceline.strategies.parameter_server import CHECKPOINT_EVERY, ParameterServer
 from paceline.strategies.parameter_server.event_log import EventLog, lost_workers
 from paceline.strategies.parameter_server.figures import Figures
 from paceline.strategies.parameter_server.flat import FlatModel
@@ -313,7 +313,7 @@ def _rules(spec: RunSpec, info: DataInfo) -> Rules:
         validation=spec.validation_samples(info),
         test=info.test if spec.test else 0,
         evaluation_batch=evaluation_batch(spec.image_shape(info)),
-        save_every=spec.checkpoint_every or 0,
+        save_every=CHECKPOINT_EVERY if spec.checkpoint_every is None else spec.checkpoint_every,
         save_seconds=spec.checkpoint_seconds,
         skips=MOST_SKIPPED if spec.on_nan == SKIP else 0,
     )
