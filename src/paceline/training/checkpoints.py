@@ -46,6 +46,7 @@ class Checkpoints:
 
     def copy(self, step: int, best: Mapping[str, Tensor]) -> None:
         """Copy the state after this many updates."""
+        self.report()  # of the one before, which may have ended just now
         self.saver.copy(self.engine.held(best))
         self._last, self._step = time.monotonic(), step
 
