@@ -25,10 +25,12 @@ def option(
     elsewhere: Sequence[str] = (),
     formerly: str = "",
     metavar: str = "",
+    kept: bool | None = None,
 ) -> Any:
     """A field of options: its flag's help, the values it takes, and what other tools call it `elsewhere`.
 
-    `formerly` is a name that it had in an earlier version, which is still accepted.
+    `formerly` is a name that it had in an earlier version, which is still accepted. `kept` says whether a run that is
+    continued must keep its value; unless given, those that affect the problem or learning must.
 
     `affects` says what two runs that differ in it can be compared for:
 
@@ -44,7 +46,8 @@ def option(
     """
     assert affects in AFFECTS, affects
     metadata = {"about": about, "affects": affects, "label": label, "unit": unit, "least": least, "most": most,
-                "choices": choices, "elsewhere": elsewhere, "formerly": formerly, "metavar": metavar}  # fmt: skip
+                "choices": choices, "elsewhere": elsewhere, "formerly": formerly, "metavar": metavar,
+                "kept": affects in (PROBLEM, LEARNING) if kept is None else kept}  # fmt: skip
     return field(default=default, metadata=metadata)
 
 

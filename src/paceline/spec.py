@@ -40,7 +40,7 @@ class Common:
                        f"arrays:FILE.npz, {own_code.FORMS}", affects=PROBLEM, label="",
                        elsewhere=("dataset",))  # fmt: skip
     data_dir: str | None = option(None, "folder that already has the data set's files; a cache unless given",
-                                  affects=PROBLEM, label="data from")  # fmt: skip
+                                  affects=PROBLEM, kept=False, label="data from")  # fmt: skip
     read: str = option("own", "how ranks get their samples: each reads the file (own), rank 0 reads it and scatters "
                        "(scatter), or all read it with MPI-IO (mpi-io)",
                        choices=("own", "scatter", "mpi-io"))  # fmt: skip
@@ -53,7 +53,8 @@ class Common:
                           "also mirror (crop-flip)", affects=PROBLEM, label="augmentation",
                           choices=("none", "crop", "crop-flip"))  # fmt: skip
     validation: float = option(0.0, "part of the training set, from 0 to 0.5, that is kept for validation; the model "
-                               "of the best epoch is then tested", affects=LENGTH, least=0.0, most=0.5)  # fmt: skip
+                               "of the best epoch is then tested", affects=LENGTH, kept=True, least=0.0,
+                               most=0.5)  # fmt: skip
     strategy: str | None = option(None, "how the work is divided over workers; sequential for 1 worker, allreduce for "
                                   "more", label="", choices=tuple(strategies.TABLE))  # fmt: skip
     workers: int | None = option(None, "processes that compute gradients; 1 without a strategy, 2 for strategies that "
@@ -95,12 +96,12 @@ class Common:
                          label=lambda times: f"gradients {times:,} times smaller" if times > 1 else "",
                          least=1, most=10_000)  # fmt: skip
     device: str = option("auto", "device that computes; auto takes a GPU where there is one", affects=PROBLEM,
-                         label="", choices=("auto", "cpu", "cuda"))  # fmt: skip
+                         kept=False, label="", choices=("auto", "cpu", "cuda"))  # fmt: skip
     dtype: str = option("float32", "number format of weights and gradients", affects=PROBLEM, label="",
                         choices=("float32", "float64"), elsewhere=("precision",))  # fmt: skip
     threads: int | None = option(None, "threads of each worker; cores divided by workers unless given", unit="thread",
                                 least=1, elsewhere=("num-threads", "omp-num-threads", "cpus-per-task"))  # fmt: skip
-    seed: int = option(0, "random seed of initial weights, shuffles and dropout", affects=NOTHING, least=0,
+    seed: int = option(0, "random seed of initial weights, shuffles and dropout", affects=NOTHING, kept=True, least=0,
                        most=2**32 - 1)  # fmt: skip
     timeout: float = option(120.0, "seconds that a rank waits for another before it gives up", affects=NOTHING,
                             unit="s", least=0.1)  # fmt: skip
@@ -137,6 +138,11 @@ class Common:
     def names(self) -> list[str]:
         """The options that this run has."""
         return [name for name in FIELDS if name not in OWN or name in self.method.names]
+
+    def values(self) -> dict[str, Any]:
+        """The options that this run has, as JSON and TOML have them."""
+        found = {name: getattr(self, name) for name in self.names}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
     @property
     def shares(self) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from raw_lines import raw_lines
 
 from paceline.run.folder import read_summary
@@ -52,6 +53,13 @@ def until(what: str, ready: Callable[[], Any], seconds: float = PATIENCE) -> Any
             return value
         time.sleep(0.02)
     raise AssertionError(f"waited {seconds} s in vain until {what}")
+
+
+def skip_without_mounts(folder: Path) -> None:
+    """A test that needs a small disk is skipped where it may not make one."""
+    command = ["unshare", "-m", "mount", "-t", "tmpfs", "x", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("NOT TESTED: making a small disk takes root, or the right to mount")
 
 
 def logged(folder: Path) -> int:

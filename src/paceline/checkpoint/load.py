@@ -37,7 +37,7 @@ class Checkpoint:
         own = {part.rank: (part, piece) for part, piece in pieces if piece.own}
         if not own:
             shape, order = pieces[0][1].shape, pieces[0][1].order
-            return _shaped(self.read(name, 0, math.prod(shape), order), shape, order)
+            return shaped(self.read(name, 0, math.prod(shape), order), shape, order)
         if rank in own:
             return self._whole(*own[rank])
         last = self._whole(*own[max(own)])
@@ -53,7 +53,7 @@ class Checkpoint:
         if any(piece.order != stored for _, piece in pieces):
             raise Damaged(f"{self.folder} has pieces of {name} that do not fit together")
         if order != stored:
-            whole = _shaped(self.read(name, 0, math.prod(shape), stored), shape, stored)
+            whole = shaped(self.read(name, 0, math.prod(shape), stored), shape, stored)
             return whole.permute(order or tuple(range(len(shape)))).reshape(-1)[start:stop]
         flat, filled = torch.empty(stop - start, dtype=_TORCH[pieces[0][1].dtype]), 0
         for part, piece in pieces:
@@ -67,7 +67,7 @@ class Checkpoint:
         return flat
 
     def _whole(self, part: Part, piece: Piece) -> Tensor:
-        return _shaped(self._values(part, piece), piece.shape, piece.order)
+        return shaped(self._values(part, piece), piece.shape, piece.order)
 
     def _values(self, part: Part, piece: Piece) -> Tensor:
         dtype = _TORCH[piece.dtype]
@@ -81,7 +81,7 @@ class Checkpoint:
         return torch.frombuffer(data, dtype=dtype) if size else torch.empty(0, dtype=dtype)
 
 
-def _shaped(flat: Tensor, shape: tuple[int, ...], order: tuple[int, ...]) -> Tensor:
+def shaped(flat: Tensor, shape: tuple[int, ...], order: tuple[int, ...]) -> Tensor:
     """Flat values in this order of dimensions as a tensor of this shape."""
     if not order:
         return flat.view(shape)

@@ -11,7 +11,6 @@ such as batch-norm statistics and random states, are there once for each rank.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import secrets
@@ -57,10 +56,6 @@ class Piece:
     checksum: str
     order: tuple[Count, ...] = ()
     own: bool = False
-
-    @property
-    def whole(self) -> bool:
-        return self.stop - self.start == math.prod(self.shape)
 
 
 @dataclass(frozen=True)

@@ -112,10 +112,10 @@ class Saver:
     ) -> None:
         self.folder, self.rank, self.writers, self.keep, self.timeout = folder, rank, writers, keep, timeout
         self._recorder = recorder
-        self._desk = torch.empty(0, dtype=torch.uint8)
+        self._memory = torch.empty(0, dtype=torch.uint8)
         self._pieces: list[tuple[Held, int]] = []
         self._thread: threading.Thread | None = None
-        self._saved: Saved | None = None
+        self._saved: list[Saved] = []
 
     @property
     def busy(self) -> bool:
@@ -126,12 +126,12 @@ class Saver:
         self.wait()
         mine = share_out(held, self.rank)
         size = sum(each.tensor.nbytes for each in mine)
-        if len(self._desk) < size:
-            self._desk = torch.empty(size, dtype=torch.uint8)
+        if len(self._memory) < size:
+            self._memory = torch.empty(size, dtype=torch.uint8)
         self._pieces, offset = [], 0
         for each in mine:
             values = each.values()
-            place = self._desk[offset : offset + values.nbytes]
+            place = self._memory[offset : offset + values.nbytes]
             if values.nbytes:
                 place.view(values.dtype).view(values.shape).copy_(values)
             self._pieces.append((each, offset))
@@ -157,11 +157,8 @@ class Saver:
             self._thread.join(seconds)
 
     def outcome(self) -> Saved | None:
-        """How the last one ended, once."""
-        if self.busy:
-            return None
-        saved, self._saved = self._saved, None
-        return saved
+        """How the next one that has ended did so; each is returned once."""
+        return self._saved.pop(0) if self._saved else None
 
     def _run(self, work: Path, step: int, facts: dict[str, Any], manifest: Callable[..., Manifest]) -> None:
         begun, size = time.perf_counter(), sum(held.tensor.nbytes for held, _ in self._pieces)
@@ -177,10 +174,10 @@ class Saver:
                 size = self._complete(work, step, manifest)
         except Exception as failure:  # noqa: BLE001  training continues, and says what happened
             error = self._failed(work, failure, size)
-        self._saved = Saved(step, size, time.perf_counter() - begun, error)
+        self._saved.append(Saved(step, size, time.perf_counter() - begun, error))
 
     def _write_part(self, work: Path, facts: dict[str, Any]) -> None:
-        name, memory = f"part_{self.rank}.safetensors", self._desk.numpy().data
+        name, memory = f"part_{self.rank}.safetensors", self._memory.numpy().data
         rows = [(held.key, held.tensor.dtype, held.values().shape, held.tensor.nbytes) for held, _ in self._pieces]
         head, end = header(rows), sum(held.tensor.nbytes for held, _ in self._pieces)
         # A disk must not become full, not even for a moment: the run's records need space, too.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from paceline.checkpoint.load import Checkpoint
+from paceline.checkpoint.load import Checkpoint, shaped
 from paceline.checkpoint.save import Held
 
 MODEL, OPTIMIZER, BEST, TRANSIENT, RANDOM = "model.", "optimizer.", "best.", "transient.", "random."
@@ -35,10 +36,7 @@ class Cut:
     @property
     def row(self) -> int:
         """Values of the whole for each position along the dimension."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count // self.shape[self.dim]
+        return math.prod(self.shape) // self.shape[self.dim]
 
 
 # The ranks that have the same values: of whole tensors, or of those that are cut.
@@ -129,9 +127,8 @@ def _value(checkpoint: Checkpoint, name: str, cut: Cut | None, rank: int | None)
     if cut is None:
         return checkpoint.tensor(name, rank)
     flat = checkpoint.read(name, cut.start * cut.row, cut.stop * cut.row, cut.order)
-    sizes = [cut.stop - cut.start, *(cut.shape[dim] for dim in cut.order[1:])]
-    back = sorted(range(len(cut.order)), key=lambda dim: cut.order[dim])
-    return flat.reshape(sizes).permute(back)
+    part = tuple(cut.stop - cut.start if dim == cut.dim else size for dim, size in enumerate(cut.shape))
+    return shaped(flat, part, cut.order)
 
 
 def optimizer_keys(checkpoint: Checkpoint) -> dict[str, list[str]]:

@@ -65,9 +65,6 @@ class Course:
         )
         return range(first, min(first + self.batch, self.samples))
 
-    def ends_epoch(self, step: int) -> bool:
-        return self.span(step).stop == self.samples
-
     def end(self, epoch: int) -> int:
         """The number of updates after this epoch."""
         return self.start.step + self._first + (epoch - self.start.epoch) * self.per_epoch

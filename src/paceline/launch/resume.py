@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from paceline.checkpoint.manifest import (
 from paceline.data.course import Position
 from paceline.errors import UsageError
 from paceline.launch.folder import begin_summary, make_folder, open_run, write_start
-from paceline.options import LEARNING, NOTHING, PROBLEM, flag
+from paceline.options import NOTHING, flag
 from paceline.run.folder import (
     CHECKPOINTS,
     find_folders,
@@ -76,7 +76,8 @@ def _incomplete(parent: Path) -> Iterator[Path]:
     """The runs in a folder that have a checkpoint, did not complete, and that no living process owns."""
     for folder in find_folders([parent]) if parent.is_dir() else ():
         try:
-            if checkpoints(folder / CHECKPOINTS) and not _in_use(folder) and _status(folder) != COMPLETED:
+            complete = current_summary(folder).status == COMPLETED
+            if not complete and checkpoints(folder / CHECKPOINTS) and not _in_use(folder):
                 yield folder
         except (OSError, ValueError):
             continue
@@ -88,7 +89,7 @@ def _same(spec: RunSpec, folder: Path) -> bool:
         theirs = read_spec(folder)
     except (OSError, ValueError):
         return False
-    return not _different(theirs, spec, lambda name: FIELDS[name].metadata["affects"] != NOTHING)
+    return not _different(theirs, spec, lambda made: made["kept"] or made["affects"] != NOTHING)
 
 
 def _given(spec: RunSpec, path: Path) -> Continued:
@@ -150,10 +151,6 @@ def _in_use(folder: Path) -> bool:
     return now.status == RUNNING and not now.error
 
 
-def _status(folder: Path) -> str:
-    return current_summary(folder).status
-
-
 def _check_free(folder: Path) -> None:
     if _in_use(folder):
         raise UsageError(f"the run {folder} is in use by {owner_name(folder)}: wait until it ends, or choose another "
@@ -162,25 +159,17 @@ def _check_free(folder: Path) -> None:
 
 def _check_options(spec: RunSpec, theirs: dict[str, Any], where: Path) -> None:
     """Refuse to continue another training. Only how the work is divided, and for how long, may differ."""
-    names = _different(theirs, spec, defines_training)
+    names = _different(theirs, spec, lambda made: made["kept"])
     if names:
         name = names[0]
         raise UsageError(f"{where} was made with {flag(name)} {theirs.get(name)}, and this command has "
                          f"{getattr(spec, name)}: give the same, or another --name or --output-dir")  # fmt: skip
 
 
-def defines_training(name: str) -> bool:
-    """Whether a training cannot be continued with another value of this option."""
-    affects = FIELDS[name].metadata["affects"]
-    return name in ("seed", "validation") or (affects in (PROBLEM, LEARNING) and name not in ("data_dir", "device"))
-
-
-def _different(theirs: dict[str, Any], spec: RunSpec, matters: Callable[[str], bool]) -> list[str]:
-    """Options that both have and that have different values."""
-    mine = {name: getattr(spec, name) for name in spec.names if name == "seed" or matters(name)}
-    plain = {name: list(value) if isinstance(value, tuple) else value for name, value in mine.items()}
-    return [name for name, value in plain.items()
-            if (name in theirs or name not in OWN) and theirs.get(name) != value]  # fmt: skip
+def _different(theirs: dict[str, Any], spec: RunSpec, matters: Callable[[Mapping[str, Any]], bool]) -> list[str]:
+    """Options that both have and that have different values, of those that matter by their declaration."""
+    return [name for name, value in spec.values().items() if matters(FIELDS[name].metadata)
+            and (name in theirs or name not in OWN) and theirs.get(name) != value]  # fmt: skip
 
 
 def reopen(found: Continued, resolved: Resolved) -> None:

@@ -143,18 +143,6 @@ class Engine(ABC):
         """Restore the weights that `state_dict` returned."""
         self.model.load_state_dict(state)
 
-    def held(self, best: Mapping[str, Tensor] | None = None) -> Iterator[Held]:
-        """What this rank has of the training's state, for a checkpoint; with the `best` weights so far."""
-        raise NotImplementedError(f"{type(self).__name__} cannot be saved in checkpoints")
-
-    def facts(self) -> dict[str, Any]:
-        """What else this rank must know to continue."""
-        return {}
-
-    def restore(self, checkpoint: Checkpoint, *, same: bool) -> Restored:
-        """Continue from a checkpoint. `same`: this rank was there, and has the same part of the work as then."""
-        raise NotImplementedError(f"{type(self).__name__} cannot be continued from checkpoints")
-
     def agree(self, weight: float | None = None) -> None:
         """Average buffers that differ between ranks, such as batch-norm statistics.
 
@@ -262,7 +250,12 @@ class Lockstep(Engine):
         """Raise ReplicaError, naming a rank, if values that must be equal differ."""
         return
 
-    def held(self, best: Mapping[str, Tensor] | None = None) -> Iterator[Held]:
+    def facts(self) -> dict[str, Any]:
+        """What else this rank must know to continue."""
+        return {}
+
+    def held(self, best: Mapping[str, Tensor]) -> Iterator[Held]:
+        """What this rank has of the training's state, for a checkpoint; with the `best` weights so far."""
         from paceline.checkpoint import state
 
         model, holders, cuts = self.named_model, self.holders, self.cuts()
@@ -270,11 +263,12 @@ class Lockstep(Engine):
         yield from state.hold_model(model, holders, cuts, own_buffers=self.own_buffers, own=own)
         if self._optimizer is not None:
             yield from state.hold_optimizer(model, self._optimizer, holders, cuts, own=own or self.own_moments)
-        for name, tensor in (best or {}).items():
+        for name, tensor in best.items():
             yield state.hold(state.BEST + name, tensor, cuts.get(name), holders(cuts.get(name)))
         yield from state.random_state(self.comm.device)
 
     def restore(self, checkpoint: Checkpoint, *, same: bool) -> Restored:
+        """Continue from a checkpoint. `same`: this rank was there, and has the same part of the work as then."""
         from paceline.checkpoint import state
 
         model, cuts, rank = self.named_model, self.cuts(), self.comm.rank if same else None

@@ -22,25 +22,18 @@ def division_of(spec: RunSpec) -> dict[str, Any]:
     return {"workers": spec.workers, "servers": spec.servers or 0, "grid": asdict(spec.grid)}
 
 
-def options_of(spec: RunSpec) -> dict[str, Any]:
-    values = {name: getattr(spec, name) for name in spec.names}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
 def describe(job: Job, course: Course, step: int, facts: dict[str, Any], parts: tuple[Part, ...]) -> Manifest:
     """The manifest of a checkpoint after this step."""
     facts = {"batch": job.spec.update_batch, "seconds": job.seconds(), **facts}
     position = course.after(step)
-    return Manifest(position, options_of(job.spec), division_of(job.spec), parts, facts, time.time(), __version__)
+    return Manifest(position, job.spec.values(), division_of(job.spec), parts, facts, time.time(), __version__)
 
 
 def report(job: Job, saver: Saver) -> None:
-    """Record and say how the last checkpoint ended; rank 0 does for all."""
-    saved = saver.outcome()
-    if saved is None or saver.rank:
-        return
-    if saved.error:
-        job.console.line(f"No checkpoint after {saved.step} updates: {saved.error}; training continues, and earlier "
-                         "checkpoints stay", always=True)  # fmt: skip
-    else:
-        job.recorder.write(Checkpoint(saved.step, time.time(), saved.bytes, saved.seconds))
+    """Record and say how the last checkpoints ended; rank 0 does for all."""
+    while saved := saver.outcome():
+        if saved.error and saver.rank == 0:
+            what = f"No checkpoint after {saved.step} updates: {saved.error}"
+            job.console.line(f"{what}; training continues, and earlier checkpoints stay", always=True)
+        elif saver.rank == 0:
+            job.recorder.write(Checkpoint(saved.step, time.time(), saved.bytes, saved.seconds))

@@ -13,7 +13,7 @@ from paceline.checkpoint.save import Saver
 from paceline.comm.words import all_or_none, tell
 from paceline.data.course import Course
 from paceline.run.folder import CHECKPOINTS
-from paceline.strategies.engine import SAVE, Engine
+from paceline.strategies.engine import SAVE, Lockstep
 from paceline.strategies.saving import describe, report
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ PATIENCE = 1800.0
 class Checkpoints:
     """Saves an engine's state when it is due. Rank 0 decides when that is; all ranks save after the same step."""
 
-    def __init__(self, job: Job, engine: Engine, course: Course) -> None:
+    def __init__(self, job: Job, engine: Lockstep, course: Course) -> None:
         self.job, self.spec, self.engine, self.course = job, job.spec, engine, course
         self.attempt = tell(secrets.token_hex(4), job.comm)
         everyone, keep = range(job.comm.size), self.spec.keep_checkpoints
@@ -46,7 +46,6 @@ class Checkpoints:
 
     def copy(self, step: int, best: Mapping[str, Tensor]) -> None:
         """Copy the state after this many updates."""
-        self.report()  # of the one before, which may have ended just now
         self.saver.copy(self.engine.held(best))
         self._last, self._step = time.monotonic(), step
 

@@ -192,7 +192,7 @@ class Driver:
                 self._not_finite(engine, result, step)
             saves = checkpoints if result.save or result.stop else None
             if saves:
-                if "check_replicas" in spec.names and spec.check_replicas:
+                if spec.check_replicas:
                     engine.check_replicas()  # a replica that differs is never saved
                 if result.stop:
                     saves.wait()

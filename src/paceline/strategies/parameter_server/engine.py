@@ -169,7 +169,12 @@ class Server(Served):
         return CheckpointStore(saver, self.flat, self.layout, self.layout.of_server(rank), self.describe)
 
     def describe(self, number: int, facts: dict[str, Any], parts: tuple[checkpoints.Part, ...]) -> checkpoints.Manifest:
-        raise NotImplementedError("the leader describes checkpoints")
+        """The manifest, which the leader writes."""
+        position = self.plan.course.after(number)
+        sums = facts["tally"]["epochs"].get(position.epoch, {})
+        progress = {key: sums.get(key, 0) for key in ("loss", "correct", "count")}
+        facts = {"progress": {**progress, "skipped": self.job.summary.skipped}, **facts}
+        return describe(self.job, self.plan.course, number, facts, parts)
 
     def run(self, driver: Driver) -> None:
         """Serve until the leader ends the run."""
@@ -254,13 +259,6 @@ class LeadServer(Server):
         if not leader.begun:  # there is nothing to save
             job.summary.status = INTERRUPTED
             conclude(job.folder, job.summary)
-
-    def describe(self, number: int, facts: dict[str, Any], parts: tuple[checkpoints.Part, ...]) -> checkpoints.Manifest:
-        position = self.plan.course.after(number)
-        sums = facts["tally"]["epochs"].get(position.epoch, {})
-        progress = {key: sums.get(key, 0) for key in ("loss", "correct", "count")}
-        facts = {"progress": {**progress, "skipped": self.job.summary.skipped}, **facts}
-        return describe(self.job, self.plan.course, number, facts, parts)
 
     def measure(self, job: Job) -> None:
         figures = Figures(security=self.membership.meeting.security, lost_workers=lost_workers(job.recorder))
