@@ -44,7 +44,7 @@ def rank(way: str, number: int, size: int) -> None:
         comm = SingleComm()
         comm.rank, comm.size = number, size
         for batch in OwnInput(data, 0, 0, comm, ready).epoch(Course(50_000, 128 * size), 0, range(len(sampler))):
-            assert batch.images.shape[1:] == (3, 32, 32)
+            assert batch.inputs.shape[1:] == (3, 32, 32)
     elif way != "nothing":
         path = data.train.where[0].path if data.train.where else Path()
         records = np.fromfile(path, np.uint8).reshape(-1, 3073)

@@ -30,7 +30,7 @@ def spoiled(**more: Any) -> dict[str, Any]:
     source = make_input(spec, SingleComm(), choose_place(spec, 0))
     assert isinstance(source, OwnInput)
     last = shuffle(24 * STEPS, spec.seed, 0)[-1:]
-    cases.register(float(source.pick("train", last, 0).images.flatten()[0]))
+    cases.register(float(source.pick("train", last, 0).inputs.flatten()[0]))
     return values
 
 

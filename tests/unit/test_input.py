@@ -60,11 +60,11 @@ def test_ranks_together_see_what_one_sees_augmentation_included(
     for epoch in range(2):
         for step, whole in enumerate(alone[epoch]):
             parts = [epochs[epoch][step] for epochs, _ in ranks]
-            assert torch.equal(torch.cat([part.images for part in parts]), whole.images)
-            assert torch.equal(torch.cat([part.labels for part in parts]), whole.labels)
+            assert torch.equal(torch.cat([part.inputs for part in parts]), whole.inputs)
+            assert torch.equal(torch.cat([part.targets for part in parts]), whole.targets)
             assert {part.global_count for part in parts} == {whole.global_count}
-    assert sum(len(step.labels) for step in alone[0]) == 63
-    assert not torch.equal(alone[0][0].images, alone[1][0].images)
+    assert sum(step.count for step in alone[0]) == 63
+    assert not torch.equal(alone[0][0].inputs, alone[1][0].inputs)
     for which in ("images", "labels"):
         together = torch.cat([getattr(batch, which) for _, batches in ranks for batch in batches])
         assert torch.equal(together, torch.cat([getattr(batch, which) for batch in test]))
@@ -79,7 +79,7 @@ def test_an_epochs_chance_does_not_depend_on_where_a_sample_comes() -> None:
     for batch_size in (12, 5):
         course = Course(len(train), batch_size)
         order = train[shuffle(len(train), 0, 0)]
-        shown = torch.cat([batch.images for batch in source.epoch(course, 0, range(course.per_epoch))])
+        shown = torch.cat([batch.inputs for batch in source.epoch(course, 0, range(course.per_epoch))])
         for number, image in zip(order.tolist(), shown, strict=True):
             assert torch.equal(images.setdefault(number, image), image)
     assert len(images) == 63
@@ -120,7 +120,7 @@ def test_batches_are_made_ahead_in_another_thread_but_only_a_few() -> None:
     source = Counting()
     batches = source.epoch(Course(70, 1), 0, range(70))
     for taken in range(1, 60):
-        assert len(next(batches).labels) == 1
+        assert next(batches).count == 1
         with source.asked:
             assert source.asked.wait_for(lambda taken=taken: source.read == min(70, taken + AHEAD), 10)  # type: ignore[misc]
         assert source.read <= taken + AHEAD
@@ -173,6 +173,6 @@ def test_large_images_are_evaluated_in_small_batches() -> None:
     large = OwnInput(info, 0, 0, SingleComm(), Prepare(torch.float32, torch.device("cpu"), size=(300, 300)))
     assert small.evaluation("test")[0] == 1
     count, batches = large.evaluation("test")
-    sizes = [len(batch.labels) for batch in batches]
+    sizes = [batch.count for batch in batches]
     assert count == len(sizes) == 3
     assert sum(sizes) == 33

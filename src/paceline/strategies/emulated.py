@@ -25,7 +25,7 @@ class EmulatedSequential(Lockstep):
         self.device = device
 
     def step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
-        self.device.begin(len(batch.labels))
+        self.device.begin(batch.count)
         self.device.forward()
         timer.mark("forward")
         self.device.reach(1.0)
@@ -64,7 +64,7 @@ class EmulatedSynchronous(Synchronous):
 
     def step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
         device, extras = self.device, self.buckets.extras
-        device.begin(len(batch.labels))
+        device.begin(batch.count)
         extras.copy_(torch.tensor([0.0, 0.0, ask]))
         device.forward()
         timer.mark("forward")

@@ -114,10 +114,10 @@ def micro_batches(batch: Batch, micros: int, full: int) -> tuple[list[Tensor], l
 
     Micro-batches of a few samples would cost as many passes, and batch-norm needs more than one sample.
     """
-    count = len(batch.labels)
+    count = batch.count
     parts = micros if count == full else min(micros, -(-count // -(-full // micros)))
     sizes = [len(share(count, parts, i)) for i in range(parts)]
-    return list(batch.images.split(sizes)), list(batch.labels.split(sizes))
+    return list(batch.inputs.split(sizes)), list(batch.targets.split(sizes))
 
 
 class Engine(ABC):
@@ -207,7 +207,7 @@ class Lockstep(Engine):
             for buffer, old in zip(self.model.buffers(), before, strict=True):
                 buffer.copy_(old)
         if uneven:
-            self.agree(len(batch.labels) / batch.global_count)
+            self.agree(batch.count / batch.global_count)
             timer.mark("wait")
         return result
 
@@ -294,9 +294,9 @@ class Lockstep(Engine):
         self.model.eval()
         with torch.inference_mode():
             for batch in batches:
-                if len(batch.labels):
-                    loss, correct = loss_and_correct(self.model, batch.images, batch.labels)
-                    totals += torch.tensor([loss.item(), correct, len(batch.labels)], dtype=torch.float64)
+                if batch.count:
+                    loss, correct = loss_and_correct(self.model, batch.inputs, batch.targets)
+                    totals += torch.tensor([loss.item(), correct, batch.count], dtype=torch.float64)
         self.model.train()
         totals = totals.to(self.comm.device)
         self.comm.allreduce(totals)

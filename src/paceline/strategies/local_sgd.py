@@ -85,11 +85,11 @@ class LocalSGD(Synchronous):
     def _local_step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
         import torch
 
-        count, loss_sum, right = len(batch.labels), 0.0, 0
+        count, loss_sum, right = batch.count, 0.0, 0
         if count:
             self.optimizer.zero_grad(set_to_none=True)
             before = [buffer.clone() for buffer in self.model.buffers()]
-            loss, right = loss_and_correct(self.model, batch.images, batch.labels)
+            loss, right = loss_and_correct(self.model, batch.inputs, batch.targets)
             timer.mark("forward")
             loss.backward(torch.full_like(loss, 1 / count))
             timer.mark("backward")

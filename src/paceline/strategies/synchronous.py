@@ -101,8 +101,8 @@ class Synchronous(Lockstep):
 
         self.optimizer.zero_grad(set_to_none=True)
         loss, right = None, 0
-        if len(batch.labels) or self.parallel.needs_everyone:
-            loss, right = loss_and_correct(self.model, batch.images, batch.labels)
+        if batch.count or self.parallel.needs_everyone:
+            loss, right = loss_and_correct(self.model, batch.inputs, batch.targets)
         extras = self.buckets.extras
         extras.copy_(torch.tensor([loss.item() if loss is not None else 0.0, right, ask], dtype=torch.float64))
         timer.mark("forward")

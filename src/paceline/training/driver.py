@@ -199,7 +199,7 @@ class Driver:
                 saves.copy(step + 1, self._best)
                 timer.mark("save")
             seconds, ended = timer.last - ended, timer.last
-            progress.step(step, epoch, result, seconds, timer, own=len(batch.labels))
+            progress.step(step, epoch, result, seconds, timer, own=batch.count)
             if saves:
                 saves.write(progress)
             if checkpoints:

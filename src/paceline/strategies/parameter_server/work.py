@@ -174,11 +174,11 @@ class Work:
             nonfinite = 0 if self.device else self.flat.first_nonfinite()
             client.push(part, self.flat.gradient, loss_sum, correct, nonfinite)
             timer.mark("push")
-            self.pushed[lease] = part, timer, None if self.device else loss_sum / len(batch.labels)
+            self.pushed[lease] = part, timer, None if self.device else loss_sum / batch.count
         else:
             self.flat.model.eval()
             with torch.inference_mode():
-                loss, correct = self.flat.forward(batch.images, batch.labels)
+                loss, correct = self.flat.forward(batch.inputs, batch.targets)
             self.flat.model.train()
             client.done(lease, loss.item(), correct)
             client.report()
@@ -190,16 +190,16 @@ class Work:
         # The same part has the same dropout on every worker.
         seeds = np.random.SeedSequence([self.seed, part.update, part.slot])
         torch.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
-        loss, correct = self.flat.forward(batch.images, batch.labels)
+        loss, correct = self.flat.forward(batch.inputs, batch.targets)
         timer.mark("forward")
-        self.flat.backward(loss, len(batch.labels), part.total, last=part.slot == part.slots - 1)
+        self.flat.backward(loss, batch.count, part.total, last=part.slot == part.slots - 1)
         timer.mark("backward")
         return loss.item(), correct
 
     def _emulate(self, batch: Batch, timer: StepTimer) -> tuple[float, int]:
         """Sleep for the device's time; the gradient stays zero."""
         assert self.device is not None
-        self.device.begin(len(batch.labels))
+        self.device.begin(batch.count)
         self.device.forward()
         timer.mark("forward")
         self.device.reach(1.0)

@@ -163,7 +163,7 @@ class Pipeline(PartEngine):
         def pairs() -> Iterator[tuple[Tensor, Tensor]]:
             for batch in batches:
                 size = self.options.micro_size
-                for images, labels in zip(batch.images.split(size), batch.labels.split(size), strict=True):
+                for images, labels in zip(batch.inputs.split(size), batch.targets.split(size), strict=True):
                     sizes.append(len(labels))
                     yield images, labels
 

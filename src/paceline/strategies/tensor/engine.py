@@ -69,8 +69,8 @@ class TensorParallel(PartEngine):
     def step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
         self.optimizer.zero_grad(set_to_none=True)
         loss, right = None, 0
-        if len(batch.labels) or (self.parallel and self.parallel.needs_everyone):
-            loss, right = loss_and_correct(self.model, batch.images, batch.labels)
+        if batch.count or (self.parallel and self.parallel.needs_everyone):
+            loss, right = loss_and_correct(self.model, batch.inputs, batch.targets)
         mine = [loss.item(), right] if loss is not None and self.shards_comm.rank == 0 else [0.0, 0]
         timer.mark("forward")
         if self.parallel:

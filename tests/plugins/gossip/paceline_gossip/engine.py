@@ -26,9 +26,9 @@ class Gossip(Lockstep):
 
     def step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
         self.optimizer.zero_grad(set_to_none=True)
-        loss, correct = loss_and_correct(self.model, batch.images, batch.labels)
+        loss, correct = loss_and_correct(self.model, batch.inputs, batch.targets)
         timer.mark("forward")
-        loss.backward(torch.full_like(loss, 1 / max(1, len(batch.labels))))
+        loss.backward(torch.full_like(loss, 1 / max(1, batch.count)))
         timer.mark("backward")
         self.update(lr)
         timer.mark("optimizer")
