@@ -26,6 +26,8 @@ from typing import Any
 CAMPAIGNS = ("storms", "kills", "server_kills", "resumes", "saves", "labs", "random_options")
 # A trial that takes longer has failed: everything in it that waits gives up much earlier.
 TRIAL_SECONDS = 600.0
+# What cleans up after a launcher that was killed waits for its ranks, and completes the summary.
+CLEANING_SECONDS = 15.0
 TESTS = Path(__file__).parent.parent
 sys.path[1:1] = [str(TESTS / folder) for folder in ("", "process", "parity")]
 
@@ -105,6 +107,11 @@ def run_apart(command: list[str]) -> tuple[dict[str, int] | None, str]:
     return (json.loads(output.splitlines()[-1]) if process.returncode == 0 else None), errors
 
 
+def _left(temporary: str) -> list[str]:
+    left = os.listdir(temporary) + (os.listdir("/dev/shm") if os.getuid() == 0 else [])
+    return [name for name in left if not name.startswith("torchinductor_")]  # by torch in this process itself
+
+
 def run_here(name: str, seed: int, results: Path) -> None:
     """One trial in this process; the last line that it prints is what it did. Files of a failed one are kept."""
     from isolation import isolate_files, isolate_network
@@ -116,8 +123,9 @@ def run_here(name: str, seed: int, results: Path) -> None:
     try:
         isolate_network()
         done: Counter[str] = module.trial(seed, folder)
-        left = os.listdir(temporary) + (os.listdir("/dev/shm") if os.getuid() == 0 else [])
-        left = [name for name in left if not name.startswith("torchinductor_")]  # by torch in this process itself
+        deadline = time.monotonic() + CLEANING_SECONDS
+        while (left := _left(temporary)) and time.monotonic() < deadline:
+            time.sleep(0.1)
         assert not left, f"left in {temporary} or /dev/shm: {left}"
     finally:
         shutil.rmtree(temporary)

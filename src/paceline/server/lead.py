@@ -16,6 +16,7 @@ from paceline.server.roles import WAS_INTERRUPTED, Member, Return, Rules, Watche
 from paceline.server.shard import Layout, Shard
 from paceline.server.tally import Result, Tally
 from paceline.server.wire import Header, Kind, Message, WireError, numbers, say, take
+from paceline.tasks.base import Sums
 
 # How long to wait for the other servers' weights before asking again.
 COLLECT_SECONDS = 5.0
@@ -50,11 +51,11 @@ class Leader(Core):
         self.error: PacelineError | None = None
         self.lost: dict[int, str] = {}
         self.begun = self.recalled = self.trained = False
+        self._saved = 0  # updates at the last checkpoint
         super().__init__(0, run, life, shard, store)
         self.others = OtherServers(rules.servers - 1, self._identity, self.welcome)
         self.restarted = restarted
         self.returns: list[Return] = []  # to checkpoints
-        self._saved = 0  # updates at the last checkpoint
         self._saved_at: float | None = None  # when that was
         self._skips = 0  # updates in a row that were skipped
         self._doubles: dict[int, tuple[Address, Message, float]] = {}
@@ -132,12 +133,11 @@ class Leader(Core):
         done, target, about = take(message.words(), done=list, target=int, about=dict)
         self.said[rank, member.life] = about
         for row in done:
-            if not isinstance(row, list) or len(row) != 3 or type(row[1]) is not float:
-                raise WireError("not a lease, a loss and a number of correct predictions")
-            lease, correct = numbers([row[0], row[2]])
-            part = self.ledger.done(rank, lease)
+            if not isinstance(row, list) or len(row) != 4 or any(type(value) is not float for value in row[1:]):
+                raise WireError("not a lease and three sums")
+            part = self.ledger.done(rank, *numbers(row[:1]))
             if part and part.kind != TRAIN:
-                self.results[part.kind].add(row[1], correct, part.stop - part.start)
+                self.results[part.kind].add(Sums(*row[1:]), part.stop - part.start)
         member.target = min(max(target, 0), 16)
         member.told = None  # answer the report
         self.ledger.beat(rank, self.ledger.workers[rank].computing, now)
@@ -166,10 +166,21 @@ class Leader(Core):
 
     # Gradients.
 
+    def _push(self, sender: Address, message: Message) -> None:
+        """Without a bound, servers do not change their generation, so that one can restart alone. If the leader does,
+        gradients may arrive that it has not leased: a checkpoint would have them, and they would be made again.
+        """
+        if self.plan.staleness is None and message.header.update >= self.ledger.opened:
+            self.traffic.dropped["of an older generation"] += 1
+            self.send(sender, say(Kind.AGAIN, sequence=message.header.sequence))
+        else:
+            super()._push(sender, message)
+
     def gradient(self, header: Header, missed: int) -> None:
         if header.chunk == 0:
             count = len(share(len(self.plan.span(header.update)), header.slots, header.slot))
-            self.tally.gradient(header.rank, header.update, missed, header.loss, header.correct, count)
+            sums = Sums(header.loss, header.weight, header.metric)
+            self.tally.gradient(header.rank, header.update, missed, sums, count)
             if header.nonfinite or not math.isfinite(header.loss):
                 self._not_finite(header)
 
@@ -360,12 +371,12 @@ class Leader(Core):
     def _evaluated(self, name: str) -> None:
         self.ledger.end_evaluation()
         result = self.results[name]
-        if not math.isfinite(result.loss):
-            self.fail(DivergedError.found(f"the {name} loss is {result.loss}", self.tally.updates, {}))
+        if not result.sums.finite:
+            self.fail(DivergedError.found(f"the {name} loss is {result.sums.loss}", self.tally.updates, {}))
             return
         self.watcher.evaluated(name, self.plan.epoch(self.ledger.complete - 1), result)
         if name == "validation":
-            self.validation.append(result.loss / result.count)
+            self.validation.append(result.sums.loss / result.sums.weight)
             if self.validation[-1] == min(self.validation):
                 self.shard.keep()
                 self.others.order_all(Kind.KEEP)

@@ -49,7 +49,7 @@ def test_no_gradient_is_staler_than_the_bound(steps: list[int], staleness: int, 
     assert [len(made) for made in play.record.made.values()] == [8] * play.layout.chunks
     assert [epoch for epoch, _ in play.events.epochs] == [0, 1, 2]
     assert [result.count for _, result in play.events.epochs] == [13, 13, 10]
-    assert [result.correct for _, result in play.events.epochs] == [13, 13, 10]
+    assert [result.sums.metric for _, result in play.events.epochs] == [13, 13, 10]
 
 
 @settings(max_examples=30)
@@ -143,6 +143,7 @@ def test_bounded_training_goes_on_from_checkpoints(steps: list[int], staleness: 
 
 
 @settings(max_examples=25)
+@example(script(0, [(0, 0), (109, 286), (155, 188)]), 1)  # a gradient from before the restart arrives after it
 @given(scripts, st.integers(1, 4))
 def test_without_a_bound_a_server_that_comes_back_has_every_part_once(steps: list[int], every: int) -> None:
     play = Play(FREE, 3, 1, every, SERVERS_TOO).run(steps)
