@@ -22,6 +22,7 @@ from torch import nn
 
 from paceline.comm.base import Comm
 from paceline.comm.process_group import process_group_world
+from paceline.data.batch import Batch
 from paceline.launch.memory import keep_freed_memory
 from paceline.models.build import build
 from paceline.models.deferred import Deferred, defer
@@ -32,7 +33,8 @@ from paceline.pipeline.partition import equal_layers, equal_parameters, find, pl
 from paceline.pipeline.plan import Device, StagePlan
 from paceline.pipeline.profile import count, measure
 from paceline.pipeline.schedule import instructions
-from paceline.strategies.engine import score
+from paceline.tasks.scoring import Scorer
+from paceline.tasks.table import CLASSIFICATION
 
 MICROS = 8
 DEVICES = [Device(), Device()]
@@ -61,7 +63,9 @@ class Contender:
         rank = comm.rank
         fill(graph.model, deferred, graph.owned(edges[rank], edges[rank + 1]))
         neighbours = Neighbours(None if rank == 0 else 0, None if rank else 1)
-        self.executor = Executor(graph, edges[rank], edges[rank + 1], comm, neighbours, score, recompute=False)
+        self.executor = Executor(
+            graph, edges[rank], edges[rank + 1], comm, neighbours, Scorer(CLASSIFICATION), recompute=False
+        )
         self.plan, self.comm, self.optimizer = plan, comm, sgd(self.executor.training.parameters())
         self.program = instructions("1f1b", comm.size, MICROS, rank)
         self.seconds: list[float] = []
@@ -80,7 +84,8 @@ class Contender:
         self.comm.barrier()
         start = last = time.perf_counter()
         self.optimizer.zero_grad(set_to_none=True)
-        self.executor.run(self.program, images.split(size), labels.split(size), 1 / len(labels), mark)
+        micros = Batch(images, labels, len(labels)).split([size] * MICROS)
+        self.executor.run(self.program, micros, 1 / len(labels), mark)
         updating = time.perf_counter()
         self.optimizer.step()
         busy += time.perf_counter() - updating

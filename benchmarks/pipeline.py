@@ -24,6 +24,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from paceline.comm.base import Comm
 from paceline.comm.process_group import process_group_world
+from paceline.data.batch import Batch
 from paceline.launch.memory import keep_freed_memory
 from paceline.models.build import build
 from paceline.models.deferred import Deferred, defer
@@ -34,7 +35,8 @@ from paceline.pipeline.partition import find
 from paceline.pipeline.plan import Device
 from paceline.pipeline.profile import measure
 from paceline.pipeline.schedule import instructions
-from paceline.strategies.engine import score
+from paceline.tasks.scoring import Scorer
+from paceline.tasks.table import CLASSIFICATION
 
 THEIRS = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 MICROS = 8
@@ -89,7 +91,7 @@ def contenders(
     fill(graph.model, deferred, graph.owned(edges[rank], edges[rank + 1]))
     first, final = rank == 0, rank == comm.size - 1
     neighbours = Neighbours(None if first else rank - 1, None if final else rank + 1)
-    executor = Executor(graph, edges[rank], edges[rank + 1], comm, neighbours, score, recompute=False)
+    executor = Executor(graph, edges[rank], edges[rank + 1], comm, neighbours, Scorer(CLASSIFICATION), recompute=False)
     optimizer = sgd(executor.training.parameters())
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(batch, *shape, generator=generator)
@@ -98,8 +100,8 @@ def contenders(
 
     def ours() -> None:
         optimizer.zero_grad(set_to_none=True)
-        parts = list(images.split(batch // MICROS)), list(labels.split(batch // MICROS))
-        executor.run(program, *parts, 1 / batch, lambda what, micro: None)
+        micros = Batch(images, labels, batch).split([batch // MICROS] * MICROS)
+        executor.run(program, micros, 1 / batch, lambda what, micro: None)
         optimizer.step()
 
     module = Only(executor.training) if final else executor.training

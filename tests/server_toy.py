@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.data.batch import Batch
 from paceline.server.ledger import Part, UpdatePlan
 from paceline.server.roles import Return
 from paceline.server.shard import Layout, Shard
 from paceline.server.tally import Result
+from paceline.tasks.base import Sums
+from paceline.tasks.scoring import Score
 
 WIDTH = 10
 MOMENTUM = 0.9
@@ -72,12 +75,15 @@ class ToyFlat:
         self.weights, self.gradient = torch.zeros(WIDTH, dtype=torch.float64), torch.zeros(WIDTH, dtype=torch.float64)
         self.model = nn.Identity()
 
-    def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, int]:
-        self._apart = self.weights - images
-        return self._apart.square().sum() / 2, len(labels)
+    def score(self, _model: nn.Module, batch: Batch) -> Score:
+        """Stands for tasks.scoring.Scorer."""
+        self._leaf = self.weights.clone().requires_grad_(torch.is_grad_enabled())
+        loss = (self._leaf - batch.inputs).square().sum() / 2
+        return Score(loss, Sums(loss.item(), batch.count, batch.count))
 
-    def backward(self, _loss: Tensor, _count: int, total: int, *, last: bool) -> None:
-        self.gradient.copy_(self._apart.sum(0) / total)
+    def collect(self, _count: int, _total: int, *, last: bool) -> None:
+        assert self._leaf.grad is not None
+        self.gradient.copy_(self._leaf.grad)
 
     def first_nonfinite(self) -> int:
         return 0

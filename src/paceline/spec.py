@@ -22,6 +22,8 @@ from paceline.spec_checks import check_device, check_emulated, check_mpi_io, che
 from paceline.spec_fill import DEFAULT_LR, choose
 from paceline.strategies import table as strategies
 from paceline.strategies.base import Strategy
+from paceline.tasks import table as tasks
+from paceline.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,9 @@ class Common:
     validation: float = option(0.0, "part of the training set, from 0 to 0.5, that is kept for validation; the model "
                                "of the best epoch is then tested", affects=LENGTH, kept=True, least=0.0,
                                most=0.5)  # fmt: skip
+    task: str | None = option(None, "what the model is trained for: classification, language-model, regression, or "
+                              f"your own loss: {own_code.FORMS}; that of the data unless given", affects=PROBLEM,
+                              label="")  # fmt: skip
     strategy: str | None = option(None, "how the work is divided over workers; sequential for 1 worker, allreduce for "
                                   "more", label="", choices=tuple(strategies.TABLE))  # fmt: skip
     workers: int | None = option(None, "processes that compute gradients; 1 without a strategy, 2 for strategies that "
@@ -72,6 +77,11 @@ class Common:
     global_batch: int | None = option(None, "samples of an update for all workers or replicas together; instead of "
                                       "--batch-size", label="global batch", least=1,
                                       elsewhere=("global-batch-size",))  # fmt: skip
+    accumulate: int = option(1, "batches whose gradients are added up for one update, one after the other: as if the "
+                             "batch were as many times larger, with the memory of one", label="accumulating",
+                             unit="batch", least=1,
+                             elsewhere=("gradient-accumulation-steps", "accumulate-grad-batches",
+                                        "accumulation-steps"))  # fmt: skip
     optimizer: str = option("adam", "optimizer that updates the weights", affects=PROBLEM, label="",
                             choices=tuple(DEFAULT_LR), elsewhere=("opt", "optim"))  # fmt: skip
     lr: float | None = option(None, "learning rate for one worker; 0.001 for adam and 0.01 for sgd unless given",
@@ -80,6 +90,10 @@ class Common:
     momentum: float = option(0.9, "SGD momentum", affects=LEARNING, least=0.0, most=1.0)
     weight_decay: float = option(0.0, "weight decay (L2 penalty)", affects=LEARNING, least=0.0,
                                  elsewhere=("wd", "l2"))  # fmt: skip
+    clip_norm: float | None = option(None, "scale a gradient with a larger norm than this down to it; the norm is that "
+                                     "of the whole model", affects=LEARNING, label="gradient norm at most", least=0.0,
+                                     elsewhere=("clip", "max-grad-norm", "gradient-clip-val", "grad-clip",
+                                                "clip-grad-norm"))  # fmt: skip
     scale_lr: bool = option(True, "multiply the learning rate by the number of workers or replicas (Goyal et al.); "
                             "off with --global-batch", label="learning-rate scaling")  # fmt: skip
     warmup_epochs: float = option(1.0, "epochs over which the learning rate grows from that of one worker to the "
@@ -98,7 +112,10 @@ class Common:
     device: str = option("auto", "device that computes; auto takes a GPU where there is one", affects=PROBLEM,
                          kept=False, label="", choices=("auto", "cpu", "cuda"))  # fmt: skip
     dtype: str = option("float32", "number format of weights and gradients", affects=PROBLEM, label="",
-                        choices=("float32", "float64"), elsewhere=("precision",))  # fmt: skip
+                        choices=("float32", "float64"))  # fmt: skip
+    precision: str = option("full", "number format that the model computes in: that of the weights (full), or bfloat16 "
+                            "where torch.autocast uses it (bf16)", affects=PROBLEM, choices=("full", "bf16"),
+                            elsewhere=("amp", "mixed-precision", "bf16"))  # fmt: skip
     threads: int | None = option(None, "threads of each worker; cores divided by workers unless given", unit="thread",
                                 least=1, elsewhere=("num-threads", "omp-num-threads", "cpus-per-task"))  # fmt: skip
     seed: int = option(0, "random seed of initial weights, shuffles and dropout", affects=NOTHING, kept=True, least=0,
@@ -135,6 +152,12 @@ class Common:
         return strategies.TABLE[self.strategy]
 
     @property
+    def objective(self) -> Task:
+        """The task: what the model is trained for."""
+        assert self.task is not None, "resolve first"
+        return tasks.describe(self.task)
+
+    @property
     def names(self) -> list[str]:
         """The options that this run has."""
         return [name for name in FIELDS if name not in OWN or name in self.method.names]
@@ -152,7 +175,7 @@ class Common:
     @property
     def update_batch(self) -> int:
         """Samples of one update."""
-        return self.global_batch or self.batch_size * self.shares
+        return self.global_batch or self.batch_size * self.shares * self.accumulate
 
     @property
     def lr_scale(self) -> int:

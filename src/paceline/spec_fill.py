@@ -12,6 +12,7 @@ from paceline.emulation import table as emulation
 from paceline.emulation.measured import seconds_per_image
 from paceline.errors import UsageError
 from paceline.strategies import table as strategies
+from paceline.tasks import table as tasks
 
 if TYPE_CHECKING:
     from paceline.spec import World
@@ -34,6 +35,9 @@ def choose(values: dict[str, Any], sources: dict[str, str], world: World | None)
     if values["lr"] is None:
         fill("lr", DEFAULT_LR[values["optimizer"]], f"default for {values['optimizer']}")
     data = datasets.describe(values["data"])
+    if values["task"] is None:
+        kind = datasets.kind_of(values["data"])
+        fill("task", tasks.USUAL[kind], f"default for {kind}")
     if values["normalize"] is None:
         fill(
             "normalize", data is None or data.normalize, f"default for {'your own data' if data is None else data.name}"
@@ -70,7 +74,7 @@ def _choose_strategy(values: dict[str, Any], fill: Callable[[str, Any, str], Non
 
 def _divide_batch(values: dict[str, Any], sources: dict[str, str], method: Strategy) -> None:
     """Compute a worker's batch from the global batch, if that is given; the learning rate is then not scaled."""
-    shares, total = method.shares(values), values["global_batch"]
+    shares, total = method.shares(values) * values["accumulate"], values["global_batch"]
     if total is None:
         return
     each = -(-total // max(1, shares))

@@ -17,6 +17,7 @@ from worlds import ThreadWorld, Worlds
 
 from paceline.collectives.ring import RING
 from paceline.run.folder import read_summary
+from paceline.strategies.synchronous import RIDERS
 
 # 144 samples in steps of 24: six steps an epoch, in which all workers have as many samples.
 EVEN = {"data": "synthetic:1x16x16,train=144,test=30", "momentum": 0.0, "scale_lr": False, "decay": "none"}
@@ -82,7 +83,7 @@ def test_it_sends_what_the_ring_costs_once_in_so_many_steps(tmp_path: Path) -> N
         summary = read_summary(folder)
         assert summary is not None
         assert summary.parameters is not None
-        cost = RING.cost(3, summary.parameters + 3, 8)  # with the sums of loss, correct and wishes to stop
+        cost = RING.cost(3, summary.parameters + RIDERS, 8)
         assert summary.bytes_sent == [12 // every * each for each in cost.bytes_sent]
         assert summary.bytes_received == [12 // every * each for each in cost.bytes_received]
         assert summary.wire == "exact"

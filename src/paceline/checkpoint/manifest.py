@@ -29,7 +29,7 @@ from paceline.run.atomic import write_whole
 from paceline.strict_json import Count, Ranks, Seconds, build, dump, parse, read_text
 
 MANIFEST = "manifest.json"
-SCHEMA = 1
+SCHEMA = 2
 STEP = re.compile(r"step_(\d+)")
 # Bytes of a file that are read at once to check them.
 BLOCK = 8 << 20

@@ -25,6 +25,11 @@ class Batch:
         """This rank's number of samples."""
         return len(tensors(self.targets)[0])
 
+    @property
+    def nominal(self) -> int:
+        """The weight of the global batch, if every target counts; the same on all ranks."""
+        return self.global_count * tensors(self.targets)[0].shape[1:].numel()
+
     def split(self, sizes: Sequence[int]) -> list[Batch]:
         """The batch in parts of these sizes."""
         return [

@@ -86,6 +86,11 @@ def describe(name: str) -> DataInfo | None:
     return None
 
 
+def kind_of(name: str) -> str:
+    """`images`, `tokens` or `arrays`; a user's own data counts as images until it is loaded."""
+    return "images"
+
+
 def in_file(name: str) -> bool:
     """Whether a prepared data set is a file."""
     return name in ORIGINS or own_file(name) is not None

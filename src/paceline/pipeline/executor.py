@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,14 +11,16 @@ from torch import Tensor
 from torch.func import functional_call
 
 from paceline.comm.base import Comm, Work
+from paceline.data.batch import Batch
 from paceline.pipeline.graph import Form, Graph
 from paceline.pipeline.schedule import Instruction, Op
+from paceline.tasks.base import Sums
+from paceline.tasks.scoring import Scorer
 
 ACTIVATIONS, GRADIENTS = 1, 2  # tags
 # Receives that are posted ahead, so that they arrive while this rank computes. More would waste memory.
 AHEAD = 2
 
-Score = Callable[[Tensor, Tensor], tuple[Tensor, int]]  # output and labels -> summed loss, correct predictions
 Mark = Callable[[str, int], None]  # what has just been done, and for which micro-batch
 
 
@@ -44,29 +46,29 @@ class Executor:
     """One stage of a model: the nodes from start to stop of the graph, whose weights have values."""
 
     def __init__(
-        self, graph: Graph, start: int, stop: int, comm: Comm, neighbours: Neighbours, score: Score, *, recompute: bool
+        self,
+        graph: Graph,
+        start: int,
+        stop: int,
+        comm: Comm,
+        neighbours: Neighbours,
+        scorer: Scorer,
+        *,
+        recompute: bool,
     ) -> None:
-        self.graph, self.comm, self.neighbours, self.score, self.recompute = graph, comm, neighbours, score, recompute
+        self.graph, self.comm, self.neighbours, self.scorer, self.recompute = graph, comm, neighbours, scorer, recompute
         self.taken, self.given = graph.crossing(start), graph.crossing(stop)
         # The images of all micro-batches are views of one tensor: changing some in place would change the others.
         self._copies = neighbours.before is None and graph.changes_input()
         self.training, self.evaluation = (graph.stage(start, stop, training=on) for on in (True, False))
-        self.loss_sum, self.correct = 0.0, 0
 
-    def run(
-        self,
-        program: Sequence[Instruction],
-        images: Sequence[Tensor],
-        labels: Sequence[Tensor],
-        share: float,
-        mark: Mark,
-    ) -> None:
-        """Run a step up to the update: leaves the gradients of share × loss, summed over micro-batches, in .grad.
+    def run(self, program: Sequence[Instruction], batches: Sequence[Batch], share: float, mark: Mark) -> Sums:
+        """Run a step up to the update: adds the gradients of share × loss of all micro-batches to .grad.
 
-        The first stage uses `images`, the last one `labels`; all need the sizes.
+        The first stage uses their inputs, the last one their targets and returns the sums; all need the sizes.
         """
-        self.loss_sum, self.correct, self._share, self._mark = 0.0, 0, share, mark
-        self._images, self._labels = images, labels
+        self._sums, self._share, self._mark = Sums(), share, mark
+        self._batches = batches
         self._micros: dict[int, Micro] = {}
         self._gradients: dict[int, list[Tensor]] = {}
         self._leaving: deque[list[Work]] = deque()
@@ -93,35 +95,39 @@ class Executor:
                     self._micros[instruction.micro] = Micro(tensors, [])
         while self._leaving:
             _finish(self._leaving.popleft())
-        self._images = self._labels = ()
+        self._batches = ()
         self._mark("send", -1)
+        return self._sums
 
-    def evaluate(self, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[float, int]]:
-        """Loss and correct predictions of each batch on the last stage; nothing on the others."""
-        sends: deque[list[Work]] = deque()
-        for images, labels in batches:
-            inputs = [images]
+    def evaluate(self, batches: Iterable[Batch]) -> Sums:
+        """The sums over all batches on the last stage; zeros on the others."""
+        sums, sends = Sums(), deque[list[Work]]()
+        for batch in batches:
+            inputs = [batch.inputs]
             if self.neighbours.before is not None:
-                inputs, works = self._receive(self.taken, len(labels), self.neighbours.before, ACTIVATIONS)
+                inputs, works = self._receive(self.taken, batch.count, self.neighbours.before, ACTIVATIONS)
                 _finish(works)
-            outputs = self.evaluation(*inputs)
+            outputs = self._run(self.evaluation, inputs)
             if self.neighbours.after is None:
-                loss, correct = self.score(outputs[0], labels)
-                yield loss.item(), correct
+                sums = sums.plus(self.scorer.score(outputs[0], batch.targets).sums)
                 continue
-            sends.append(self._send(self.given, outputs, len(labels), self.neighbours.after, ACTIVATIONS))
+            sends.append(self._send(self.given, outputs, batch.count, self.neighbours.after, ACTIVATIONS))
             if len(sends) > 1:  # while one is being sent the next is computed
                 _finish(sends.popleft())
-            yield 0.0, 0
         for works in sends:
             _finish(works)
+        return sums
+
+    def _run(self, stage: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> list[Tensor]:
+        with self.scorer.autocast():
+            return list(stage(*inputs))
 
     def _forms(self, names: list[str], size: int) -> list[Form]:
         forms = self.graph.walk(size, training=torch.is_grad_enabled()).forms
         return [forms[name] for name in names]
 
     def _post(self, instruction: Instruction) -> tuple[list[Tensor], list[Work]]:
-        size = len(self._labels[instruction.micro])
+        size = self._batches[instruction.micro].count
         before, after = self.neighbours.before, self.neighbours.after
         if instruction.op == Op.RECV_ACTIVATION:
             assert before is not None
@@ -140,16 +146,16 @@ class Executor:
         return [self.comm.isend(f.flat(t), to, tag) for f, t in zip(forms, tensors, strict=True) if f.numel]
 
     def _forward(self, number: int) -> None:
-        micro = self._micros.setdefault(number, Micro([self._images[number]], []))
-        forms = self._forms(self.taken, len(self._labels[number]))
+        micro = self._micros.setdefault(number, Micro([self._batches[number].inputs], []))
+        forms = self._forms(self.taken, self._batches[number].count)
         for tensor, form in zip(micro.inputs, forms, strict=True):
             tensor.requires_grad_(form.grad)
         if self.recompute:
             micro.random = torch.get_rng_state()
             with torch.no_grad():
-                micro.outputs = list(self.training(*self._inputs(micro)))
+                micro.outputs = self._run(self.training, self._inputs(micro))
         else:
-            micro.outputs = list(self.training(*self._inputs(micro)))
+            micro.outputs = self._run(self.training, self._inputs(micro))
         if self.neighbours.after is None:
             self._add_loss(number, micro)
         self._mark("forward", number)
@@ -159,19 +165,18 @@ class Executor:
 
     def _add_loss(self, number: int, micro: Micro) -> None:
         """Make the loss the stage's output."""
-        loss, correct = self.score(micro.outputs[0], self._labels[number])
-        self.loss_sum, self.correct = self.loss_sum + loss.item(), self.correct + correct
-        micro.outputs = [loss]
+        score = self.scorer.score(micro.outputs[0], self._batches[number].targets)
+        self._sums, micro.outputs = self._sums.plus(score.sums), [score.loss]
 
     def _again(self, number: int, micro: Micro) -> None:
         """Repeat the forward pass and keep it for backward, with the same dropout and without updating statistics."""
         assert micro.random is not None
         now, copies = torch.get_rng_state(), {name: buffer.clone() for name, buffer in self.training.named_buffers()}
         torch.set_rng_state(micro.random)
-        micro.outputs = list(functional_call(self.training, copies, self._inputs(micro)))
+        micro.outputs = self._run(lambda *inputs: functional_call(self.training, copies, inputs), self._inputs(micro))
         torch.set_rng_state(now)
         if self.neighbours.after is None:
-            micro.outputs = [self.score(micro.outputs[0], self._labels[number])[0]]
+            micro.outputs = [self.scorer.score(micro.outputs[0], self._batches[number].targets).loss]
         self._mark("recompute", number)
 
     def _backward(self, number: int) -> None:
@@ -182,7 +187,7 @@ class Executor:
         if self.neighbours.after is None:
             outputs, gradients = micro.outputs, [torch.full_like(micro.outputs[0], self._share)]
         else:
-            forms = self._forms(self.given, len(self._labels[number]))
+            forms = self._forms(self.given, self._batches[number].count)
             outputs = [out for out, form in zip(micro.outputs, forms, strict=True) if form.grad]
             gradients = self._gradients.pop(number)
         if outputs:
@@ -193,7 +198,7 @@ class Executor:
         self._mark("backward", number)
 
     def _send_activations(self, number: int) -> None:
-        micro, size = self._micros[number], len(self._labels[number])
+        micro, size = self._micros[number], self._batches[number].count
         assert self.neighbours.after is not None
         micro.sends = self._send(self.given, micro.outputs, size, self.neighbours.after, ACTIVATIONS)
         if self.recompute:
@@ -201,7 +206,7 @@ class Executor:
         self._mark("send", number)
 
     def _send_gradients(self, number: int) -> None:
-        micro, size = self._micros.pop(number), len(self._labels[number])
+        micro, size = self._micros.pop(number), self._batches[number].count
         assert self.neighbours.before is not None
         forms = self._forms(self.taken, size)
         pairs = zip(micro.inputs, forms, strict=True)

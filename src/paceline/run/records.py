@@ -364,7 +364,7 @@ class Timeline(Line):
 
 @dataclass(frozen=True)
 class Epoch(Line):
-    """An epoch that has ended; emulated compute has no loss and no accuracy."""
+    """An epoch that has ended; emulated compute has no loss and no accuracy. `metrics` are other figures, by name."""
 
     kind: ClassVar[str] = "epoch"
     epoch: Count
@@ -372,6 +372,7 @@ class Epoch(Line):
     samples: Count
     loss: float | None = None
     accuracy: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
 
     def superseded(self, by: Resumed) -> bool:
         return self.epoch >= by.epoch
@@ -384,8 +385,9 @@ class Validation(Line):
     kind: ClassVar[str] = "validation"
     epoch: Count
     loss: float
-    accuracy: float
+    accuracy: float | None = None
     samples: Count | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
 
     def superseded(self, by: Resumed) -> bool:
         return self.epoch >= by.epoch

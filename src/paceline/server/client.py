@@ -17,6 +17,7 @@ from paceline.server.ledger import TRAIN, Part
 from paceline.server.shard import Layout
 from paceline.server.sockets import Diallers
 from paceline.server.wire import Buffer, Header, Kind, Message, OtherProtocol, WireError, read, say
+from paceline.tasks.base import NOTHING, Sums
 
 HELLO_SECONDS = 0.1
 POLL_SECONDS = 0.25
@@ -52,7 +53,7 @@ class Client:
         self.error: str | None = None
         self.generation = 0
         self._sequence = 0
-        self._done: dict[int, tuple[float, int]] = {}  # completed leases that the leader has not acknowledged
+        self._done: dict[int, Sums] = {}  # completed leases that the leader has not acknowledged
         self._due: dict[tuple[int, int, int], Message] = {}  # (chunk, update, slot) of messages without an answer
         self._staged: dict[int, tuple[int, Buffer]] = {}
         self._missed: dict[tuple[int, int], int] = {}  # by (update, slot): the staleness, as reported by servers
@@ -97,13 +98,13 @@ class Client:
 
     def report(self) -> None:
         """Tell the leader what is done, and how many leases this worker wants to hold."""
-        done = [[lease, loss, correct] for lease, (loss, correct) in self._done.items()]
+        done = [[lease, *sums] for lease, sums in self._done.items()]
         self._send(0, say(Kind.REPORT, {"done": done, "target": self.target, "about": self.about()}))
         self._reported = time.monotonic()
 
-    def done(self, lease: int, loss: float = 0.0, correct: int = 0) -> None:
+    def done(self, lease: int, sums: Sums = NOTHING) -> None:
         """A lease is complete; if it is a training lease, all servers have its gradient."""
-        self._done[lease] = loss, correct
+        self._done[lease] = sums
         self.leases.pop(lease, None)
 
     def computing(self, lease: int | None) -> None:
@@ -111,14 +112,15 @@ class Client:
 
     # Gradients and weights.
 
-    def push(self, part: Part, gradient: Tensor, loss: float, correct: int, nonfinite: int = 0) -> None:
-        """Send a gradient, which must not change until `settled`. `nonfinite`: see `Header`."""
+    def push(self, part: Part, gradient: Tensor, sums: Sums, nominal: float, nonfinite: int = 0) -> None:
+        """Send a gradient, which must not change until `settled`. `nominal`, `nonfinite`: see `Header`."""
         assert part.kind == TRAIN
         want = max(0, part.update + 1 - self.staleness) if self.staleness is not None else 0
         for chunk in range(self.layout.chunks):
             span = self.layout.span(chunk)
             header = Header(Kind.PUSH, chunk=chunk, update=part.update, slot=part.slot, slots=part.slots, want=want,
-                            version=self.versions[chunk], loss=loss, correct=correct, nonfinite=nonfinite)  # fmt: skip
+                            version=self.versions[chunk], loss=sums.loss, weight=sums.weight, metric=sums.metric,
+                            nominal=nominal, nonfinite=nonfinite)  # fmt: skip
             payload = gradient[span.start : span.stop].numpy().data.cast("B")
             self._ask(chunk, Message(header, payload), track=True)
             self.meter.messages_sent += 1

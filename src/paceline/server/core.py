@@ -163,7 +163,8 @@ class Core:
             self.gradient(header, missed)
             values = as_values(message.payload, chunk.values.dtype)
             finite = not header.nonfinite and math.isfinite(header.loss)
-            self.shard.add(header.chunk, header.update, header.slot, header.slots, missed, values, finite=finite)
+            self.shard.add(header.chunk, header.update, header.slot, header.slots, missed, values, finite=finite,
+                           weight=header.weight, nominal=header.nominal)  # fmt: skip
             header.staleness = missed
         self._answer_when_ready(sender, header)
         for key, waiting in list(self._waiting.get(header.chunk, {}).items()):

@@ -77,11 +77,18 @@ class Sum:
     next: int = 0
     total: Tensor | None = None
     finite: bool = True  # whether every worker's whole gradient is
+    nominal: float = 1.0  # what the gradients were divided by
+    weights: dict[int, float] = field(default_factory=dict)  # of the parts, by slot
     early: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
         return self.next == self.slots
+
+    @property
+    def factor(self) -> float:
+        """What makes the sum the gradient of the mean loss, with the weight of all parts; added in the same order."""
+        return correction(self.nominal, sum(self.weights[slot] for slot in range(self.slots)))
 
     def add(self, slot: int, values: Tensor) -> None:
         """Add a gradient; the first one to arrive becomes the sum, in the memory of its message."""
@@ -203,30 +210,45 @@ class Shard:
         return None if total is not None and total.has(slot) else update - min(update, version)
 
     def add(
-        self, number: int, update: int, slot: int, slots: int, missed: int, values: Tensor, *, finite: bool = True
+        self,
+        number: int,
+        update: int,
+        slot: int,
+        slots: int,
+        missed: int,
+        values: Tensor,
+        *,
+        finite: bool = True,
+        weight: float = 1.0,
+        nominal: float = 1.0,
     ) -> None:
         """Add a gradient that has been checked, and make the updates that are now complete.
 
-        `finite` says whether the worker's loss and its gradient, of all chunks, are finite. It comes with every chunk,
-        so all servers know without asking each other which updates must not be made.
+        `finite` says whether the worker's loss and its gradient, of all chunks, are finite; `weight` is that of its
+        loss, and `nominal` what its gradient was divided by. They come with every chunk, so all servers know without
+        asking each other which updates must not be made, and the weight of all parts.
         """
         chunk = self.chunks[number]
         if self.staleness is None:
             chunk.applied.add(update)
             lr = self.rate(chunk.version)
-            self._apply(number, values, lr / max(1, missed) if self.adapt else lr, finite=finite)
+            lr = lr / max(1, missed) if self.adapt else lr
+            self._apply(number, values, lr, correction(nominal, weight), finite=finite)
             return
         mine = chunk.open.setdefault(update, Sum(slots))
-        mine.finite = mine.finite and finite
+        mine.finite, mine.nominal, mine.weights[slot] = mine.finite and finite, nominal, weight
         mine.add(slot, values)
         while (total := chunk.open.get(chunk.version)) and total.complete:
             assert total.total is not None
             del chunk.open[chunk.version]
-            self._apply(number, total.total, self.rate(chunk.version), finite=total.finite)
+            self._apply(number, total.total, self.rate(chunk.version), total.factor, finite=total.finite)
 
-    def _apply(self, number: int, gradient: Tensor, lr: float, *, finite: bool) -> None:
+    def _apply(self, number: int, gradient: Tensor, lr: float, factor: float, *, finite: bool) -> None:
         if finite:
-            self.chunks[number].apply(gradient, lr)
+            chunk = self.chunks[number]
+            if factor != 1.0:
+                gradient[: chunk.trainable].mul_(factor)
+            chunk.apply(gradient, lr)
         else:
             self.chunks[number].skip()
         self.after(number)
@@ -253,6 +275,11 @@ class Shard:
         if kept is not None:
             self.kept[number] = kept
         self.chunks[number].load(tensors, updates)
+
+
+def correction(nominal: float, weight: float) -> float:
+    """What a gradient that was divided by `nominal` must be multiplied by; 0 if nothing in it counts."""
+    return nominal / weight if weight else 0.0
 
 
 def cost(workers: int, layout: Layout) -> Cost:

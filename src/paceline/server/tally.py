@@ -6,18 +6,19 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from paceline.tasks.base import NOTHING, Sums
+
 
 @dataclass
 class Result:
-    """Sums over samples."""
+    """Sums over `count` samples."""
 
-    loss: float = 0.0
-    correct: int = 0
+    sums: Sums = NOTHING
     count: int = 0
     skipped: int = 0  # samples of updates that were not made
 
-    def add(self, loss: float, correct: int, count: int) -> None:
-        self.loss, self.correct, self.count = self.loss + loss, self.correct + correct, self.count + count
+    def add(self, sums: Sums, count: int) -> None:
+        self.sums, self.count = self.sums.plus(sums), self.count + count
 
 
 @dataclass
@@ -31,9 +32,9 @@ class Tally:
     open: dict[int, Result] = field(default_factory=dict)  # of updates that have not been made
     pending: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # likewise: workers and staleness
 
-    def gradient(self, rank: int, update: int, missed: int, loss: float, correct: int, count: int) -> None:
+    def gradient(self, rank: int, update: int, missed: int, sums: Sums, count: int) -> None:
         self.pending.setdefault(update, []).append((rank, missed))
-        self.open.setdefault(update, Result()).add(loss, correct, count)
+        self.open.setdefault(update, Result()).add(sums, count)
 
     def made(self, update: int, epoch: int, *, finite: bool = True) -> Result:
         """Count an update that was made, or skipped because a gradient is not finite; return its sums."""
@@ -42,11 +43,11 @@ class Tally:
             self.gradients[rank] += 1
             self.staleness[missed] += 1
         self.updates += 1
-        sums = self.epochs.setdefault(epoch, Result())
+        total = self.epochs.setdefault(epoch, Result())
         if finite:
-            sums.add(result.loss, result.correct, result.count)
+            total.add(result.sums, result.count)
         else:
-            sums.skipped += result.count
+            total.skipped += result.count
         return result
 
     def state(self) -> dict[str, Any]:
@@ -63,7 +64,10 @@ class Tally:
         """Restore from a state that may have been through JSON, whose keys are strings."""
         return cls(
             state["updates"],
-            {int(epoch): Result(**result) for epoch, result in state["epochs"].items()},
+            {
+                int(epoch): Result(Sums(*result["sums"]), result["count"], result["skipped"])
+                for epoch, result in state["epochs"].items()
+            },
             Counter({int(rank): count for rank, count in state["gradients"].items()}),
             Counter({int(missed): count for missed, count in state["staleness"].items()}),
         )

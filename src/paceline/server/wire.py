@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.errors import PacelineError
 
-MAGIC, PROTOCOL = b"PLPS", 4
+MAGIC, PROTOCOL = b"PLPS", 5
 # The largest JSON payload that a rank sends.
 MOST_WORDS = 2**20
 
@@ -67,13 +67,15 @@ class Header:
     version: int = 0  # of the weights: sent, or that a gradient was computed with
     want: int = 0  # answer when the weights have at least this version
     staleness: int = 0
-    loss: float = 0.0  # summed over the part's samples
-    correct: int = 0
+    loss: float = 0.0  # summed over the part's samples; so are the weight and the metric
+    weight: float = 0.0
+    metric: float = 0.0
+    nominal: float = 0.0  # what the gradient was divided by, instead of the weight of the whole update
     nonfinite: int = 0  # position, from 1, of the first value of the whole gradient that is not finite; 0: none
     length: int = 0  # of what follows, in bytes
 
 
-_LAYOUT = struct.Struct("<4sHHQQIQQIQIIQQQdQQQ")
+_LAYOUT = struct.Struct("<4sHHQQIQQIQIIQQQddddQQ")
 _VALUES = attrgetter(*(field.name for field in fields(Header)))
 _START, _CHECK = struct.Struct("<4sH"), struct.Struct("<I")
 SIZE = _LAYOUT.size + _CHECK.size

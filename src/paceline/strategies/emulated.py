@@ -15,6 +15,7 @@ from paceline.strategies.buckets import GradientBuckets
 from paceline.strategies.engine import Lockstep, StepResult, StepTimer
 from paceline.strategies.overlap import OverlapChoice
 from paceline.strategies.synchronous import RIDERS, Options, Synchronous
+from paceline.tasks.base import Sums
 
 
 class EmulatedSequential(Lockstep):
@@ -30,7 +31,7 @@ class EmulatedSequential(Lockstep):
         timer.mark("forward")
         self.device.reach(1.0)
         timer.mark("backward")
-        return StepResult(0.0, 0.0, batch.global_count, ask)
+        return StepResult(Sums(), batch.global_count, ask)
 
 
 class EmulatedSynchronous(Synchronous):
@@ -65,7 +66,7 @@ class EmulatedSynchronous(Synchronous):
     def step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
         device, extras = self.device, self.buckets.extras
         device.begin(batch.count)
-        extras.copy_(torch.tensor([0.0, 0.0, ask]))
+        extras.copy_(torch.tensor([*Sums(), ask]))
         device.forward()
         timer.mark("forward")
         start = time.perf_counter()
@@ -76,7 +77,7 @@ class EmulatedSynchronous(Synchronous):
         self.overlap.took(time.perf_counter() - start)
         asked = extras[-1].item()
         timer.mark("wait")
-        return StepResult(0.0, 0.0, batch.global_count, asked)
+        return StepResult(Sums(), batch.global_count, asked)
 
 
 def bucket_times(buckets: GradientBuckets, ready: tuple[float, ...]) -> list[float]:

@@ -5,6 +5,7 @@ This module can be imported without torch, which is imported where it is used.
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.data.batch import Batch
+from paceline.errors import AgreedError
 from paceline.layout import peak_rss_bytes, share
+from paceline.tasks.base import Sums
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from paceline.comm.base import Comm
     from paceline.comm.metered import Meter
     from paceline.run.core_clock import CoreClock
+    from paceline.spec import RunSpec
+    from paceline.tasks.scoring import Score, Scorer
     from paceline.training.driver import Driver, Job
 
 
@@ -42,8 +47,7 @@ class StepResult:
     loss or a gradient was not finite on any rank; then no rank has made the update.
     """
 
-    loss_sum: float
-    correct: float
+    sums: Sums
     count: int
     asked: float
     own: int | None = None
@@ -56,12 +60,6 @@ class StepResult:
     @property
     def save(self) -> bool:
         return self.asked >= SAVE
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    loss: float
-    accuracy: float
 
 
 @dataclass(frozen=True)
@@ -97,27 +95,20 @@ class StepTimer:
         self.last = now
 
 
-def score(output: Tensor, labels: Tensor) -> tuple[Tensor, int]:
-    """The summed cross-entropy, and the number of correct predictions."""
-    import torch.nn.functional as F
-
-    loss = F.cross_entropy(output, labels, reduction="sum")
-    return loss, int((output.detach().argmax(1) == labels).sum())
-
-
-def loss_and_correct(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, int]:
-    return score(model(images), labels)
+def parts_of(batch: Batch, parts: int) -> list[Batch]:
+    """The batch in parts of nearly equal size, of which some may be empty."""
+    if parts == 1:
+        return [batch]
+    return batch.split([len(share(batch.count, parts, i)) for i in range(parts)]) if parts else []
 
 
-def micro_batches(batch: Batch, micros: int, full: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Images and labels in micro-batches of nearly equal size: `micros` for a full batch, fewer for a smaller one.
+def micro_batches(batch: Batch, micros: int, full: int) -> list[Batch]:
+    """Micro-batches of nearly equal size: `micros` for a full batch, fewer for a smaller one.
 
     Micro-batches of a few samples would cost as many passes, and batch-norm needs more than one sample.
     """
     count = batch.count
-    parts = micros if count == full else min(micros, -(-count // -(-full // micros)))
-    sizes = [len(share(count, parts, i)) for i in range(parts)]
-    return list(batch.inputs.split(sizes)), list(batch.targets.split(sizes))
+    return parts_of(batch, micros if count == full else min(micros, -(-count // -(-full // micros))))
 
 
 class Engine(ABC):
@@ -169,15 +160,38 @@ class Lockstep(Engine):
     replicated = False  # whether all ranks that have a tensor have the same values of it; else each saves its own
     own_moments = False  # whether each rank's optimizer has its own state nevertheless
     keeps_buffers = False  # whether a step that makes no update must leave buffers as they were
+    accumulate = 1  # parts of a batch that are computed one after the other
+    clip = 0.0  # the largest norm of the gradient; 0: any
 
     def __init__(self, comm: Comm, model: nn.Module, optimizer: Optimizer | None) -> None:
         super().__init__(model)
         self.comm, self._optimizer = comm, optimizer
+        self._scorer: Scorer | None = None
+
+    @property
+    def scorer(self) -> Scorer:
+        """What runs the model and computes the loss: by default, that of classification."""
+        if self._scorer is None:
+            from paceline.tasks.scoring import Scorer
+            from paceline.tasks.table import CLASSIFICATION
+
+            self._scorer = Scorer(CLASSIFICATION)
+        return self._scorer
+
+    @scorer.setter
+    def scorer(self, scorer: Scorer) -> None:
+        self._scorer = scorer
 
     @property
     def optimizer(self) -> Optimizer:
         assert self._optimizer is not None, "emulated compute updates nothing"
         return self._optimizer
+
+    def learns(self, spec: RunSpec) -> None:
+        """How the model is trained: the task, and what every strategy does with a gradient."""
+        from paceline.strategies.setup import make_scorer
+
+        self.scorer, self.accumulate, self.clip = make_scorer(spec), spec.accumulate, spec.clip_norm or 0.0
 
     def setup(self) -> None:
         """Make all ranks start from the same weights."""
@@ -211,10 +225,34 @@ class Lockstep(Engine):
             timer.mark("wait")
         return result
 
-    def update(self, lr: float) -> None:
+    def forward(self, batch: Batch, *, everyone: bool = False) -> Score | None:
+        """The score of a batch; None without samples, unless every rank must compute."""
+        return self.scorer(self.model, batch) if batch.count or everyone else None
+
+    def update(self, lr: float, nominal: float, weight: float, squares: float | None = None) -> None:
+        """Make the update with gradients of the summed loss that were divided by `nominal` instead of its weight.
+
+        `squares` is the sum of the squares of all gradients, by default of those that this rank has.
+        """
+        import torch
+
+        if not weight:
+            raise AgreedError("no target of this batch counts: its weight is 0")
+        factor = nominal / weight
+        if self.clip:
+            norm = factor * math.sqrt(self.squares() if squares is None else squares)
+            factor *= min(1.0, self.clip / (norm + 1e-6))
+        if factor != 1.0:
+            torch._foreach_mul_([p.grad for p in self.model.parameters() if p.grad is not None], factor)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
+
+    def squares(self) -> float:
+        """The sum of the squares of this rank's gradients; 0 if they are not clipped."""
+        from torch.nn.utils import get_total_norm
+
+        return float(get_total_norm(list(self.gradients().values()))) ** 2 if self.clip else 0.0
 
     def gradients(self) -> dict[str, Tensor]:
         """The gradients that this rank has, under the model's own names."""
@@ -286,22 +324,25 @@ class Lockstep(Engine):
             best = {name: tensor.clone() for name, tensor in self.state_dict().items()} | best
         return Restored(best, discarded)
 
-    def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
-        """Mean loss and accuracy over all ranks' batches."""
+    def evaluate(self, batches: Iterable[Batch]) -> Sums:
+        """Sums over all ranks' batches."""
         import torch
 
-        totals = torch.zeros(3, dtype=torch.float64)
+        sums = Sums()
         self.model.eval()
         with torch.inference_mode():
             for batch in batches:
-                if batch.count:
-                    loss, correct = loss_and_correct(self.model, batch.inputs, batch.targets)
-                    totals += torch.tensor([loss.item(), correct, batch.count], dtype=torch.float64)
+                if score := self.forward(batch):
+                    sums = sums.plus(score.sums)
         self.model.train()
-        totals = totals.to(self.comm.device)
+        return self.sum_over_ranks(sums)
+
+    def sum_over_ranks(self, sums: Sums) -> Sums:
+        import torch
+
+        totals = torch.tensor(sums, dtype=torch.float64, device=self.comm.device)
         self.comm.allreduce(totals)
-        loss_sum, correct, count = totals.tolist()
-        return Evaluation(loss_sum / count, correct / count)
+        return Sums(*totals.tolist())
 
     def save(self, path: Path) -> None:
         from paceline.checkpoint.file_format import save

@@ -17,9 +17,10 @@ from paceline.collectives.native import NATIVE
 from paceline.options import option
 from paceline.strategies import options
 from paceline.strategies.base import Strategy
-from paceline.strategies.engine import Engine, Lockstep, StepResult, StepTimer, loss_and_correct
+from paceline.strategies.engine import Engine, Lockstep, StepResult, StepTimer
+from paceline.strategies.synchronous import RIDERS, Synchronous, accumulate
 from paceline.strategies.synchronous import Options as Averaging
-from paceline.strategies.synchronous import Synchronous
+from paceline.tasks.base import Sums
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from paceline.comm.base import Comm
     from paceline.data.batch import Batch
     from paceline.training.driver import Job
-
-SUMS = 3  # loss, correct predictions and the request to stop are summed with the weights
 
 
 @dataclass(frozen=True)
@@ -83,19 +82,19 @@ class LocalSGD(Synchronous):
         return self._local_step(batch, lr, ask, timer)
 
     def _local_step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
-        import torch
-
-        count, loss_sum, right = batch.count, 0.0, 0
+        count, sums = batch.count, Sums()
         if count:
             self.optimizer.zero_grad(set_to_none=True)
             before = [buffer.clone() for buffer in self.model.buffers()]
-            loss, right = loss_and_correct(self.model, batch.inputs, batch.targets)
+            nominal = count * batch.nominal // batch.global_count
+            sums, score = accumulate(self, batch, timer, 1 / nominal)
             timer.mark("forward")
-            loss.backward(torch.full_like(loss, 1 / count))
+            if score:
+                (score.loss * (1 / nominal)).backward()
             timer.mark("backward")
-            loss_sum = loss.item()
-            if math.isfinite(loss_sum) and Lockstep.gradients_finite(self):
-                self.update(lr)
+            if sums.finite and Lockstep.gradients_finite(self):
+                if sums.weight:
+                    self.update(lr, nominal, sums.weight)
             else:  # the other workers learn of it with the next average
                 self._finite = False
                 for buffer, old in zip(self.model.buffers(), before, strict=True):
@@ -104,15 +103,16 @@ class LocalSGD(Synchronous):
         self._steps += 1
         self._own, self._all, self._ask = self._own + count, self._all + batch.global_count, self._ask | ask
         if (self._steps - self.first) % self.every:
-            return StepResult(loss_sum, right, batch.global_count, 0, own=count)
-        loss_sum, correct, asked = self._average(loss_sum if self._finite else math.nan, right, self._ask)
+            return StepResult(sums, batch.global_count, 0, own=count)
+        *totals, asked = self._average(*(sums if self._finite else Sums(math.nan)), self._ask)
+        sums = Sums(*totals)
         self._ask, self._finite = 0, True
         timer.mark("wait")
         check = self.options.check_replicas
         if check and self._steps // check > (self._steps - self.every) // check:
             self.check_replicas()
             timer.mark("check")
-        return StepResult(loss_sum, correct, batch.global_count, asked, finite=math.isfinite(loss_sum))
+        return StepResult(sums, batch.global_count, asked, finite=sums.finite)
 
     def agree(self, weight: float | None = None) -> None:
         """End the round early, before weights are evaluated or saved."""
@@ -128,15 +128,15 @@ class LocalSGD(Synchronous):
         weight = self._own / self._all
         with torch.no_grad():
             rows = [p for p in self.model.parameters() if p.requires_grad]
-            beside = torch.tensor([*sums, *[0.0] * (SUMS - len(sums))], dtype=torch.float64)
+            beside = torch.tensor([*sums, *[0.0] * (RIDERS - len(sums))], dtype=torch.float64)
             flat = torch.cat([*(p.reshape(-1) for p in rows), beside.to(rows[0])])
-            flat[:-SUMS] *= weight
+            flat[:-RIDERS] *= weight
             AVERAGINGS[self.options.averaging].run(self.buckets.comm, flat)
-            for p, values in zip(rows, flat[:-SUMS].split([p.numel() for p in rows]), strict=True):
+            for p, values in zip(rows, flat[:-RIDERS].split([p.numel() for p in rows]), strict=True):
                 p.copy_(values.view(p.shape))
         self._own, self._all = 0, 0
         super().agree(weight)
-        return flat[-SUMS:].tolist()
+        return flat[-RIDERS:].tolist()
 
 
 def prepare(job: Job) -> Engine:

@@ -85,6 +85,7 @@ class Parts:
         first = self.job.spec.grid.spot(self.job.comm.rank).replica == 0
         engine.whole = Whole(self.whole, pieces, model, first)
         engine.parameters, engine.properties, engine.fresh = self.parameters, self.properties, self.fresh
+        engine.learns(self.job.spec)
         engine.setup()
         return engine
 

@@ -35,6 +35,7 @@ def prepare_replica(
         engine = emulate(emulation.model, emulation.device)
     else:
         engine = make(model, make_optimizer(spec, model.parameters()))
+    engine.learns(spec)
     engine.parameters, engine.fresh = sum(p.numel() for p in model.parameters()), fresh
     engine.properties = properties_of(model)
     engine.setup()

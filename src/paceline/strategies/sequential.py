@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.data.batch import Batch
 from paceline.strategies import options
 from paceline.strategies.base import Strategy
-from paceline.strategies.engine import Engine, Lockstep, StepResult, StepTimer, loss_and_correct, micro_batches
+from paceline.strategies.engine import Engine, Lockstep, StepResult, StepTimer, micro_batches, parts_of
+from paceline.tasks.base import Sums
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,18 +51,19 @@ class Sequential(Lockstep):
         import torch
 
         self.optimizer.zero_grad(set_to_none=True)
-        loss_sum, correct = 0.0, 0
-        for images, labels in zip(*micro_batches(batch, self.micros, self.full), strict=True):
-            loss, right = loss_and_correct(self.model, images, labels)
-            timer.mark("forward")
-            loss.backward(torch.full_like(loss, 1 / batch.global_count))
-            loss_sum, correct = loss_sum + loss.item(), correct + right
-            timer.mark("backward")
-        finite = math.isfinite(loss_sum) and self.gradients_finite()
+        sums = Sums()
+        for part in parts_of(batch, self.accumulate):
+            for micro in micro_batches(part, self.micros, self.full):
+                score = self.scorer(self.model, micro)
+                timer.mark("forward")
+                score.loss.backward(torch.full_like(score.loss, 1 / batch.nominal))
+                sums = sums.plus(score.sums)
+                timer.mark("backward")
+        finite = sums.finite and self.gradients_finite()
         if finite:
-            self.update(lr)
+            self.update(lr, batch.nominal, sums.weight)
         timer.mark("optimizer")
-        return StepResult(loss_sum, correct, batch.global_count, ask, finite=finite)
+        return StepResult(sums, batch.global_count, ask, finite=finite)
 
 
 def prepare(job: Job) -> Engine:

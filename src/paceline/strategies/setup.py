@@ -26,6 +26,7 @@ from paceline.models.build import check, construct
 from paceline.models.deferred import RANDOM, Check, Make, build_whole
 from paceline.spec import RunSpec
 from paceline.strategies.weights import start_from
+from paceline.tasks.scoring import Scorer
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,10 @@ def make_optimizer(spec: RunSpec, parameters: Iterable[Tensor]) -> torch.optim.O
     kind, own = (torch.optim.Adam, {}) if spec.optimizer == "adam" else (torch.optim.SGD, {"momentum": spec.momentum})
     made: torch.optim.Optimizer = _eager(kind)(parameters, spec.lr, weight_decay=spec.weight_decay, fused=True, **own)
     return made
+
+
+def make_scorer(spec: RunSpec) -> Scorer:
+    return Scorer(spec.objective, bf16=spec.precision == "bf16")
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,8 @@ from paceline.data.batch import Batch
 from paceline.errors import UsageError
 from paceline.strategies import options
 from paceline.strategies.base import Strategy
-from paceline.strategies.engine import Engine, Evaluation, Lockstep, Restored, StepResult, StepTimer, loss_and_correct
+from paceline.strategies.engine import Engine, Lockstep, Restored, StepResult, StepTimer, parts_of
+from paceline.tasks.base import Sums
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from paceline.comm.metered import Meter
     from paceline.spec import RunSpec
     from paceline.strategies.data_parallel import DataParallel
+    from paceline.tasks.scoring import Score
     from paceline.training.driver import Job
 
 
@@ -56,7 +57,7 @@ RING = _averaged_by(AVERAGE_BY_RING.name, "data parallel; ring all-reduce (reduc
 REDUCE_BCAST = _averaged_by(AVERAGE_BY_TREE.name, "data parallel; reduce to rank 0 along a tree, then broadcast")
 GATHER = _averaged_by(AVERAGE_AT_ONE.name, "data parallel; rank 0 gathers all gradients and sends the mean back")
 
-RIDERS = 3
+RIDERS = 4  # numbers that are summed with the gradients: loss, weight, metric, and what a rank asks for
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,26 @@ class Options:
         )
 
 
+def accumulate(
+    engine: Lockstep, batch: Batch, timer: StepTimer, scale: float = 1.0, *, everyone: bool = False
+) -> tuple[Sums, Score | None]:
+    """Compute the parts of a batch: add up the gradients of scale × loss of all but the last, whose backward is left to
+    the caller. Returns the sums of all parts, and the score of the last one.
+    """
+    *earlier, last = parts_of(batch, engine.accumulate)
+    sums = Sums()
+    for part in earlier:
+        if score := engine.forward(part, everyone=everyone):
+            sums = sums.plus(score.sums)
+            timer.mark("forward")
+            (score.loss * scale).backward()
+            timer.mark("backward")
+    score = engine.forward(last, everyone=everyone)
+    return sums.plus(score.sums) if score else sums, score
+
+
 class Synchronous(Lockstep):
-    """A step sends only buckets; the last one also carries loss, correct predictions and what ranks ask for."""
+    """A step sends only buckets; the last one also carries the sums of the step and what ranks ask for."""
 
     replicated = True
 
@@ -100,26 +119,25 @@ class Synchronous(Lockstep):
         import torch
 
         self.optimizer.zero_grad(set_to_none=True)
-        loss, right = None, 0
-        if batch.count or self.parallel.needs_everyone:
-            loss, right = loss_and_correct(self.model, batch.inputs, batch.targets)
+        mine, score = accumulate(self, batch, timer, everyone=self.parallel.needs_everyone)
         extras = self.buckets.extras
-        extras.copy_(torch.tensor([loss.item() if loss is not None else 0.0, right, ask], dtype=torch.float64))
+        extras.copy_(torch.tensor([*mine, ask], dtype=torch.float64))
         timer.mark("forward")
-        self.parallel.compute(loss, 1 / batch.global_count)
+        self.parallel.compute(score.loss if score else None, 1 / batch.nominal)
         timer.mark("backward")
         self.parallel.average()
         timer.mark("wait")
-        loss_sum, correct, asked = extras.tolist()
-        finite = math.isfinite(loss_sum) and self.gradients_finite()  # the same on all ranks, as the sums are
+        *totals, asked = extras.tolist()
+        sums = Sums(*totals)
+        finite = sums.finite and self.gradients_finite()  # the same on all ranks, as the sums are
         if finite:
-            self.update(lr)
+            self.update(lr, batch.nominal, sums.weight)
         timer.mark("optimizer")
         self._steps += 1
         if self.options.check_replicas and self._steps % self.options.check_replicas == 0:
             self.check_replicas()
             timer.mark("check")
-        return StepResult(loss_sum, correct, batch.global_count, asked, finite=finite)
+        return StepResult(sums, batch.global_count, asked, finite=finite)
 
     def check_replicas(self) -> None:
         self.parallel.check_replicas(self._steps)
@@ -138,7 +156,7 @@ class Synchronous(Lockstep):
         self._steps = checkpoint.manifest.position.step
         return super().restore(checkpoint, same=same)
 
-    def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
+    def evaluate(self, batches: Iterable[Batch]) -> Sums:
         self.agree()
         return super().evaluate(batches)
 

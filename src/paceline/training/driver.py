@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,10 +24,11 @@ from paceline.run.folder import MODEL, conclude, read_nodes, write_summary
 from paceline.run.recorder import Recorder
 from paceline.run.records import COMPLETED, INTERRUPTED, RUNNING, End, Summary
 from paceline.spec import RunSpec
-from paceline.strategies.engine import STOP, Engine, Evaluation, Lockstep, StepResult, StepTimer
+from paceline.strategies.engine import STOP, Engine, Lockstep, StepResult, StepTimer
 from paceline.strategies.finite import MOST_SKIPPED, SKIP, Watch
 from paceline.strategies.saving import division_of
 from paceline.strategies.setup import Place, seed_dropout
+from paceline.tasks.base import Sums
 from paceline.training.checkpoints import Checkpoints
 from paceline.training.console import Console
 from paceline.training.progress import Progress
@@ -207,13 +207,12 @@ class Driver:
             if result.stop:
                 stopped = True
                 break
-        learned = progress.learned
-        progress.end_epoch(epoch, progress.epoch_seconds(), learned.loss, learned.correct, learned.count)
+        progress.end_epoch(epoch, progress.epoch_seconds(), progress.learned.sums, progress.samples)
         return stopped
 
     def _not_finite(self, engine: Lockstep, result: StepResult, step: int) -> None:
         """No rank has made this update. Skip it, or end the training."""
-        what = "a gradient is not finite" if math.isfinite(result.loss_sum) else f"the loss is {result.loss_sum}"
+        what = "a gradient is not finite" if result.sums.finite else f"the loss is {result.sums.loss}"
         in_a_row = self._skipped[-1:] == [step - 1]
         self._skipped = [*(self._skipped if in_a_row else ()), step]
         if self.spec.on_nan == SKIP and len(self._skipped) <= MOST_SKIPPED:
@@ -221,8 +220,8 @@ class Driver:
             return
         self._watch.check(engine.gradients(), self.job.comm, step + 1, what)
 
-    def _evaluate(self, engine: Lockstep, name: str) -> Evaluation:
-        """Mean loss and accuracy on the `validation` or `test` set."""
+    def _evaluate(self, engine: Lockstep, name: str) -> Sums:
+        """The sums over the `validation` or `test` set."""
         job = self.job
         count, batches = job.source.evaluation(name)
 
@@ -234,7 +233,7 @@ class Driver:
         job.console.start_bar(count, name)
         result = engine.evaluate(shown())
         job.console.end_bar()
-        if not math.isfinite(result.loss):
+        if not result.finite:
             self._watch.check(engine.state_dict(), job.comm, job.summary.steps, f"the {name} loss is {result.loss}")
         return result
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
@@ -11,10 +10,11 @@ from paceline.run.lines import read_sound_lines
 from paceline.run.recorder import Recorder
 from paceline.run.records import Epoch, FinalTest, Summary, Validation
 from paceline.spec import RunSpec
-from paceline.strategies.engine import Evaluation, StepResult, StepTimer
+from paceline.strategies.engine import StepResult, StepTimer
 from paceline.strategies.rate import learning_rate
+from paceline.tasks.base import Sums
 from paceline.training.console import Console
-from paceline.training.learned import Learned
+from paceline.training.learned import Learned, in_words, shown
 
 KEPT = (Epoch, Validation, FinalTest)
 EVALUATED = {"validation": Validation, "test": FinalTest}
@@ -32,7 +32,8 @@ class Progress:
         self.spec, self.console, self.recorder, self.summary = spec, console, recorder, summary
         self.course, self.total = course, total
         summary.steps = course.start.step
-        self.learned = Learned(spec)
+        self.task, self.learned = spec.objective, Learned(spec)
+        self.samples = 0  # of the epoch so far: of all ranks, in steps whose sums are known
         self._before, self._epoch_start = 0.0, time.perf_counter()
         self._epochs: dict[int, Epoch] = {}
         self._validations: dict[int, Validation] = {}  # by epoch
@@ -51,7 +52,7 @@ class Progress:
         if again:
             done = self.course.number(steps.start) if steps else 0
         else:
-            self.learned, self._before = Learned(self.spec), 0.0
+            self.learned, self.samples, self._before = Learned(self.spec), 0, 0.0
         self._epoch_start = time.perf_counter()
         self.console.end_bar()
         self.console.line(f"\n{'Rest' if again else 'Start'} of epoch {epoch}")
@@ -64,34 +65,39 @@ class Progress:
         """Record that step number `step` is committed."""
         self.summary.steps = step + 1
         self.summary.skipped += not result.finite
-        known = result.count if result.own is None else result.own
-        if result.finite and math.isfinite(result.loss_sum):
-            self.learned.add(result.loss_sum, result.correct, known)
-        trained = known and math.isfinite(result.loss_sum) and not self.spec.emulated
-        loss, lr = (result.loss_sum / known, self.learning_rate(step)) if trained else (None, None)
+        sums = result.sums
+        if result.finite and sums.finite:
+            self.learned.add(sums)
+            self.samples += result.count if result.own is None else result.own
+        trained = sums.weight and sums.finite and not self.spec.emulated
+        loss, lr = (sums.loss / sums.weight, self.learning_rate(step)) if trained else (None, None)
         self.recorder.step(step, epoch, seconds, result.count, timer.parts, timer.queued, own=own, loss=loss, lr=lr)
         if timer.events:
             self.recorder.timeline(step, timer.events)
         number, left = self.course.number(step) + 1, self.total - step - 1
         self.console.step(number, seconds, result.count, left, self.spec.log_every, self.learned.bar())
 
-    def end_epoch(self, epoch: int, seconds: float, loss_sum: float, correct: float, samples: int) -> None:
+    def end_epoch(self, epoch: int, seconds: float, sums: Sums, samples: int) -> None:
         """Record an epoch, with sums over all its samples: a restarted rank has not seen all its steps."""
         learned = Learned(self.spec)
-        learned.add(loss_sum, correct, samples)
-        self._record(Epoch(epoch, seconds, learned.count, **learned.means()))
+        learned.add(sums)
+        figures = learned.figures()
+        self._record(Epoch(epoch, seconds, samples, figures.pop("loss", None), figures.pop("accuracy", None), figures))
         self.console.end_bar()
         self.console.line(f"Time taken: {seconds:.2f} s")
         self.console.line(learned.line())
 
-    def evaluated(self, name: str, epoch: int, result: Evaluation, samples: int | None = None) -> bool:
+    def evaluated(self, name: str, epoch: int, sums: Sums, samples: int | None = None) -> bool:
         """Record an evaluation on the `validation` or `test` set; true if no earlier validation had a lower loss."""
-        self._record(EVALUATED[name](epoch, result.loss, result.accuracy, samples))
+        figures = self.task.figures(sums)
+        others = {key: value for key, value in figures.items() if key not in ("loss", "accuracy")}
+        self._record(EVALUATED[name](epoch, figures["loss"], figures.get("accuracy"), samples, others))
         if name == "validation":
-            self.console.line(f"Validation acc: {result.accuracy:.4f}, validation loss: {result.loss:.4f}")
+            self.console.line(in_words("Validation", figures))
         else:
             which = f" (weights of epoch {self.best_epoch})" if self.best_epoch is not None else ""
-            self.console.line(f"\nTest loss: {result.loss:.4f}, test accuracy: {result.accuracy:.2%}{which}")
+            words = ", ".join(f"test {key}: {shown(key, value, '%')}" for key, value in figures.items())
+            self.console.line(f"\nT{words[1:]}{which}")
         return self.best_epoch == epoch
 
     @property
@@ -121,13 +127,13 @@ class Progress:
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint says about the epoch so far; everything else is in the rank's file."""
-        learned = self.learned
-        return {"loss": learned.loss, "correct": learned.correct, "count": learned.count,
-                "seconds": self.epoch_seconds(), "skipped": self.summary.skipped}  # fmt: skip
+        return {"sums": list(self.learned.sums), "samples": self.samples, "seconds": self.epoch_seconds(),
+                "skipped": self.summary.skipped}  # fmt: skip
 
     def restore(self, facts: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
-        self.learned.add(facts["loss"], facts["correct"], facts["count"])
+        self.learned.add(Sums(*facts["sums"]))
+        self.samples = facts["samples"]
         self._before = facts.get("seconds", 0.0)
         self.summary.skipped = facts["skipped"]
         self.recorder.restore()
@@ -141,7 +147,7 @@ class Progress:
         summary.epochs = len(self._epochs)
         summary.add_epochs(self._epochs.values())
         summary.validation_loss = [each.loss for each in validations]
-        summary.validation_accuracy = [each.accuracy for each in validations]
+        summary.validation_accuracy = [each.accuracy for each in validations if each.accuracy is not None]
         summary.best_epoch = None if interrupted else self.best_epoch
         if self._tests:
             test = self._tests[max(self._tests)]

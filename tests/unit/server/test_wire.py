@@ -34,7 +34,8 @@ from paceline.server.wire import (
 
 SYNC = UpdatePlan(13, 5, 8, 0)
 BITS = {"kind": 16, "rank": 32, "chunk": 32, "slot": 32, "slots": 32}
-FIELDS = [field.name for field in fields(Header) if field.name not in ("length", "loss")]
+FLOATS = ("loss", "weight", "metric", "nominal")
+FIELDS = [field.name for field in fields(Header) if field.name not in ("length", *FLOATS)]
 STRANGER = b"stranger"
 EDGES = [0, 1, 2, 7, 2**31, 2**32 - 1, 2**63, 2**64 - 1]
 
@@ -48,7 +49,7 @@ headers = st.builds(
     Header,
     **{name: whole(name) for name in FIELDS if name != "kind"},
     kind=st.sampled_from([int(kind) for kind in Kind]),
-    loss=st.floats(),
+    **{name: st.floats() for name in FLOATS},
 )
 
 
@@ -64,7 +65,9 @@ def test_a_message_comes_back_as_it_was(header: Header, payload: bytes) -> None:
     back = read(frames(Message(header, payload)))
     for name in FIELDS:
         assert getattr(back.header, name) == getattr(header, name)
-    assert back.header.loss == header.loss or math.isnan(header.loss)
+    for name in FLOATS:
+        sent = getattr(header, name)
+        assert getattr(back.header, name) == sent or math.isnan(sent)
     assert (back.payload, back.header.length) == (payload, len(payload))
 
 
@@ -207,7 +210,7 @@ def test_a_report_of_any_loss_is_survived(loss: float) -> None:
     """10**400 is a whole number in JSON, and no float holds it."""
     play = Play(SYNC, 1, validation=8)
     play.begin_with(lambda: bool(play.leader.ledger.evaluating and play.leader.ledger.workers[1].held))
-    rows = [[lease, loss, 0] for lease in play.leader.ledger.workers[1].held]
+    rows = [[lease, loss, 1.0, 0.0] for lease in play.leader.ledger.workers[1].held]
     member = play.players[1].client
     identity = {"rank": 1, "life": member.life, "generation": member.generation}
     throw(play, say(Kind.REPORT, {"done": rows, "target": 1, "about": {}}, sequence=2**40, **identity))

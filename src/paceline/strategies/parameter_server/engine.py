@@ -50,7 +50,8 @@ from paceline.strategies.parameter_server.store import CheckpointStore
 from paceline.strategies.parameter_server.work import Work
 from paceline.strategies.rate import learning_rate
 from paceline.strategies.saving import describe
-from paceline.strategies.setup import Emulation, make_emulation, make_model, make_optimizer
+from paceline.strategies.setup import Emulation, make_emulation, make_model, make_optimizer, make_scorer
+from paceline.tasks.base import Sums
 
 if TYPE_CHECKING:
     from paceline.training.driver import Driver, Job
@@ -171,9 +172,9 @@ class Server(Served):
     def describe(self, number: int, facts: dict[str, Any], parts: tuple[checkpoints.Part, ...]) -> checkpoints.Manifest:
         """The manifest, which the leader writes."""
         position = self.plan.course.after(number)
-        sums = facts["tally"]["epochs"].get(position.epoch, {})
-        progress = {key: sums.get(key, 0) for key in ("loss", "correct", "count")}
-        facts = {"progress": {**progress, "skipped": self.job.summary.skipped}, **facts}
+        epoch = facts["tally"]["epochs"].get(position.epoch, {"sums": Sums(), "count": 0})
+        progress = {"sums": epoch["sums"], "samples": epoch["count"], "skipped": self.job.summary.skipped}
+        facts = {"progress": progress, **facts}
         return describe(self.job, self.plan.course, number, facts, parts)
 
     def run(self, driver: Driver) -> None:
@@ -293,6 +294,8 @@ class Worker(Served):
                 client,
                 self.flat,
                 make_batch,
+                make_scorer(spec),
+                spec.accumulate,
                 spec.seed,
                 member.opened,
                 job.stop,

@@ -10,7 +10,7 @@ from paceline.checkpoint.save import Saver
 from paceline.run.lines import read_lines
 from paceline.server.ledger import Part, UpdatePlan
 from paceline.server.tally import Result
-from paceline.strategies.engine import Evaluation, StepResult, StepTimer
+from paceline.strategies.engine import StepResult, StepTimer
 from paceline.strategies.parameter_server.figures import Joined, Lost, WentBack
 from paceline.strategies.saving import report
 
@@ -54,9 +54,7 @@ class EventLog:
             self._progress.start_epoch(epoch, range(update, min(self._plan.course.end(epoch), self._plan.updates)))
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
-        self._progress.step(
-            update, epoch, StepResult(result.loss, result.correct, result.count, 0), seconds, StepTimer()
-        )
+        self._progress.step(update, epoch, StepResult(result.sums, result.count, 0), seconds, StepTimer())
         self.report()
 
     def skipped(self, update: int) -> None:
@@ -71,12 +69,11 @@ class EventLog:
     def epoch_ended(self, epoch: int, result: Result) -> None:
         now = time.perf_counter()
         seconds, self._epoch_start = now - self._epoch_start, now
-        self._progress.end_epoch(epoch, seconds, result.loss, result.correct, result.count)
+        self._progress.end_epoch(epoch, seconds, result.sums, result.count)
 
     def evaluated(self, name: str, epoch: int, result: Result) -> None:
         self._epoch_start = self._last = time.perf_counter()
-        found = Evaluation(result.loss / result.count, result.correct / result.count)
-        self._progress.evaluated(name, epoch, found, samples=result.count)
+        self._progress.evaluated(name, epoch, result.sums, samples=result.count)
 
     def joined(self, rank: int, about: dict[str, Any], *, back: bool) -> None:
         self._ranks[rank] = about

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from paceline.checkpoint.state import CHANNELS_LAST
 from paceline.models.properties import NORMS
-from paceline.strategies.engine import loss_and_correct
 from paceline.strategies.finite import is_finite
 
 
@@ -88,15 +87,11 @@ class FlatModel:
         if self._buffers:
             torch._foreach_copy_(self._buffers, self._stored)
 
-    def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, int]:
-        return loss_and_correct(self.model, images, labels)
-
-    def backward(self, loss: Tensor, count: int, total: int, *, last: bool) -> None:
-        """Compute the gradient of the loss of `count` of an update's `total` samples, and the changes of buffers.
+    def collect(self, count: int, total: int, *, last: bool) -> None:
+        """Move the gradients of `count` of an update's `total` samples to `gradient`, and the changes of buffers.
 
         Only the `last` part of an update changes integer buffers, such as the number of batches.
         """
-        loss.backward(torch.full_like(loss, 1 / total))
         # Copying autograd's gradients is cheaper than letting it add to zeros in place.
         made = [p.grad for p in self._parameters if p.grad is not None]
         places = [g for g, p in zip(self._gradients, self._parameters, strict=True) if p.grad is not None]

@@ -129,7 +129,8 @@ def facts_of(manifest: Manifest) -> dict[str, Any]:
     """The leader's facts; of a checkpoint of another strategy, what can be known."""
     facts, position = manifest.facts, manifest.position
     if "tally" not in facts:
-        epoch = {key: facts["progress"][key] for key in ("loss", "correct", "count")}
-        epochs = {position.epoch: {**epoch, "skipped": position.used - epoch["count"]}} if position.used else {}
+        sums, samples = facts["progress"]["sums"], facts["progress"]["samples"]
+        epoch = {"sums": sums, "count": samples, "skipped": position.used - samples}
+        epochs = {position.epoch: epoch} if position.used else {}
         facts = {**facts, "tally": {"updates": position.step, "epochs": epochs, "gradients": {}, "staleness": {}}}
     return facts

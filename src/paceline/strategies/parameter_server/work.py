@@ -21,8 +21,10 @@ from paceline.run.records import End
 from paceline.server.client import Client
 from paceline.server.ledger import TRAIN, Part
 from paceline.server.roles import WAS_INTERRUPTED
-from paceline.strategies.engine import StepTimer
+from paceline.strategies.engine import StepTimer, parts_of
 from paceline.strategies.parameter_server.flat import FlatModel
+from paceline.tasks.base import Sums
+from paceline.tasks.scoring import Scorer
 
 if TYPE_CHECKING:
     from paceline.run.recorder import Recorder
@@ -42,6 +44,8 @@ class Work:
     client: Client
     flat: FlatModel
     make_batch: MakeBatch
+    scorer: Scorer
+    accumulate: int
     seed: int
     opened: Callable[[dict[str, Any]], Recorder]
     stop: Callable[[], bool]
@@ -170,33 +174,40 @@ class Work:
         if part.kind == TRAIN:
             if client.is_due() or not client.settled():
                 client.release()
-            loss_sum, correct = self._emulate(batch, timer) if self.device else self._compute(part, batch, timer)
+            nominal = part.total * batch.nominal // batch.global_count
+            sums = self._emulate(batch, timer) if self.device else self._compute(part, batch, nominal, timer)
             nonfinite = 0 if self.device else self.flat.first_nonfinite()
-            client.push(part, self.flat.gradient, loss_sum, correct, nonfinite)
+            client.push(part, self.flat.gradient, sums, nominal, nonfinite)
             timer.mark("push")
-            self.pushed[lease] = part, timer, None if self.device else loss_sum / batch.count
+            self.pushed[lease] = part, timer, sums.loss / sums.weight if sums.weight and not self.device else None
         else:
             self.flat.model.eval()
             with torch.inference_mode():
-                loss, correct = self.flat.forward(batch.inputs, batch.targets)
+                score = self.scorer(self.flat.model, batch)
             self.flat.model.train()
-            client.done(lease, loss.item(), correct)
+            client.done(lease, score.sums)
             client.report()
         client.computing(None)
         self._timer = StepTimer(last=timer.last, clock=timer.clock)
 
-    def _compute(self, part: Part, batch: Batch, timer: StepTimer) -> tuple[float, int]:
-        """Compute the gradient of the part; return its loss and correct predictions."""
+    def _compute(self, part: Part, batch: Batch, nominal: int, timer: StepTimer) -> Sums:
+        """Compute the gradient of the part's loss, divided by `nominal`; return its sums."""
         # The same part has the same dropout on every worker.
         seeds = np.random.SeedSequence([self.seed, part.update, part.slot])
         torch.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
-        loss, correct = self.flat.forward(batch.inputs, batch.targets)
-        timer.mark("forward")
-        self.flat.backward(loss, batch.count, part.total, last=part.slot == part.slots - 1)
+        sums = Sums()
+        for piece in parts_of(batch, self.accumulate):
+            if piece.count:
+                score = self.scorer(self.flat.model, piece)
+                timer.mark("forward")
+                (score.loss * (1 / nominal)).backward()
+                sums = sums.plus(score.sums)
+                timer.mark("backward")
+        self.flat.collect(batch.count, part.total, last=part.slot == part.slots - 1)
         timer.mark("backward")
-        return loss.item(), correct
+        return sums
 
-    def _emulate(self, batch: Batch, timer: StepTimer) -> tuple[float, int]:
+    def _emulate(self, batch: Batch, timer: StepTimer) -> Sums:
         """Sleep for the device's time; the gradient stays zero."""
         assert self.device is not None
         self.device.begin(batch.count)
@@ -204,7 +215,7 @@ class Work:
         timer.mark("forward")
         self.device.reach(1.0)
         timer.mark("backward")
-        return 0.0, 0
+        return Sums(0.0, batch.nominal)
 
     def _batch(self, lease: int) -> Batch:
         return wait_for_batch(self.coming.pop(lease), self.client.rank, patience(self.client.timeout))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -29,13 +28,14 @@ from paceline.pipeline.schedule import in_flight, instructions
 from paceline.pipeline.showing import lines
 from paceline.run.atomic import write_whole
 from paceline.run.folder import PLAN
-from paceline.strategies.engine import Evaluation, Restored, StepResult, StepTimer, micro_batches, score
+from paceline.strategies.engine import Restored, StepResult, StepTimer, micro_batches, parts_of
 from paceline.strategies.partitioned import PartEngine, Parts, rows
 from paceline.strategies.pipeline.planning import make_plan, measure_link, trace_model
 from paceline.strategies.replicas import average_buffers, check_equal
-from paceline.strategies.setup import make_optimizer, seed_dropout
+from paceline.strategies.setup import make_optimizer, make_scorer, seed_dropout
 from paceline.strategies.weights import Piece
 from paceline.strict_json import dump
+from paceline.tasks.base import Sums
 
 if TYPE_CHECKING:
     from paceline.training.driver import Job
@@ -81,29 +81,28 @@ class Pipeline(PartEngine):
     def step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
         if self._optimizer is not None:
             self._optimizer.zero_grad(set_to_none=True)
-        images, labels = micro_batches(batch, self.options.micros, self.options.batch_size)
-        if labels:
-            stages, stage = self.options.grid.stages, self.spot.stage
-            program = instructions(self.options.schedule, stages, len(labels), stage)
-            self.executor.run(program, images, labels, 1 / batch.global_count, timer.mark)
+        mine, stages, stage = Sums(), self.options.grid.stages, self.spot.stage
+        for part in parts_of(batch, self.accumulate):
+            if micros := micro_batches(part, self.options.micros, self.options.batch_size):
+                program = instructions(self.options.schedule, stages, len(micros), stage)
+                mine = mine.plus(self.executor.run(program, micros, 1 / batch.nominal, timer.mark))
         if self.replicas:
-            self._average(self.replicas, computed=bool(labels))
+            self._average(self.replicas, computed=batch.count > 0)
             timer.mark("average")
-        last = self.spot.stage == self.options.grid.stages - 1 and bool(labels)
-        mine = [self.executor.loss_sum, self.executor.correct] if last else [0.0, 0]
-        sums = torch.tensor([*mine, ask, not self.gradients_finite()], dtype=torch.float64)
-        self.comm.allreduce(sums)
+        totals = torch.tensor([*mine, ask, not self.gradients_finite(), self.squares()], dtype=torch.float64)
+        self.comm.allreduce(totals)
         timer.mark("wait")
-        loss_sum, correct, asked, bad = sums.tolist()
-        finite = math.isfinite(loss_sum) and not bad
+        *found, asked, bad, squares = totals.tolist()
+        sums = Sums(*found)
+        finite = sums.finite and not bad
         if self._optimizer is not None and finite:
-            self.update(lr)
+            self.update(lr, batch.nominal, sums.weight, squares / self.options.grid.replicas)
         timer.mark("optimizer")
         self._steps += 1
         if self.replicas and self.options.check_replicas and self._steps % self.options.check_replicas == 0:
             self.check_replicas()
             timer.mark("check")
-        return StepResult(loss_sum, correct, batch.global_count, asked, finite=finite)
+        return StepResult(sums, batch.global_count, asked, finite=finite)
 
     def check_replicas(self) -> None:
         if self.replicas:
@@ -155,29 +154,16 @@ class Pipeline(PartEngine):
         self.averaging.run(replicas, together)
         torch._foreach_copy_(small, list(together.split([len(gradient) for gradient in small])))
 
-    def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
+    def evaluate(self, batches: Iterable[Batch]) -> Sums:
         self.agree()
-        totals, before = torch.zeros(3, dtype=torch.float64), self._sent()
-        sizes: list[int] = []
-
-        def pairs() -> Iterator[tuple[Tensor, Tensor]]:
-            for batch in batches:
-                size = self.options.micro_size
-                for images, labels in zip(batch.inputs.split(size), batch.targets.split(size), strict=True):
-                    sizes.append(len(labels))
-                    yield images, labels
-
+        before, size = self._sent(), self.options.micro_size
         self.executor.evaluation.eval()
         with torch.inference_mode():
-            for loss, right in self.executor.evaluate(pairs()):
-                totals += torch.tensor([loss, right, sizes[-1]], dtype=torch.float64)
+            micros = (micro for batch in batches for micro in parts_of(batch, -(-batch.count // size)))
+            sums = self.executor.evaluate(micros)
         self.executor.training.train()
         self._besides = self._besides.plus(self._sent()).plus(before, -1)
-        if self.spot.stage < self.options.grid.stages - 1:
-            totals.zero_()
-        self.comm.allreduce(totals)
-        loss_sum, correct, count = totals.tolist()
-        return Evaluation(loss_sum / count, correct / count)
+        return self.sum_over_ranks(sums)
 
     def agree(self, weight: float | None = None) -> None:
         if self.replicas:
@@ -227,7 +213,7 @@ def prepare(job: Job) -> PartEngine:
             grid.rank(spot.replica, spot.stage - 1, 0) if spot.stage else None,
             grid.rank(spot.replica, spot.stage + 1, 0) if spot.stage < grid.stages - 1 else None,
         ),
-        score,
+        make_scorer(spec),
         recompute=again,
     )
     trained = [p for p in executor.training.parameters() if p.requires_grad]

@@ -9,12 +9,12 @@ communicate in forward and backward. Ranks with the same part of the weights ave
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from paceline.checkpoint.load import Checkpoint
 from paceline.checkpoint.state import Cut
@@ -24,12 +24,13 @@ from paceline.data.batch import Batch
 from paceline.errors import AgreedError, UsageError
 from paceline.layout import share
 from paceline.strategies.data_parallel import DataParallel
-from paceline.strategies.engine import Evaluation, Restored, StepResult, StepTimer, loss_and_correct
+from paceline.strategies.engine import Restored, StepResult, StepTimer
 from paceline.strategies.partitioned import PartEngine, Parts, rows
 from paceline.strategies.replicas import average_buffers, broadcast_state, check_equal
 from paceline.strategies.setup import make_optimizer, seed_dropout
-from paceline.strategies.synchronous import Options
+from paceline.strategies.synchronous import Options, accumulate
 from paceline.strategies.weights import Piece
+from paceline.tasks.base import Sums
 from paceline.tensor.apply import split_wide
 from paceline.tensor.layers import SplitLayer
 
@@ -68,32 +69,41 @@ class TensorParallel(PartEngine):
 
     def step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
         self.optimizer.zero_grad(set_to_none=True)
-        loss, right = None, 0
-        if batch.count or (self.parallel and self.parallel.needs_everyone):
-            loss, right = loss_and_correct(self.model, batch.inputs, batch.targets)
-        mine = [loss.item(), right] if loss is not None and self.shards_comm.rank == 0 else [0.0, 0]
+        scale = 1 / batch.nominal
+        everyone = self.parallel is not None and self.parallel.needs_everyone
+        mine, score = accumulate(self, batch, timer, 1.0 if self.parallel else scale, everyone=everyone)
         timer.mark("forward")
         if self.parallel:
-            self.parallel.compute(loss, 1 / batch.global_count)
-        elif loss is not None:
-            loss.backward(torch.full_like(loss, 1 / batch.global_count))
+            self.parallel.compute(score.loss if score else None, scale)
+        elif score:
+            (score.loss * scale).backward()
         timer.mark("backward")
         if self.parallel:
             self.parallel.average()
         # Any rank's request must reach all ranks in this step, or a shard would wait for the others.
-        totals = torch.tensor([*mine, ask, not self.gradients_finite()], dtype=torch.float64, device=self.comm.device)
+        first = self.shards_comm.rank == 0  # all shards of a replica have the same sums
+        numbers = [*(mine if first else Sums()), ask, not self.gradients_finite(), self._squares(first)]
+        totals = torch.tensor(numbers, dtype=torch.float64, device=self.comm.device)
         self.comm.allreduce(totals)
         timer.mark("wait")
-        loss_sum, correct, asked, bad = totals.tolist()
-        finite = math.isfinite(loss_sum) and not bad
+        *found, asked, bad, squares = totals.tolist()
+        sums = Sums(*found)
+        finite = sums.finite and not bad
         if finite:
-            self.update(lr)
+            self.update(lr, batch.nominal, sums.weight, squares / self.replicas_comm.size)
         timer.mark("optimizer")
         self._steps += 1
         if self.options.check_replicas and self._steps % self.options.check_replicas == 0:
             self.check_replicas()
             timer.mark("check")
-        return StepResult(loss_sum, correct, batch.global_count, asked, finite=finite)
+        return StepResult(sums, batch.global_count, asked, finite=finite)
+
+    def _squares(self, first: bool) -> float:
+        """The squares of this shard's gradients; of those that all shards have, only on the first one."""
+        if not self.clip:
+            return 0.0
+        own = [gradient for name, gradient in self.gradients().items() if first or name in self.split]
+        return float(get_total_norm(own)) ** 2 if own else 0.0
 
     def holders(self, cut: Cut | None) -> tuple[int, ...]:
         shards, every = self.shards_comm, range(self.comm.size)
@@ -121,8 +131,8 @@ class TensorParallel(PartEngine):
     def facts(self) -> dict[str, Any]:
         return {"overlap": self.parallel.overlap.chosen if self.parallel else False}
 
-    def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
-        """Every shard of a replica counts the same batches, which does not change the mean."""
+    def evaluate(self, batches: Iterable[Batch]) -> Sums:
+        """Every shard of a replica counts the same batches, which does not change the means."""
         self.agree()
         before = self._exchanged()
         result = super().evaluate(batches)
@@ -141,7 +151,7 @@ class TensorParallel(PartEngine):
         return {"overlap": self.parallel.overlap.chosen if self.parallel else False, "wire": "opaque"}
 
     def gradient_meter(self) -> Meter:
-        """Traffic of averaging and split layers in steps, without the 24 bytes of loss, correct and stop."""
+        """Traffic of averaging and split layers in steps, without the sums of a step."""
         averaged = self.parallel.buckets.comm if self.parallel else None
         own = averaged.meter.total() if isinstance(averaged, MeteredComm) else Meter()
         return own.plus(self._exchanged()).plus(self._evaluations, -1)

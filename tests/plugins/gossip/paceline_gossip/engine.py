@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from paceline.data.batch import Batch
-from paceline.strategies.engine import Engine, Lockstep, StepResult, StepTimer, loss_and_correct
+from paceline.strategies.engine import Engine, Lockstep, StepResult, StepTimer
 from paceline.strategies.replica import prepare_replica
+from paceline.tasks.base import Sums
 
 if TYPE_CHECKING:
     from paceline.comm.base import Comm
@@ -26,20 +27,20 @@ class Gossip(Lockstep):
 
     def step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
         self.optimizer.zero_grad(set_to_none=True)
-        loss, correct = loss_and_correct(self.model, batch.inputs, batch.targets)
+        score = self.scorer(self.model, batch)
         timer.mark("forward")
-        loss.backward(torch.full_like(loss, 1 / max(1, batch.count)))
+        score.loss.backward()
         timer.mark("backward")
-        self.update(lr)
+        self.update(lr, 1, score.sums.weight)
         timer.mark("optimizer")
         if self.steps % self.every == 0:
             self.gossip(self.steps // self.every % 2)
         self.steps += 1
-        sums = torch.tensor([loss.item(), correct, ask], dtype=torch.float64)
-        self.comm.allreduce(sums)
+        totals = torch.tensor([*score.sums, ask], dtype=torch.float64)
+        self.comm.allreduce(totals)
         timer.mark("wait")
-        loss_sum, correct, asked = sums.tolist()
-        return StepResult(loss_sum, correct, batch.global_count, asked)
+        *sums, asked = totals.tolist()
+        return StepResult(Sums(*sums), batch.global_count, asked)
 
     def gossip(self, odd: int) -> None:
         neighbour = self.comm.rank + (1 if self.comm.rank % 2 == odd else -1)
