@@ -17,13 +17,24 @@ from paceline.emulation import table as emulation
 from paceline.errors import UsageError, meant, refuse_pipe, unknown
 from paceline.layout import Grid
 from paceline.models import table as models
-from paceline.options import LEARNING, LENGTH, NOTHING, PROBLEM, flag, option
-from paceline.spec_checks import check_device, check_emulated, check_mpi_io, check_strategy
+from paceline.options import LEARNING, LENGTH, NOTHING, PROBLEM, flag, option, plural
+from paceline.spec_checks import check_decay, check_device, check_emulated, check_mpi_io, check_strategy
 from paceline.spec_fill import DEFAULT_LR, choose
 from paceline.strategies import table as strategies
 from paceline.strategies.base import Strategy
 from paceline.tasks import table as tasks
 from paceline.tasks.base import Task
+
+# The options that say how long the learning rate grows.
+WARMUP = ("warmup_epochs", "warmup_steps")
+
+
+def warmup(options: Mapping[str, Any], scale: int) -> tuple[float, str]:
+    """How long the learning rate grows, in epochs or steps: as given, else one epoch if it is scaled by workers."""
+    if (steps := options.get("warmup_steps")) is not None:
+        return steps, "step"
+    epochs = options.get("warmup_epochs")
+    return (float(scale > 1) if epochs is None else epochs), "epoch"
 
 
 @dataclass(frozen=True)
@@ -96,12 +107,24 @@ class Common:
                                                 "clip-grad-norm"))  # fmt: skip
     scale_lr: bool = option(True, "multiply the learning rate by the number of workers or replicas (Goyal et al.); "
                             "off with --global-batch", label="learning-rate scaling")  # fmt: skip
-    warmup_epochs: float = option(1.0, "epochs over which the learning rate grows from that of one worker to the "
-                                  "scaled one", affects=LEARNING, label="warm-up of", unit="epoch", least=0.0,
-                                 elsewhere=("warmup",))  # fmt: skip
-    decay: str = option("cosine", "how the learning rate falls after warm-up", affects=LEARNING,
-                        choices=("none", "cosine"),
+    warmup_epochs: float | None = option(None, "epochs over which the learning rate grows: to the scaled one from that "
+                                         "of one worker, or from 0 if it is not scaled; unless given, 1 if it is "
+                                         "scaled, else 0", affects=LEARNING, label="warm-up of", unit="epoch",
+                                         least=0.0, elsewhere=("warmup",))  # fmt: skip
+    warmup_steps: int | None = option(None, "the same in updates; instead of --warmup-epochs", affects=LEARNING,
+                                      label="warm-up of", unit="step", least=0,
+                                      elsewhere=("warmup-iters",))  # fmt: skip
+    decay: str = option("cosine", "how the learning rate falls after warm-up: along a cosine or a line, to 0 at the "
+                        "end; or by --decay-factor every --decay-every epochs (step)", affects=LEARNING,
+                        choices=("none", "cosine", "linear", "step"),
                         elsewhere=("scheduler", "lr-scheduler", "sched", "lr-schedule"))  # fmt: skip
+    decay_every: float | None = option(None, "epochs, counted from the first, after which --decay step lowers the "
+                                       "learning rate, again and again", affects=LEARNING, label="decay every",
+                                       unit="epoch", least=0.001,
+                                       elsewhere=("lr-step-size", "step-size", "decay-epochs"))  # fmt: skip
+    decay_factor: float | None = option(None, "what --decay step multiplies the learning rate by; 0.1 unless given",
+                                        affects=LEARNING, least=0.0, most=1.0,
+                                        elsewhere=("gamma", "lr-gamma", "decay-rate"))  # fmt: skip
     compute: str = option("real", "compute gradients (real), or compute none and let each batch take as long as "
                           "emulated:SECONDS, emulated:DEVICE (from `paceline models --devices`) or emulated:RUN_FOLDER "
                           "says", affects=PROBLEM, label=emulation.in_words)  # fmt: skip
@@ -181,6 +204,11 @@ class Common:
     def lr_scale(self) -> int:
         """What the learning rate of one worker is multiplied by."""
         return self.shares if self.scale_lr else 1
+
+    @property
+    def warmup(self) -> tuple[float, str]:
+        """How long the learning rate grows, in epochs or steps, and which of them."""
+        return warmup(vars(self), self.lr_scale)
 
     @property
     def grid(self) -> Grid:
@@ -289,9 +317,15 @@ class Resolved:
         if spec.lr_scale > 1:
             who = "replicas" if spec.method.part else "workers"
             text += f" ({spec.lr:g} x {spec.lr_scale} {who}; --no-scale-lr keeps {spec.lr:g})"
-            if spec.warmup_epochs:
-                text += f", reached after {spec.warmup_epochs:g} epoch{'' if spec.warmup_epochs == 1 else 's'}"
-        return text + (", then falling to 0 along a cosine" if spec.decay == "cosine" else "")
+        length, unit = spec.warmup
+        if length:
+            grown = f"{length:g} {unit if length == 1 else plural(unit)}"
+            text += f", reached after {grown}{' from 0' if spec.lr_scale == 1 else ''}"
+        if spec.decay == "step":
+            often = "epoch" if spec.decay_every == 1 else f"{spec.decay_every:g} epochs"
+            return f"{text}, multiplied by {spec.decay_factor:g} every {often}"
+        falls = {"none": "", "cosine": ", then falling to 0 along a cosine", "linear": ", then falling to 0 linearly"}
+        return text + falls[spec.decay]
 
     def _heading(self) -> str:
         spec = self.spec
@@ -439,6 +473,7 @@ def _check_together(spec: RunSpec, world: World | None, here: bool) -> None:
         raise UsageError(
             f"--read scatter with --transport {spec.transport}: samples are scattered between CPUs; use --read own"
         )
+    check_decay(spec)
     check_strategy(spec)
     if world and spec.ranks != world.size:
         servers = f" and --servers {spec.servers}" if spec.servers else ""

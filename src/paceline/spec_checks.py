@@ -31,6 +31,19 @@ def check_strategy(spec: RunSpec) -> None:
     method.check(spec)
 
 
+def check_decay(spec: RunSpec) -> None:
+    """Check the options of the learning rate's schedule, none of which may be without effect."""
+    if spec.warmup_epochs is not None and spec.warmup_steps is not None:
+        raise UsageError(
+            f"--warmup-epochs {spec.warmup_epochs:g} and --warmup-steps {spec.warmup_steps}: give only one of them"
+        )
+    if spec.decay == "step" and spec.decay_every is None:
+        raise UsageError("--decay step: it needs --decay-every, the epochs after which the learning rate is lowered")
+    for given, value in (("--decay-every", spec.decay_every), ("--decay-factor", spec.decay_factor)):
+        if spec.decay != "step" and value is not None:
+            raise UsageError(f"{given} {value:g} with --decay {spec.decay}: it is for --decay step; leave it out")
+
+
 def check_mpi_io(spec: RunSpec) -> None:
     if not spec.carrier.reads_files_together:
         raise UsageError(f"--read mpi-io with --transport {spec.transport}: it needs MPI; use --transport mpi")

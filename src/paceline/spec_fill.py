@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paceline.strategies.base import Strategy
 
 DEFAULT_LR = {"adam": 0.001, "sgd": 0.01}
+DEFAULT_DECAY_FACTOR = 0.1
 
 
 def choose(values: dict[str, Any], sources: dict[str, str], world: World | None) -> None:
@@ -34,6 +35,8 @@ def choose(values: dict[str, Any], sources: dict[str, str], world: World | None)
             fill(name, value, f"default for {method.name}")
     if values["lr"] is None:
         fill("lr", DEFAULT_LR[values["optimizer"]], f"default for {values['optimizer']}")
+    if values["decay"] == "step" and values["decay_factor"] is None:
+        fill("decay_factor", DEFAULT_DECAY_FACTOR, "default for step")
     data = datasets.describe(values["data"])
     if values["task"] is None:
         kind = datasets.kind_of(values["data"])

@@ -34,8 +34,11 @@ class Recipe:
     momentum: float = 0.9
     weight_decay: float = 0.0
     scale_lr: bool = True
-    warmup_epochs: float = 1.0
+    warmup_epochs: float | None = None
+    warmup_steps: int | None = None
     decay: str = "cosine"
+    decay_every: float = 1.0
+    decay_factor: float = 0.1
     normalize: bool = False
     sync_batchnorm: bool = False
     microbatches: int = 1
@@ -150,15 +153,18 @@ def _micro_batches(count: int, recipe: Recipe) -> int:
 
 
 def _rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
-    """From one replica's rate to N times that over the warm-up, then along a cosine to zero at the end."""
+    """From one replica's rate to N times that over the warm-up, or from zero to the rate that is not scaled; then down
+    to zero at the end, or by a factor every few epochs.
+    """
     scale = recipe.replicas if recipe.scale_lr else 1
-    warmup = round(recipe.warmup_epochs * steps_per_epoch) if scale > 1 else 0
+    epochs = (1.0 if scale > 1 else 0.0) if recipe.warmup_epochs is None else recipe.warmup_epochs
+    warmup = round(epochs * steps_per_epoch) if recipe.warmup_steps is None else recipe.warmup_steps
     if step < warmup:
-        return recipe.lr * (1 + (scale - 1) * step / warmup)
-    if recipe.decay == "none":
-        return recipe.lr * scale
+        return recipe.lr * (1 + (scale - 1) * step / warmup if scale > 1 else (step + 1) / (warmup + 1))
     part = (step - warmup) / (recipe.epochs * steps_per_epoch - warmup)
-    return recipe.lr * scale * (1 + math.cos(math.pi * part)) / 2
+    falls = {"none": 1.0, "cosine": (1 + math.cos(math.pi * part)) / 2, "linear": 1 - part,
+             "step": recipe.decay_factor ** (step // round(recipe.decay_every * steps_per_epoch))}  # fmt: skip
+    return recipe.lr * scale * falls[recipe.decay]
 
 
 def _adam(weight: Tensor, gradient: Tensor, kept: dict[str, Tensor], lr: float) -> None:

@@ -47,7 +47,13 @@ def test_one_worker_that_averages_with_nobody_trains_it_too(expected: Any, tmp_p
 
 
 def test_the_learning_rate_is_scaled_warmed_up_and_let_fall_as_asked(expected: Any, tmp_path: Path) -> None:
-    asked: list[dict[str, Any]] = [{"scale_lr": False}, {"warmup_epochs": 0.5}, {"warmup_epochs": 0.0, "decay": "none"}]
+    asked: list[dict[str, Any]] = [
+        {"scale_lr": False},
+        {"warmup_epochs": 0.5},
+        {"warmup_epochs": 0.0, "decay": "none"},
+        {"scale_lr": False, "warmup_steps": 5, "decay": "linear"},
+        {"warmup_steps": 5, "decay": "step", "decay_every": 1.0, "decay_factor": 0.5},
+    ]
     for number, more in enumerate(asked):
         values = values_for("mlp-sgd", 2, strategy="ring", **more)
         check_trains(ThreadWorld(2), tmp_path / str(number), values, expected(values))

@@ -250,6 +250,24 @@ def test_reading_with_mpi_io_chooses_mpi() -> None:
     assert (resolved.spec.transport, resolved.sources["transport"]) == ("mpi", "auto: --read mpi-io")
 
 
+@pytest.mark.parametrize(
+    ("values", "parts"),
+    [
+        ({"warmup_epochs": 2.0, "warmup_steps": 100}, ["--warmup-epochs 2", "--warmup-steps 100", "only one"]),
+        ({"decay": "step"}, ["--decay step", "--decay-every"]),
+        ({"decay_every": 2.0}, ["--decay-every 2", "--decay cosine", "leave it out"]),
+        ({"decay": "none", "decay_factor": 0.5}, ["--decay-factor 0.5", "--decay none"]),
+    ],
+)
+def test_options_of_the_learning_rate_that_would_have_no_effect_are_refused(values: Values, parts: list[str]) -> None:
+    assert [part for part in parts if part not in refusal(values)] == []
+
+
+def test_step_decay_has_a_usual_factor() -> None:
+    resolved = resolve(("flag", {"decay": "step", "decay_every": 2.0}))
+    assert (resolved.spec.decay_factor, resolved.sources["decay_factor"]) == (0.1, "default for step")
+
+
 # MPI, which may not be there.
 
 

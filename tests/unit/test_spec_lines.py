@@ -33,7 +33,8 @@ NUMBERS = st.fixed_dictionaries(
         "lr": st.floats(0, 1e308),
         "weight_decay": st.floats(0, 1),
         "scale_lr": st.booleans(),
-        "warmup_epochs": st.floats(0, 1e9),
+        "warmup_epochs": st.none() | st.floats(0, 1e9),
+        "decay": st.sampled_from(["none", "cosine", "linear"]),
         "seed": st.integers(0, 2**32 - 1),
         "timeout": st.floats(0.1, 1e6),
     },
@@ -116,3 +117,16 @@ def test_without_being_asked_it_shows_what_was_given_and_derived_and_the_rate_th
 def test_the_introduction_leaves_a_long_value_in_one_piece() -> None:
     path = "/scratch/" + "-".join(["run"] * 20)
     assert any(path in line for line in resolve(("flag", {"batch_size": 64, "output_dir": path})).introduction())
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"warmup_steps": 200, "decay": "linear"}, "reached after 200 steps from 0, then falling to 0 linearly"),
+        ({"warmup_epochs": 1.0, "decay": "none"}, "reached after 1 epoch from 0"),
+        ({"decay": "step", "decay_every": 2.0}, "multiplied by 0.1 every 2 epochs"),
+        ({"decay": "step", "decay_every": 1.0, "decay_factor": 0.5}, "multiplied by 0.5 every epoch"),
+    ],
+)
+def test_the_introduction_says_how_the_learning_rate_grows_and_falls(values: Values, said: str) -> None:
+    assert resolve(("flag", {"lr": 0.1, **values})).introduction()[1] == f"  learning rate 0.1, {said}"

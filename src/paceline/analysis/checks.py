@@ -15,6 +15,7 @@ from paceline.analysis.setting import MACHINE
 from paceline.analysis.statistics import ENOUGH_SAMPLES, Interval, bimodal, drift, ratio
 from paceline.analysis.wording import count, listing, some
 from paceline.options import LEARNING, PROBLEM
+from paceline.spec import WARMUP, warmup
 
 FEW_REPEATS = 3
 MUCH_DRIFT = 0.1
@@ -29,7 +30,7 @@ OLDER = {
     **dict.fromkeys(("resnet18", "resnet50", "resnet152", "resnet50v2", "resnet101v2", "resnet152v2"), ("batch-norm",)),
 }
 # Options that make no difference for the loss, or are decided apart: dropout and batch-norm by the model.
-NOT_LEARNED = ("lr", "warmup_epochs", "dropout", "sync_batchnorm", "node_speed", "node_cores")
+NOT_LEARNED = ("lr", *WARMUP, "dropout", "sync_batchnorm", "node_speed", "node_cores")
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,8 @@ def _training(one: Group, run: Run) -> str:
     """Everything that determines what a synchronous run trains, except how its batches are divided."""
     s, spec = run.summary, run.spec
     rate, scale = spec.get("lr"), run.replicas if spec.get("scale_lr", True) else 1
-    warm = (rate, spec.get("warmup_epochs")) if scale > 1 and spec.get("warmup_epochs") else None
+    grows = warmup(spec, scale)
+    warm = (grows, rate if scale > 1 else 0) if grows[0] else None
     whole = rate if rate is None else round(rate * scale, 12)
     same = one.setting.key((PROBLEM, LEARNING), names=("validation",), without=NOT_LEARNED)
     return repr((s.global_batch, s.seed, s.epochs, s.steps, whole, warm, same))

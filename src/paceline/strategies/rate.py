@@ -8,15 +8,23 @@ from paceline.spec import RunSpec
 def learning_rate(spec: RunSpec, step: int, steps_per_epoch: int, total_steps: int) -> float:
     """The learning rate of update `step`.
 
-    It starts at the rate of one worker and grows to the scaled rate during warm-up, so one worker has no warm-up; then
-    it follows a cosine to zero at the end of training.
+    During warm-up it grows evenly to the scaled rate: from the rate of one worker, or, if it is not scaled, from 0
+    (which would be the update before the first). Then it falls, with a cosine or linearly to 0 at the end of training.
     """
     assert spec.lr is not None
-    scale = spec.lr_scale
-    warmup = min(round(spec.warmup_epochs * steps_per_epoch), total_steps) if scale > 1 else 0
+    peak = spec.lr * spec.lr_scale
+    length, unit = spec.warmup
+    warmup = min(round(length * (steps_per_epoch if unit == "epoch" else 1)), total_steps)
     if step < warmup:
-        return spec.lr * (1 + (scale - 1) * step / warmup)
-    if spec.decay == "none":
-        return spec.lr * scale
+        first = spec.lr if spec.lr_scale > 1 else peak / (warmup + 1)
+        return first + (peak - first) * step / warmup
     progress = (step - warmup) / max(1, total_steps - warmup)
-    return spec.lr * scale * 0.5 * (1 + math.cos(math.pi * progress))
+    if spec.decay == "cosine":
+        return peak * 0.5 * (1 + math.cos(math.pi * progress))
+    if spec.decay == "linear":
+        return peak * (1 - progress)
+    if spec.decay == "step":
+        assert spec.decay_every is not None
+        assert spec.decay_factor is not None
+        return float(peak * spec.decay_factor ** (step // max(1, round(spec.decay_every * steps_per_epoch))))
+    return peak

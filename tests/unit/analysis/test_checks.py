@@ -174,6 +174,13 @@ def test_a_rate_that_was_scaled_is_compared_as_it_was(tmp_path: Path) -> None:
     assert "differ" in pair(tmp_path, (0.5, 0.9), scaled | {"lr": 0.02}, scaled | {"lr": 0.01})
 
 
+def test_a_warm_up_is_compared_where_there_is_one(tmp_path: Path) -> None:
+    one, two = {"warmup_steps": 10}, {"warmup_steps": 20}
+    assert "differ" in pair(tmp_path / "same", (0.5, 0.9), one, one)
+    assert "differ" not in pair(tmp_path / "other", (0.5, 0.9), one, two)
+    assert "differ" in pair(tmp_path / "none", (0.5, 0.9), {"warmup_steps": 0}, {"warmup_epochs": 0.0})
+
+
 def test_several_machines_are_told_and_are_no_repeats(tmp_path: Path) -> None:
     runs = [check_read(write_run(tmp_path / f"{i}", steady(0.1), seed=i, machine={"processor": name, "torch": "2.1"}))
             for i, name in enumerate(("slow", "fast", "fast"))]  # fmt: skip
