@@ -93,13 +93,15 @@ class Common:
                              unit="batch", least=1,
                              elsewhere=("gradient-accumulation-steps", "accumulate-grad-batches",
                                         "accumulation-steps"))  # fmt: skip
-    optimizer: str = option("adam", "optimizer that updates the weights", affects=PROBLEM, label="",
-                            choices=tuple(DEFAULT_LR), elsewhere=("opt", "optim"))  # fmt: skip
-    lr: float | None = option(None, "learning rate for one worker; 0.001 for adam and 0.01 for sgd unless given",
+    optimizer: str = option("adam", "optimizer that updates the weights; adamw is Adam with decoupled weight decay",
+                            affects=PROBLEM, label="", choices=tuple(DEFAULT_LR),
+                            elsewhere=("opt", "optim"))  # fmt: skip
+    lr: float | None = option(None, "learning rate for one worker; 0.01 for sgd and 0.001 for the others unless given",
                               affects=LEARNING, label="learning rate", least=0.0,
                               elsewhere=("learning-rate", "rate"))  # fmt: skip
     momentum: float = option(0.9, "SGD momentum", affects=LEARNING, least=0.0, most=1.0)
-    weight_decay: float = option(0.0, "weight decay (L2 penalty)", affects=LEARNING, least=0.0,
+    weight_decay: float = option(0.0, "weight decay: an L2 penalty, decoupled from the gradient for adamw (0.01 unless "
+                                 "given)", affects=LEARNING, least=0.0,
                                  elsewhere=("wd", "l2"))  # fmt: skip
     clip_norm: float | None = option(None, "scale a gradient with a larger norm than this down to it; the norm is that "
                                      "of the whole model", affects=LEARNING, label="gradient norm at most", least=0.0,

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from paceline.spec import World
     from paceline.strategies.base import Strategy
 
-DEFAULT_LR = {"adam": 0.001, "sgd": 0.01}
+DEFAULT_LR = {"adam": 0.001, "adamw": 0.001, "sgd": 0.01}
+ADAMW_WEIGHT_DECAY = 0.01  # as in PyTorch
 DEFAULT_DECAY_FACTOR = 0.1
 
 
@@ -35,6 +36,8 @@ def choose(values: dict[str, Any], sources: dict[str, str], world: World | None)
             fill(name, value, f"default for {method.name}")
     if values["lr"] is None:
         fill("lr", DEFAULT_LR[values["optimizer"]], f"default for {values['optimizer']}")
+    if values["optimizer"] == "adamw" and sources["weight_decay"] == "default":
+        fill("weight_decay", ADAMW_WEIGHT_DECAY, "default for adamw")
     if values["decay"] == "step" and values["decay_factor"] is None:
         fill("decay_factor", DEFAULT_DECAY_FACTOR, "default for step")
     data = datasets.describe(values["data"])

@@ -42,6 +42,10 @@ SETTINGS: dict[str, tuple[dict[str, Any], float]] = {
     "mlp-sgd": ({**OURS, "model": "mlp", "optimizer": "sgd", "lr": 0.05, "weight_decay": 0.01, **EXACT}, 1e-12),
     "norm-sgd": ({**OWN, "optimizer": "sgd", "lr": 0.02, **EXACT}, 1e-12),
     "sync-norm-adam": ({**OWN, "lr": 0.002, "sync_batchnorm": True, **EXACT}, 1e-12),
+    "cnn-adamw": (
+        {**OURS, "model": "shallow-cnn", "optimizer": "adamw", "lr": 0.002, "weight_decay": 0.1, **EXACT},
+        1e-12,
+    ),
     "mlp-float32": ({**OURS, "model": "mlp", "optimizer": "sgd", "lr": 0.05, "momentum": 0.0}, 1e-5),
 }
 

@@ -1,7 +1,7 @@
 """Training as the documentation describes it, in one plain loop in float64: what every strategy has to train.
 
 It imports nothing of Paceline. Order of samples, learning rate, batch-norm and micro-batches are written from
-docs/data-parallel.md and docs/model-parallel.md; Adam and SGD from their papers.
+docs/data-parallel.md and docs/model-parallel.md; Adam, AdamW and SGD from their papers.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def train(model: nn.Module, start: Path, data: Data, recipe: Recipe) -> Trained:
     model.load_state_dict(load_file(start))
     images, test = _floats(data, normalize=recipe.normalize)
     labels = torch.from_numpy(data.train_labels).long()
-    update = _adam if recipe.optimizer == "adam" else partial(_sgd, momentum=recipe.momentum)
+    update = partial(_sgd, momentum=recipe.momentum) if recipe.optimizer == "sgd" else _adam
     kept: dict[nn.Parameter, dict[str, Tensor]] = {}
     samples, batch = len(labels), recipe.batch_size * recipe.replicas
     steps = math.ceil(samples / batch)
@@ -90,7 +90,11 @@ def train(model: nn.Module, start: Path, data: Data, recipe: Recipe) -> Trained:
             with torch.no_grad():
                 for p in model.parameters():
                     if p.grad is not None:
-                        update(p, p.grad + recipe.weight_decay * p, kept.setdefault(p, {}), lr)
+                        penalty = recipe.weight_decay * p
+                        if recipe.optimizer == "adamw":  # Loshchilov and Hutter 2019: not part of the gradient
+                            p.sub_(lr * penalty)
+                            penalty = torch.zeros_like(p)
+                        update(p, p.grad + penalty, kept.setdefault(p, {}), lr)
         losses.append(loss_sum / samples)
     with torch.no_grad():
         out = model.eval()(test.clone())

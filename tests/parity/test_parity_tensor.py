@@ -15,13 +15,14 @@ DATA = "synthetic:3x9x9,classes=5,train=29,test=9"
 SMALL = {"model": "tensor_cases:Small", "data": DATA, "epochs": 3, "dtype": "float64", "timeout": 20.0,
          "strategy": "tensor", "check_replicas": 4}  # fmt: skip
 ADAM = {"optimizer": "adam", "lr": 0.002}
+ADAMW = {"optimizer": "adamw", "lr": 0.002, "weight_decay": 0.1}
 SGD = {"optimizer": "sgd", "lr": 0.02, "weight_decay": 0.001}
 
 
 @pytest.mark.parametrize(
     ("transport", "shards", "optimizer"),
-    [("threads", 2, ADAM), ("threads", 3, SGD), ("threads", 4, ADAM), ("gloo", 2, SGD), ("gloo", 4, ADAM),
-     ("mpi", 2, ADAM), ("mpi", 4, SGD)],
+    [("threads", 2, ADAM), ("threads", 3, SGD), ("threads", 4, ADAM), ("threads", 2, ADAMW), ("gloo", 2, SGD),
+     ("gloo", 4, ADAM), ("mpi", 2, ADAM), ("mpi", 4, SGD)],
 )  # fmt: skip
 def test_shards_train_the_model_of_the_plain_loop(
     worlds: Worlds, expected: Any, tmp_path: Path, transport: str, shards: int, optimizer: dict[str, Any]

@@ -19,7 +19,7 @@ common = {"model": "mlp", "hidden": (256,), "data": "synthetic:1x8x8,train=24,te
 for strategy, workers in {"sequential": 1, "ring": 2, "pipeline": 2, "tensor": 2, "ps-sync": 2}.items():
     folder = Path(sys.argv[1]) / strategy
     folder.mkdir()
-    for optimizer in ("adam", "sgd"):
+    for optimizer in ("adam", "adamw", "sgd"):
         values = common | {"strategy": strategy, "workers": workers, "optimizer": optimizer}
         if strategy.startswith("ps"):
             train_served(values, folder)

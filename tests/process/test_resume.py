@@ -59,25 +59,29 @@ CHAIN = [
 ]
 
 
-def test_every_synchronous_strategy_continues_every_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("optimizer", "chain"), [("sgd", CHAIN), ("adamw", CHAIN[:5])])
+def test_every_synchronous_strategy_continues_every_other(
+    optimizer: str, chain: list[list[str]], tmp_path: Path
+) -> None:
     """In the middle of epochs; together they train what one process trains, and use each sample once an epoch."""
     # Convolutions in channels-last layout, and the best epoch's weights.
     each, net = 7, ["--model", "mnist-cnn", "--dropout", "0", "--validation", "0.2", *CHAIN_DATA]
-    for number, words in enumerate(CHAIN, 1):
+    net += ["--optimizer", optimizer]
+    for number, words in enumerate(chain, 1):
         resume = ["--resume", str(tmp_path / "run")] if number > 1 else []
         train(tmp_path, "--steps", str(number * each), "--checkpoint-every", str(each), *net, *words, *resume)
-    train(tmp_path, "--steps", str(len(CHAIN) * each), "--strategy", "sequential", *net, name="whole")
+    train(tmp_path, "--steps", str(len(chain) * each), "--strategy", "sequential", *net, name="whole")
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "run"))
     for name, values in one.items():
         torch.testing.assert_close(other[name], values, rtol=0, atol=1e-11)
     steps = read_steps(tmp_path / "run" / "rank_0.jsonl")
-    assert [step.step for step in steps] == list(range(len(CHAIN) * each))
+    assert [step.step for step in steps] == list(range(len(chain) * each))
     assert [step.samples for step in steps] == [20 if i % 13 < 12 else 8 for i in range(len(steps))]  # 248 an epoch
     whole, summary = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "run"))
     assert summary["best_epoch"] == whole["best_epoch"]
     assert summary["validation_loss"] == pytest.approx(whole["validation_loss"], abs=1e-11)
     assert summary["train_loss"] == pytest.approx(whole["train_loss"], abs=1e-11)
-    assert summary["resumed"] == [each * number for number in range(1, len(CHAIN))]
+    assert summary["resumed"] == [each * number for number in range(1, len(chain))]
 
 
 def test_another_batch_takes_the_rest_of_the_epoch_and_is_announced(tmp_path: Path) -> None:

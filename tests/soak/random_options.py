@@ -17,7 +17,7 @@ TRIALS = 500
 WHAT: dict[str, tuple[str, ...]] = {
     "model": ("mlp", "shallow-cnn", "mnist-cnn"),
     "data": tuple(f"synthetic:{shape},train={n},test=30" for shape in ("1x28x28", "3x32x32") for n in (97, 150)),
-    "optimizer": ("adam", "sgd"),
+    "optimizer": ("adam", "adamw", "sgd"),
     "steps": ("1", "2", "5", "9"),
     "lr": ("0.0001", "0.001", "0.01"),
     "weight-decay": ("0", "0.01"),

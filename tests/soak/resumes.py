@@ -43,7 +43,7 @@ FAMILIES = {
 
 
 def command(family: str, dice: random.Random) -> list[str]:
-    optimizer = dice.choice(["adam", "sgd"])
+    optimizer = dice.choice(["adam", "adamw", "sgd"])
     every = dice.choice(["1", "4", "7"])
     return [*PACELINE, "--model", "net.py:build", *DATA, "--optimizer", optimizer, "--steps", str(STEPS),
             "--checkpoint-every", every, "--seed", str(dice.randrange(1000)), *FAMILIES[family]]  # fmt: skip

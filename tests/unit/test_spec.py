@@ -263,6 +263,15 @@ def test_options_of_the_learning_rate_that_would_have_no_effect_are_refused(valu
     assert [part for part in parts if part not in refusal(values)] == []
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "lr", "weight_decay"), [("adam", 0.001, 0.0), ("adamw", 0.001, 0.01), ("sgd", 0.01, 0.0)]
+)
+def test_optimizers_have_their_own_defaults(optimizer: str, lr: float, weight_decay: float) -> None:
+    spec = resolve(("flag", {"optimizer": optimizer})).spec
+    assert (spec.lr, spec.weight_decay) == (lr, weight_decay)
+    assert resolve(("flag", {"optimizer": optimizer, "weight_decay": 0.0})).spec.weight_decay == 0.0
+
+
 def test_step_decay_has_a_usual_factor() -> None:
     resolved = resolve(("flag", {"decay": "step", "decay_every": 2.0}))
     assert (resolved.spec.decay_factor, resolved.sources["decay_factor"]) == (0.1, "default for step")

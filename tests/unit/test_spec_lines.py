@@ -29,7 +29,7 @@ NUMBERS = st.fixed_dictionaries(
         "epochs": st.integers(1),
         "steps": st.none() | st.integers(1),
         "batch_size": st.integers(1, 1000),
-        "optimizer": st.sampled_from(["adam", "sgd"]),
+        "optimizer": st.sampled_from(["adam", "adamw", "sgd"]),
         "lr": st.floats(0, 1e308),
         "weight_decay": st.floats(0, 1),
         "scale_lr": st.booleans(),

@@ -90,7 +90,8 @@ def memory_layout(spec: RunSpec) -> torch.memory_format:
 
 def make_optimizer(spec: RunSpec, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     assert spec.lr is not None
-    kind, own = (torch.optim.Adam, {}) if spec.optimizer == "adam" else (torch.optim.SGD, {"momentum": spec.momentum})
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[spec.optimizer]
+    own = {"momentum": spec.momentum} if kind is torch.optim.SGD else {}
     made: torch.optim.Optimizer = _eager(kind)(parameters, spec.lr, weight_decay=spec.weight_decay, fused=True, **own)
     return made
 

@@ -279,7 +279,7 @@ def check_space(job: Job, engine: Engine) -> None:
             f"{folder} is on a disk with {free / 1e6:,.1f} MB free, and the weights take {weights / 1e6:,.1f} MB: "
             "free some space, or choose another --output-dir"
         )
-    each = weights * (3 if spec.optimizer == "adam" else 2) + weights * (spec.validation > 0)
+    each = weights * (2 if spec.optimizer == "sgd" else 3) + weights * (spec.validation > 0)
     needed = weights + each * (spec.keep_checkpoints + 1)  # old ones are removed when a new one is complete
     if free < needed and (spec.checkpoint_every or spec.checkpoint_seconds):
         what = f"the weights and {spec.keep_checkpoints + 1} checkpoints take {needed / 1e6:,.1f} MB"

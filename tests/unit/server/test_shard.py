@@ -16,6 +16,7 @@ OPTIMIZERS: dict[str, Callable[[Iterable[Tensor]], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1),
     "momentum": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=0.01, fused=True),
     "adam": lambda parameters: torch.optim.Adam(parameters, 0.1, fused=True),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, 0.1, fused=True),
 }
 
 
