@@ -129,7 +129,7 @@ def show(name: str, contenders: dict[str, Contender], busy: list[list[float]], b
         last = each.plan.stages[0].layers[-1]
         rate = batch / statistics.median(each.seconds[1:])
         print(
-            f"{name:<10}{cut:<18}after {last:<22}{rate:7.1f} images/s, time ÷ found "
+            f"{name:<10}{cut:<18}after {last:<22}{rate:7.1f} samples/s, time ÷ found "
             f"{statistics.median(ratios):.3f} ({low:.3f}–{high:.3f}); ms a micro-batch: {stages}",
             flush=True,
         )

@@ -1,4 +1,4 @@
-"""This project beside plain PyTorch and PyTorch DDP: images/s on mnist-cnn, interleaved in one run, as ratios.
+"""This project beside plain PyTorch and PyTorch DDP: samples/s on mnist-cnn, interleaved in one run, as ratios.
 
     python benchmarks/data_parallel.py [--rounds 5] [--steps 80] [--workers 2]
 
@@ -27,7 +27,7 @@ STRATEGIES = ("allreduce", "ring", "reduce-bcast", "gather")
 
 
 def contenders(steps: int, workers: int) -> dict[str, list[str]]:
-    skip = min(30, steps // 4)  # as images_per_second in a summary does
+    skip = min(30, steps // 4)  # as samples_per_second in a summary does
     peer = [str(PEER), "--steps", str(steps), "--skip", str(skip)]
     torchrun = [str(BIN / "torchrun"), "--nproc-per-node", str(workers)]
     ours = [str(BIN / "paceline"), "train", "--steps", str(steps), "--threads", "1", "--log-every", "0", "--json"]
@@ -46,7 +46,7 @@ def contenders(steps: int, workers: int) -> dict[str, list[str]]:
 
 
 def measure(command: list[str], folder: str) -> float:
-    """Images/s of one run."""
+    """Samples/s of one run."""
     own = "paceline" in Path(command[0]).name
     variables = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
     if "--tuned" in command:
@@ -58,7 +58,10 @@ def measure(command: list[str], folder: str) -> float:
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
     last = done.stdout.strip().splitlines()[-1]
-    return float(json.loads(last)["images_per_second"]) if own else float(last)
+    if not own:
+        return float(last)
+    summary = json.loads(last)
+    return float(summary.get("samples_per_second") or summary["images_per_second"])  # in earlier versions
 
 
 def main() -> None:
@@ -85,7 +88,7 @@ def main() -> None:
     ddp, tuned = (f"DDP gloo, {t}{args.workers} processes" for t in ("", "tuned, "))
     alone = "paceline sequential, 1 process"
     print(f"mnist-cnn, batch 128 a process, {args.steps} steps, {args.rounds} rounds, {os.cpu_count()} cores\n")
-    print(f"{'':<38}{'images/s':>10}{'÷ DDP':>20}{'÷ DDP tuned':>20}{'÷ paceline alone':>20}")
+    print(f"{'':<38}{'samples/s':>10}{'÷ DDP':>20}{'÷ DDP tuned':>20}{'÷ paceline alone':>20}")
     for name, mine in rates.items():
         cells = []
         for rival in (ddp, tuned, alone):

@@ -39,7 +39,7 @@ def contenders(model: str, size: int, batch: int, steps: int) -> dict[str, list[
 
 
 def measure(command: list[str], folder: Path) -> tuple[float, float]:
-    """Images/s, and the part of the time that the slowest rank waited for input."""
+    """Samples/s, and the part of the time that the slowest rank waited for input."""
     own = "paceline" in Path(command[0]).name
     name = f"run-{len(list(folder.iterdir()))}"
     place = ["--output-dir", str(folder), "--name", name] if own else []
@@ -82,7 +82,7 @@ def main() -> None:
         )
         for name, rows in found.items():
             rates, waits = zip(*rows, strict=True)
-            print(f"  {name:<34}{statistics.median(rates):>8,.1f} images/s   waits for input "
+            print(f"  {name:<34}{statistics.median(rates):>8,.1f} samples/s   waits for input "
                   f"{statistics.median(waits):>7.3%} ({min(waits):.3%}–{max(waits):.3%})")  # fmt: skip
 
 

@@ -42,7 +42,7 @@ Numbers = dict[str, float]
 
 
 def ours(flags: list[str], model: str, workers: int, folder: str) -> Numbers:
-    """Images/s, and the processor's milliseconds of all servers per megabyte of gradients that came."""
+    """Samples/s, and the processor's milliseconds of all servers per megabyte of gradients that came."""
     steps, batch, chosen = MODELS[model]
     # An asynchronous update is one worker's gradient.
     steps *= workers if "ps-async" in flags else 1
@@ -53,7 +53,7 @@ def ours(flags: list[str], model: str, workers: int, folder: str) -> Numbers:
     if done.returncode:
         sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
     summary = json.loads(done.stdout.strip().splitlines()[-1])
-    found: Numbers = {"rate": summary["images_per_second"]}
+    found: Numbers = {"rate": summary["samples_per_second"]}
     if summary["servers"]:
         received = sum(summary["bytes_received"][: summary["servers"]]) / 1e6
         found["ms per MB"] = 1e3 * sum(summary["cpu_seconds"][: summary["servers"]]) / received
@@ -64,7 +64,7 @@ def rival(model: str, workers: int) -> Numbers:
     steps, batch, _ = MODELS[model]
     found = rpc_server.measure(model, workers, steps, batch, 1)
     gradients = workers * found["model_bytes"] / 1e6
-    return {"rate": found["images_per_second"], "ms per MB": 1e3 * found["server_cpu_seconds_per_step"] / gradients}
+    return {"rate": found["samples_per_second"], "ms per MB": 1e3 * found["server_cpu_seconds_per_step"] / gradients}
 
 
 def copy_ms_per_mb() -> float:
@@ -96,7 +96,7 @@ def compare(model: str, workers: int, rounds: int, folder: str) -> None:
     copy = statistics.median(copying)
     print(f"\n{model}, {workers} workers, batch {batch} a worker, {rounds} rounds, {os.cpu_count()} cores; "
           f"copying a megabyte takes {copy:.2f} ms\n")  # fmt: skip
-    print(f"{'':<30}{'images/s':>10}{'÷ RPC tutorial':>20}{'÷ ring':>20}{'server ms/MB':>14}{'in copies':>11}")
+    print(f"{'':<30}{'samples/s':>10}{'÷ RPC tutorial':>20}{'÷ ring':>20}{'server ms/MB':>14}{'in copies':>11}")
     for name, mine in results.items():
         row = f"{name:<30}{statistics.median(n['rate'] for n in mine):>10,.0f}"
         for other in (RIVAL, RING):

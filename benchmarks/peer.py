@@ -2,7 +2,7 @@
 
 Written as their users write it. `--tuned` gives them this project's model (pooling before ReLU, channels_last), its
 fused optimizer and (by data_parallel.py) its way with memory, so that what is left to compare is the data parallelism
-itself. Prints images/s of all ranks.
+itself. Prints samples/s of all ranks.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def main() -> None:
                     low, high = interval(ratios)
                     rates = [args.batch / statistics.median(side) for side in zip(*pairs, strict=True)]
                     print(
-                        f"{model:<12}{schedule:<6} paceline {rates[0]:7.2f} images/s, torch {rates[1]:7.2f}; ratio "
+                        f"{model:<12}{schedule:<6} paceline {rates[0]:7.2f} samples/s, torch {rates[1]:7.2f}; ratio "
                         f"{statistics.median(ratios):.3f} ({low:.3f}–{high:.3f})",
                         flush=True,
                     )

@@ -5,7 +5,7 @@
 Written as "Implementing Batch RPC Processing Using Asynchronous Executions" (pytorch.org/tutorials) has it: trainers
 send a list of gradients, the server sums them, steps, and answers every trainer with the whole model. Images are random
 and made once. The first quarter of the steps is not counted: `seconds_per_step` is the median of all trainers' other
-steps, `images_per_second` is what all of them did in the time the slowest took.
+steps, `samples_per_second` is what all of them did in the time the slowest took.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def run_server(args: argparse.Namespace) -> dict[str, float]:
     images = args.workers * args.batch_size * (args.steps - skip)
     return {
         "seconds_per_step": statistics.median(second for seconds in timed for second in seconds),
-        "images_per_second": images / max(sum(seconds) for seconds in timed),
+        "samples_per_second": images / max(sum(seconds) for seconds in timed),
         "server_cpu_seconds_per_step": (server.cpu[-1] - server.cpu[skip - 1]) / (args.steps - skip),
         "model_bytes": sum(p.numel() * p.element_size() for p in server.model.parameters()),
     }

@@ -1,4 +1,4 @@
-"""Two versions of this project beside each other: images/s of every strategy, interleaved in one run, as ratios.
+"""Two versions of this project beside each other: samples/s of every strategy, interleaved in one run, as ratios.
 
     python benchmarks/versions.py path/to/another/paceline [--rounds 8] [--steps 80] [--workers 2]
 
@@ -62,7 +62,7 @@ def main() -> None:
                 rates[name].append((found[both[0]], found[both[1]]))
     print(file=sys.stderr)
     print(f"mnist-cnn, batch 128 a worker, {args.steps} steps, {args.rounds} rounds, {os.cpu_count()} cores\n")
-    print(f"{'':<14}{'this, images/s':>16}{'other':>10}   {'this ÷ other (95 % interval)'}")
+    print(f"{'':<14}{'this, samples/s':>16}{'other':>10}   {'this ÷ other (95 % interval)'}")
     for name, pairs in rates.items():
         mean, low, high = interval([ours / theirs for ours, theirs in pairs])
         ours, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))

@@ -13,11 +13,11 @@ from paceline.cli import main as paceline
 
 HERE = Path(__file__).parent
 FOLDER = Path("runs", "demo")
-COLUMNS = ("update ms", "epoch s", "total s", "images/s", "speedup", "test loss", "test acc")
+COLUMNS = ("update ms", "epoch s", "total s", "samples/s", "speedup", "test loss", "test acc")
 
 
 def row(one: Group, groups: Sequence[Group]) -> tuple[str, ...]:
-    s, speed, speedup = one.first.summary, one.images_per_second().value, over_one_process(one, groups)
+    s, speed, speedup = one.first.summary, one.samples_per_second().value, over_one_process(one, groups)
     return (
         f"{1000 * one.step().value:.1f}",
         f"{min(s.epoch_seconds):.2f}",

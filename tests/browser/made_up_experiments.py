@@ -40,7 +40,7 @@ class MadeUp:
     batch: int = 128
     epochs: int = 4
     megabytes: float = 1.7  # of gradients
-    speed: float = 2500.0  # images/s of one worker
+    speed: float = 2500.0  # samples/s of one worker
     bits: float = 1e9  # of a link; only where there are several nodes
     compute: str = "real"
     shrink: int = 1  # how many times smaller gradients are than the model's

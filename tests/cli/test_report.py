@@ -51,7 +51,7 @@ def test_numbers_are_written_for_each_chart(tmp_path: Path) -> None:
     with (tmp_path / "csv" / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["strategy"] for row in rows} == {"sequential", "allreduce", "reduce-bcast", "pipeline"}
-    assert all(float(row["images_per_second_low"]) <= float(row["images_per_second"]) for row in rows)
+    assert all(float(row["samples_per_second_low"]) <= float(row["samples_per_second"]) for row in rows)
 
 
 @pytest.mark.skipif(look.programs() is None, reason=NO_BROWSER)

@@ -59,7 +59,7 @@ def test_weights_that_there_is_no_space_for_do_not_take_the_result_with_them(tmp
     assert code == 1
     assert summary.status == FAILED
     assert summary.test_loss is not None
-    assert (summary.steps, summary.images_per_second is not None) == (1000, True)
+    assert (summary.steps, summary.samples_per_second is not None) == (1000, True)
     assert "there is no space left in" in str(summary.error)
     assert "Traceback" not in said
     assert not list((tmp_path / "kept" / "run").glob("*.safetensors*"))

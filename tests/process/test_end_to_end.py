@@ -94,7 +94,7 @@ def test_the_results_are_those_of_the_lines(trained: Trained) -> None:
             for i in range(0, STEPS, count)]  # fmt: skip
     # The median after warm-up, which is at most half of the steps.
     speeds = [1 / median(each[skip:]) for skip in range(len(each) // 2 + 1)]
-    assert any(float(row["images_per_second"]) == pytest.approx(speed, rel=1e-9) for speed in speeds)
+    assert any(float(row["samples_per_second"]) == pytest.approx(speed, rel=1e-9) for speed in speeds)
     (test,) = (line for line in trained.lines[0] if line["kind"] == "test")
     assert float(row["test_loss"]) == test["loss"] == summary["test_loss"]
     assert float(row["test_accuracy"]) == test["accuracy"]

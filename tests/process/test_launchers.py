@@ -185,7 +185,7 @@ def test_progress_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
     assert code == 0
     assert b"epoch 0:   0%|" in text
     said = rb"At step 10, update time for each batch: [\d.]+ s, loss: [\d.]+, acc: [\d.]+%, "
-    assert re.search(said + rb"[\d,]+ images/s, \d+:\d\d:\d\d left", text)
+    assert re.search(said + rb"[\d,]+ samples/s, \d+:\d\d:\d\d left", text)
     assert b"Total run time" in text
 
 

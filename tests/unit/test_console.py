@@ -31,9 +31,9 @@ def test_a_line_says_how_it_goes_and_how_long_it_will_take(tmp_path: Path) -> No
     console.close()
     said = "update time for each batch:"
     assert (tmp_path / "log").read_text().splitlines() == [
-        f"At step 2, {said} 0.3000 s, loss: 2.1, acc: 30%, 100 images/s, 0:04:01 left",
-        f"At step 4, {said} 0.3000 s, loss: 2.1, acc: 30%, 200 images/s, 0:02:00 left",
-        f"At step 2, {said} 0.2500 s, 160 images/s, 0:00:00 left",
+        f"At step 2, {said} 0.3000 s, loss: 2.1, acc: 30%, 100 samples/s, 0:04:01 left",
+        f"At step 4, {said} 0.3000 s, loss: 2.1, acc: 30%, 200 samples/s, 0:02:00 left",
+        f"At step 2, {said} 0.2500 s, 160 samples/s, 0:00:00 left",
     ]
 
 

@@ -27,7 +27,7 @@ class Difference:
 @dataclass(frozen=True)
 class Comparison:
     differences: tuple[Difference, ...]
-    faster: Interval  # the second's images/s over the first's
+    faster: Interval  # the second's samples/s over the first's
     verdict: str
     warnings: tuple[RunWarning, ...]
     runs: int  # of the setting that has fewer
@@ -62,7 +62,7 @@ class Slower:
 
 
 def slower(found: Comparison, percent: float) -> Slower:
-    """Slower means that the whole 95 % interval of the ratio of images/s is below the limit.
+    """Slower means that the whole 95 % interval of the ratio of samples/s is below the limit.
 
     Single runs do not tell how much runs differ: the interval then has to be below the limit by BETWEEN_RUNS, too.
     """

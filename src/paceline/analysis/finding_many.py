@@ -22,7 +22,7 @@ def best_of(found: Sequence[Problem]) -> tuple[str, Rows]:
             rows.append((problem.label, who, number(speed(leaders[0]))))
             notes.append(stale(leaders[0], problem.groups))
     text = "The fastest setting of each problem; where several are named, they cannot be distinguished."
-    return f"{text}{max(notes, default='')}", (("problem", "fastest", "images/s"), *rows) if rows else ()
+    return f"{text}{max(notes, default='')}", (("problem", "fastest", "samples/s"), *rows) if rows else ()
 
 
 def cost_of(found: Sequence[Problem], curves: Sequence[Curve]) -> list[str]:

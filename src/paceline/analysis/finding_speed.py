@@ -43,13 +43,13 @@ def best(problem: Problem, curves: Sequence[Curve]) -> Iterator[str]:
     if not leaders:
         return
     top, groups = leaders[0], problem.groups
-    rate = f"{within(top.images_per_second())} images/s"
+    rate = f"{within(top.samples_per_second())} samples/s"
     if len(groups) == 1:
         yield problem.say(f"the speed of {top.label(groups)} is {rate}.{problem.few(top)}")
     elif len(leaders) > 1:
         names = some([one.label(groups) for one in leaders])
         yield problem.say(
-            f"the fastest settings cannot be distinguished: {names}; about {number(speed(top))} images/s."
+            f"the fastest settings cannot be distinguished: {names}; about {number(speed(top))} samples/s."
         )
     else:
         yield problem.say(f"the fastest is {top.label(groups)}: {rate}.{stale(top, groups)}{problem.few(top)}")

@@ -389,7 +389,7 @@ def _alone(groups: Sequence[Group]) -> str:
     """The sentence for a study in which nothing was distributed."""
     usable = [one for one in groups if certain(one)]
     if len(groups) == 1:
-        rate = f"{within(groups[0].images_per_second())} images/s"
+        rate = f"{within(groups[0].samples_per_second())} samples/s"
         return f"One setting was run, {_called(groups[0], groups)}: {rate}; there is nothing to compare it with."
     if len(problems(groups)) > 1:
         return "Nothing was distributed: all runs used one process."
@@ -398,5 +398,5 @@ def _alone(groups: Sequence[Group]) -> str:
     if len(leaders) > 1:
         who = some([_called(one, groups) for one in leaders])
         return f"Nothing was distributed, and the fastest settings cannot be distinguished: {who}."
-    rate = f"{within(best.images_per_second())} images/s"
+    rate = f"{within(best.samples_per_second())} samples/s"
     return f"Nothing was distributed; the fastest setting with one process is {_called(best, groups)}: {rate}."

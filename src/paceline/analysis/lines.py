@@ -82,12 +82,12 @@ def all_lines(groups: Sequence[Group]) -> list[Line]:
 
 
 def speed(one: Group) -> float:
-    """Images/s of the middle run."""
+    """Samples/s of the middle run."""
     return one.speed
 
 
 def faster(one: Group, other: Group) -> Interval:
-    """The ratio of the speeds of the first and the second, in images/s."""
+    """The ratio of the speeds of the first and the second, in samples/s."""
     return ratio(other.series, one.series)
 
 

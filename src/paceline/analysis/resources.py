@@ -51,7 +51,7 @@ class RankSeries:
     seconds: Series
     busy: Series
     waiting: Series
-    images_per_second: Series
+    samples_per_second: Series
 
 
 @dataclass(frozen=True)

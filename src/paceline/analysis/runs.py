@@ -157,7 +157,7 @@ class Run:
         return float(effective_samples(np.log(self.seconds_per_image)))
 
     @property
-    def images_per_second(self) -> float:
+    def samples_per_second(self) -> float:
         return sum(step.samples for step in self.steady) / sum(step.seconds for step in self.steady)
 
 

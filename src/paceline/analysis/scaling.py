@@ -55,7 +55,7 @@ class Group:
 
     @cached_property
     def speed(self) -> float:
-        """Images/s of the middle run: the value of `images_per_second`."""
+        """Samples/s of the middle run: the value of `samples_per_second`."""
         return 1 / middle(self.series)
 
     @property
@@ -76,7 +76,7 @@ class Group:
         """Seconds of one update."""
         return median([run.step_seconds for run in self.runs])
 
-    def images_per_second(self) -> Interval:
+    def samples_per_second(self) -> Interval:
         found = median(self.series)
         return Interval(1 / found.value, 1 / found.high, 1 / found.low)
 

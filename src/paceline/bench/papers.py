@@ -13,7 +13,7 @@ MATCH = (*FIELDS, "nodes")
 # `match`: settings that our run must have; `of`: settings of the paper's run that ours need not have.
 SETTINGS = ("match", "of")
 # The numbers that papers print, by our names for them; accuracies are from 0 to 1, not percentages.
-NUMBERS = ("read_seconds", "update_seconds", "epoch_seconds", "total_seconds", "images_per_second", "speedup",
+NUMBERS = ("read_seconds", "update_seconds", "epoch_seconds", "total_seconds", "samples_per_second", "speedup",
            "train_loss", "train_accuracy", "test_loss", "test_accuracy")  # fmt: skip
 
 

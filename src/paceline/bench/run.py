@@ -93,7 +93,8 @@ def bench(experiment: Experiment, store: Store, say: Say, *, fresh: bool = False
                 say(f"FAILED: {why}", "\n")
             else:
                 outcome.made += 1
-                speed = f", {summary.images_per_second:,.0f} images/s" if summary and summary.images_per_second else ""
+                rate = summary.samples_per_second if summary else None
+                speed = f", {rate:,.0f} samples/s" if rate else ""
                 why = summary.disturbed if summary else None
                 outcome.disturbed += [task.name] if why else []
                 say(f"{took:.1f} s{speed}{f'; DISTURBED: {why}' if why else ''}", "\n")

@@ -36,8 +36,8 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_FAILED if limit and limit.is_slower else EXIT_OK
     lines = []
     for folder, one in ((args.first, first), (args.second, second)):
-        speed, runs = one.images_per_second(), "1 run" if len(one.runs) == 1 else f"{len(one.runs)} runs"
-        lines.append(f"{folder}: {speed.value:,.0f} images/s ({speed.low:,.0f} to {speed.high:,.0f}), {runs}")
+        speed, runs = one.samples_per_second(), "1 run" if len(one.runs) == 1 else f"{len(one.runs)} runs"
+        lines.append(f"{folder}: {speed.value:,.0f} samples/s ({speed.low:,.0f} to {speed.high:,.0f}), {runs}")
     for where in ("spec", "environment"):
         rows = [each for each in found.differences if each.where == where]
         lines.append(f"\n{where}: {'the same' if not rows else ''}")
@@ -56,7 +56,7 @@ def _facts(
 ) -> dict[str, Any]:
     return {
         **{
-            name: {"folder": str(folder), "runs": len(one.runs), "images_per_second": asdict(one.images_per_second())}
+            name: {"folder": str(folder), "runs": len(one.runs), "samples_per_second": asdict(one.samples_per_second())}
             for name, folder, one in (("first", args.first, first), ("second", args.second, second))
         },
         "differences": [asdict(each) for each in found.differences],

@@ -109,13 +109,13 @@ def throughput(study: Study) -> Chart | None:
         panels = []
         for title, part in sheet.panels.items():
             seen = [each.workers for styled in part for each in styled.thing.groups]
-            panel = Panel(title, whole_numbers("workers", seen), from_zero("images per second"))
+            panel = Panel(title, whole_numbers("workers", seen), from_zero("samples per second"))
             panel.traces += [line(_images(styled), styled.label, styled.look) for styled in part]
             panels.append(panel)
         pages.append(Page(sheet.name, panels))
     text = caption("Images per second of all workers together.", INTERVALS, open_marks(settings(lines)),
                    groups=settings(lines))  # fmt: skip
-    rows = [identity(one) | with_interval("images_per_second", one.images_per_second()) for one in settings(lines)]
+    rows = [identity(one) | with_interval("samples_per_second", one.samples_per_second()) for one in settings(lines)]
     return chart("throughput", "Throughput", text, pages, rows)
 
 
@@ -275,8 +275,8 @@ def _steps(part: Sequence[Styled[Strand]]) -> Panel:
 def _images(styled: Styled[Strand]) -> list[Measured]:
     found = []
     for one in styled.thing.groups:
-        y = one.images_per_second()
-        text = f"{styled.full}, {count(one.workers, 'worker')}: {between(y, 'images per second')}, {of_runs(one)}"
+        y = one.samples_per_second()
+        text = f"{styled.full}, {count(one.workers, 'worker')}: {between(y, 'samples per second')}, {of_runs(one)}"
         found.append(Measured(one.workers, y, text, certain(one)))
     return found
 

@@ -5,7 +5,7 @@ CHARTS: dict[str, str] = {
     "strong": "speedup of a fixed problem against workers, the ideal, Amdahl's law",
     "weak": "efficiency and time of a step with fixed work per worker, the ideal, Gustafson's law",
     "speedup-by-model": "speedup against workers, a panel per strategy, a line per model",
-    "throughput": "images per second against workers",
+    "throughput": "samples per second against workers",
     "breakdown": "where the time of a step goes, by setting",
     "breakdown-by-rank": "where the time of a step goes, rank by rank",
     "pipeline-step": "what each stage of a pipeline did in one step, and how idle it was beside theory",

@@ -23,14 +23,14 @@ Row = dict[str, Any]
 DIFFERS = 0.1
 
 # Measures that can be compared even if the paper trained on other data, or for longer.
-PACE = ("update_seconds", "images_per_second", "speedup")
+PACE = ("update_seconds", "samples_per_second", "speedup")
 
 # Measures that papers and our runs have: header, and how values are formatted.
 MEASURES: dict[str, tuple[str, Callable[[float | None], str]]] = {
     "read_seconds": ("read, s", number),
     "update_seconds": ("update, s", number),
     "epoch_seconds": ("epoch, s", number),
-    "images_per_second": ("images/s", number),
+    "samples_per_second": ("samples/s", number),
     "speedup": ("speedup", number),
     "train_loss": ("training loss", number),
     "train_accuracy": ("training accuracy", percent),
@@ -87,8 +87,8 @@ def measured(one: Group, name: str) -> float | None:
     """The median over repeats; of values per epoch, the median time, and the loss or accuracy of the last epoch."""
     if name == "update_seconds":
         return one.step().value
-    if name == "images_per_second":
-        return one.images_per_second().value
+    if name == "samples_per_second":
+        return one.samples_per_second().value
     if name == "epoch_seconds" and not is_whole(one.first):
         return None
     found: list[float] = []
@@ -132,7 +132,7 @@ def results(study: Study) -> list[Row]:
         row["read_seconds"] = measured(one, "read_seconds")
         _put(row, "update_seconds", one.step())
         row["epoch_seconds"] = measured(one, "epoch_seconds")
-        _put(row, "images_per_second", one.images_per_second())
+        _put(row, "samples_per_second", one.samples_per_second())
         _put(row, "speedup_one_process", over_one_process(one, study.groups))
         _put(row, "speedup_strong", _speedup(one, study.strong))
         _put(row, "speedup_weak", _speedup(one, study.weak))
@@ -181,7 +181,7 @@ def results_table(study: Study) -> Results:
             Cell(one.label(groups), f"disturbed: {row['disturbed']}" if row["disturbed"] else "", number=False)
             for one, row in zip(groups, rows, strict=True)
         ],
-        "images/s": [within(_interval(row, "images_per_second")) for row in rows],
+        "samples/s": [within(_interval(row, "samples_per_second")) for row in rows],
         "speedup over one process": [within(_interval(row, "speedup_one_process")) for row in rows],
         "strong speedup": [within(_interval(row, "speedup_strong")) for row in rows],
         "weak speedup": [within(_interval(row, "speedup_weak")) for row in rows],

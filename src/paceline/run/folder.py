@@ -10,7 +10,7 @@ import shutil
 import time
 import tomllib
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from paceline.run.records import (
     Summary,
     build_summary,
     of_this_schema,
+    with_present_names,
 )
 from paceline.strict_json import build, dump, naming, parse, plain, read_text
 
@@ -232,7 +233,7 @@ def read_bench(folder: Path) -> Bench | None:
         bench = build(Bench, of_this_schema(parse(read_text(folder / BENCH))))
         for row in bench.paper:
             _check_paper(row)
-        return bench
+        return replace(bench, paper=tuple(map(with_present_names, bench.paper)))
     except (OSError, ValueError):
         return None
 

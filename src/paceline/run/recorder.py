@@ -98,7 +98,7 @@ class Recorder:
         rounds = [steps[i : i + together] for i in range(0, len(steps) - together + 1, together)] or [steps]
         return median(fmean(each) for each in rounds) if steps else None
 
-    def images_per_second(self) -> float | None:
+    def samples_per_second(self) -> float | None:
         """Samples over time, without the first steps, which fill caches and find out about overlap."""
         skip = min(30, len(self.step_seconds) // 4)
         seconds = sum(self.step_seconds[skip:])

@@ -16,7 +16,7 @@ from paceline.layout import Grid
 from paceline.strict_json import LARGEST, Bounds, Count, Positive, Ranks, Seconds, build
 
 SCHEMA = 1
-MINOR = 3
+MINOR = 4
 
 COMPLETED = "completed"
 INTERRUPTED = "interrupted"
@@ -92,7 +92,8 @@ class Summary:
     test_loss: float | None = None
     test_accuracy: float | None = None
     total_seconds: Seconds | None = None
-    images_per_second: float | None = None
+    samples_per_second: float | None = None
+    tokens_per_second: float | None = None
     wire: str | None = None
     figures: dict[str, dict[str, Any]] = field(default_factory=dict)
     cpu_seconds: list[float] = field(default_factory=list)
@@ -146,6 +147,8 @@ BY_RANK = ("cpu_seconds", "bytes_sent", "bytes_received", "messages_sent", "mess
 _MOVED = ("security", "staleness", "staleness_mean", "staleness_max", "lost_workers", "returns", "dropped_messages",
           "gradients", "wait_seconds")  # fmt: skip
 _IN_SPEC = ("microbatches", "schedule", "averaging", "recompute")
+# What fields were called before minor version 4, also in a paper's numbers in bench.json.
+_RENAMED = {"images_per_second": "samples_per_second"}
 
 
 def build_summary(values: Any) -> Summary:
@@ -157,8 +160,9 @@ def build_summary(values: Any) -> Summary:
         if isinstance(values.get("minor"), int) and values["minor"] > MINOR:
             known = {each.name for each in fields(Summary) if each.init}
             newer = {name: values.pop(name) for name in list(values) if name not in known}
-        elif "minor" not in values:
-            values = _from_minor_0(values)
+        else:
+            values = _from_minor_0(values) if "minor" not in values else values
+            values = with_present_names(values) if values.get("minor", 0) != MINOR else values
     summary = build(Summary, values)
     if summary.status not in STATUSES:
         raise ValueError(f"status is {summary.status[:40]!r}, and one of {', '.join(STATUSES)} is expected")
@@ -177,6 +181,11 @@ def _from_minor_0(values: dict[str, Any]) -> dict[str, Any]:
     own = {name: values.pop(name) for name in _MOVED if name in values}
     values["figures"] = {values.get("strategy", ""): own} if any(own.values()) else {}
     return values
+
+
+def with_present_names(values: dict[str, Any]) -> dict[str, Any]:
+    """The same with the names that fields have now."""
+    return {_RENAMED.get(name, name): value for name, value in values.items()}
 
 
 def of_this_schema(values: Any) -> Any:

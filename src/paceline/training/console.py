@@ -64,7 +64,7 @@ class Console:
             total = sum(seconds for seconds, _ in self._recent)
             words = [f"{name}: {value}" for name, value in shown.items()]
             if total > 0:
-                words.append(f"{sum(samples for _, samples in self._recent) / total:,.0f} images/s")
+                words.append(f"{sum(samples for _, samples in self._recent) / total:,.0f} samples/s")
             words.append(f"{timedelta(seconds=round(left * total / len(self._recent)))} left")
             self.line(f"At step {number}, update time for each batch: {seconds:.4f} s, {', '.join(words)}")
             self._recent.clear()

@@ -153,4 +153,4 @@ class Progress:
             test = self._tests[max(self._tests)]
             summary.test_loss, summary.test_accuracy = test.loss, test.accuracy
         summary.update_seconds = self.recorder.update_seconds(self.spec.method.round(vars(self.spec)))
-        summary.images_per_second = self.recorder.images_per_second()
+        summary.samples_per_second = self.recorder.samples_per_second()

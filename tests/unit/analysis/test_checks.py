@@ -107,7 +107,7 @@ def test_the_first_paper_s_impossible_speedups_are_seen(tmp_path: Path, spread: 
 
 @pytest.mark.parametrize("batches", [(16, 8), (16, 16)], ids=["strong", "weak"])
 def test_neighbours_are_compared_without_one_worker_too(tmp_path: Path, batches: tuple[int, int]) -> None:
-    """4 workers are 2.39 times as fast as 2, in images per second."""
+    """4 workers are 2.39 times as fast as 2, in samples per second."""
     for gain, found in ((2.39, True), (1.9, False)):
         times = (0.1, 0.1 / gain * 4 * batches[1] / (2 * batches[0]))
         runs = [run for n, batch, mean in zip((2, 4), batches, times, strict=True)

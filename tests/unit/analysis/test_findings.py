@@ -60,7 +60,7 @@ def test_what_ran(strong: list[Run]) -> None:
 
 def test_the_fastest(strong: list[Run]) -> None:
     [text] = texts(strong, "best")
-    assert re.match(r"The fastest is ring, 4 workers, batch 16[^:]*: 1,9.* images/s\.$", text)
+    assert re.match(r"The fastest is ring, 4 workers, batch 16[^:]*: 1,9.* samples/s\.$", text)
 
 
 def test_efficiency_and_the_serial_part(strong: list[Run]) -> None:
@@ -323,11 +323,11 @@ def test_many_problems_are_small_tables(tmp_path: Path) -> None:
     assert len(found) <= 12
     assert max(len(each.text) for each in found) < 700
     tables = {each.rows[0][-1]: each.rows[1:] for each in found if each.rows}
-    assert [row[:2] for row in tables["images/s"]][:2] == [
+    assert [row[:2] for row in tables["samples/s"]][:2] == [
         ("a, links as of 2 Gbit/s", "ring, 4 workers"),
         ("a, links as of 16 Gbit/s", "ring, 4 workers"),
     ]
-    assert len(tables["images/s"]) == len(tables["relative speed"]) == 8
+    assert len(tables["samples/s"]) == len(tables["relative speed"]) == 8
     idle = [row[:3] for row in tables["times the speed"]]
     assert ("a, links as of 2 Gbit/s", "ps-sync, 1 server", "1 to 4") in idle
 

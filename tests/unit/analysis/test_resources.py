@@ -166,7 +166,7 @@ def test_ranks_over_time(tmp_path: Path) -> None:
     assert found[0].waiting == pytest.approx(0.2, abs=1e-3)
     assert found[1].busy == pytest.approx(0.35, abs=1e-3)
     assert found[1].waiting == pytest.approx(0.6, abs=1e-3)
-    assert found[0].images_per_second == pytest.approx(320, rel=1e-3)
+    assert found[0].samples_per_second == pytest.approx(320, rel=1e-3)
 
 
 def test_parts_of_a_step_have_their_place(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_parts_of_a_step_have_their_place(tmp_path: Path) -> None:
 def test_workers_of_servers_have_their_own_images_and_servers_have_no_parts(tmp_path: Path) -> None:
     found = rank_series(served(tmp_path / "r"), bins=10)
     assert [each.rank for each in found] == [1, 2]
-    assert found[0].images_per_second == pytest.approx(32, rel=1e-3)
+    assert found[0].samples_per_second == pytest.approx(32, rel=1e-3)
     assert found[0].waiting == pytest.approx(0.25, abs=1e-3)  # pushing is waiting
     assert len(rank_series(served(tmp_path / "s"))[0].busy) == 100
 

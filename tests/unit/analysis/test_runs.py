@@ -25,7 +25,7 @@ def check_read(folder: Path) -> Run:
 def test_a_run_without_its_warm_up(tmp_path: Path) -> None:
     run = check_read(write_run(tmp_path / "a", [1.0] * 5 + steady(0.1), workers=2))
     assert 4 <= run.warm_up <= 8
-    assert run.images_per_second == pytest.approx(64 / 0.1, rel=0.03)
+    assert run.samples_per_second == pytest.approx(64 / 0.1, rel=0.03)
     assert not run.emulated
 
 
@@ -39,9 +39,9 @@ def test_the_speed_of_updates_that_come_in_bursts(tmp_path: Path) -> None:
     run = check_read(folder)
     assert 1 / np.median(run.seconds_per_image) == pytest.approx(4 * 32 / 0.4)
     assert np.median(run.step_seconds) == pytest.approx(0.1)
-    assert run.images_per_second == pytest.approx(4 * 32 / 0.4, rel=0.02)
+    assert run.samples_per_second == pytest.approx(4 * 32 / 0.4, rel=0.02)
     [one] = group([run])
-    assert one.images_per_second().value == pytest.approx(4 * 32 / 0.4)
+    assert one.samples_per_second().value == pytest.approx(4 * 32 / 0.4)
     brief = check_read(write_run(tmp_path / "b", [0.1, 0.2], servers=1, workers=4, strategy="ps-async"))
     assert list(brief.step_seconds) == pytest.approx([0.15])
 

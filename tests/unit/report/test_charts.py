@@ -27,7 +27,7 @@ UNITS = (", s", ", ms", ", %", ", MB", "% of ideal", "times one worker", "per se
 DRAWN_COLUMNS = {
     "strong": ("speedup", 1.0),
     "speedup-by-model": ("speedup", 1.0),
-    "throughput": ("images_per_second", 1.0),
+    "throughput": ("samples_per_second", 1.0),
     "traffic": ("bytes_per_update", 1e-6),
     "servers": ("speedup", 1.0),
     "time-by-batch": ("epoch_seconds", 1.0),

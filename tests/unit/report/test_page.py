@@ -201,7 +201,7 @@ def test_results_have_the_numbers_of_the_runs(scaled: Study) -> None:
     assert one["update_seconds_low"] <= one["update_seconds"] <= one["update_seconds_high"]
     assert one["test_accuracy"] == pytest.approx(0.91)
     assert one["peak_memory_bytes"] == 5 * 10**8
-    assert two["images_per_second"] == pytest.approx(64 / 0.11, rel=0.02)
+    assert two["samples_per_second"] == pytest.approx(64 / 0.11, rel=0.02)
     assert two["speedup_weak"] == pytest.approx(2 * 0.1 / 0.11, rel=0.03)
     assert one["speedup_weak"] == 1.0
     assert two["speedup_strong"] is None
@@ -237,7 +237,7 @@ def test_what_all_settings_share_is_said_once(scaled: Study) -> None:
     assert found.shared.startswith("mlp, mnist-mini")
     assert f"<p>The same in all settings: {found.shared}.</p>" in page(scaled, [], PLOTLY)
     headers = found.table.headers
-    assert headers[:4] == ("setting", "images/s", "speedup over one process", "weak speedup"), (
+    assert headers[:4] == ("setting", "samples/s", "speedup over one process", "weak speedup"), (
         "numbers are in sight on a phone"
     )
     assert "strong speedup" not in headers

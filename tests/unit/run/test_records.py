@@ -17,9 +17,9 @@ from raw_lines import raw_lines
 
 from paceline.layout import Grid
 from paceline.run.atomic import write_whole
-from paceline.run.folder import read_summary, write_summary
+from paceline.run.folder import read_bench, read_summary, write_bench, write_summary
 from paceline.run.lines import LineWriter, read_lines, read_sound_lines
-from paceline.run.records import COMPLETED, MINOR, End, Epoch, Error, Signal, Start, Summary
+from paceline.run.records import COMPLETED, MINOR, Bench, End, Epoch, Error, Signal, Start, Summary
 
 SUMMARY = Summary(
     status=COMPLETED,
@@ -275,6 +275,26 @@ def test_summaries_of_minor_version_0_still_open(tmp_path: Path) -> None:
     assert summary.grid == Grid(2, 2)
     (tmp_path / "summary.json").write_text(json.dumps(pipeline | {"stages": 3}))
     assert read_summary(tmp_path) is None
+
+
+@pytest.mark.parametrize("version", [{}, {"minor": 1}, {"minor": 3}])
+def test_samples_per_second_of_earlier_versions_were_called_images_per_second(
+    tmp_path: Path, version: dict[str, int]
+) -> None:
+    names = ("samples_per_second", "tokens_per_second", "minor", "grid", "figures")
+    old = {name: value for name, value in known().items() if name not in names}
+    (tmp_path / "summary.json").write_text(json.dumps(old | version | {"images_per_second": 1234.5}))
+    summary = read_summary(tmp_path)
+    assert summary is not None
+    assert (summary.samples_per_second, summary.tokens_per_second) == (1234.5, None)
+    assert "images_per_second" not in summary.as_dict()
+    (tmp_path / "summary.json").write_text(json.dumps(known() | {"images_per_second": 1234.5}))
+    assert read_summary(tmp_path) is None  # this version has no such field
+    paper = ({"match": {"workers": 2}, "images_per_second": 100.0},)
+    write_bench(tmp_path, Bench("", "", "", "", (), False, 1, (), paper, (), {}, (), {}))
+    found = read_bench(tmp_path)
+    assert found is not None
+    assert found.paper == ({"match": {"workers": 2}, "samples_per_second": 100.0},)
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
