@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.comm import table as transports
 from paceline.data import table as datasets
 from paceline.emulation import table as emulation
-from paceline.emulation.measured import seconds_per_image
+from paceline.emulation.measured import seconds_per_sample
 from paceline.errors import UsageError
 from paceline.strategies import table as strategies
 from paceline.tasks import table as tasks
@@ -99,5 +99,5 @@ def _measured(folder: Path, values: Mapping[str, Any], data: datasets.DataInfo |
     """The time of a batch in an earlier run, in seconds, because ranks elsewhere may not see its folder."""
     size = values["image_size"]
     shape = None if data is None else (data.shape[0], size, size) if size else data.shape
-    seconds = seconds_per_image(folder, values["model"], shape, values["hidden"]) * values["batch_size"]
+    seconds = seconds_per_sample(folder, values["model"], shape, values["hidden"]) * values["batch_size"]
     return f"{emulation.PREFIX}{seconds:.6g}"

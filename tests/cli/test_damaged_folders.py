@@ -28,7 +28,7 @@ from paceline.cli.main import main
 from paceline.cli.nodes import table
 from paceline.comm.seat import Seat
 from paceline.comm.single import SingleComm
-from paceline.emulation.measured import seconds_per_image
+from paceline.emulation.measured import seconds_per_sample
 from paceline.errors import UsageError
 from paceline.launch.folder import make_folder, open_run
 from paceline.launch.rank import Rank
@@ -176,7 +176,7 @@ def accepted(good: Path, folder: Path) -> list[tuple[str, bytes | None]]:
         change(folder, name, content)
         run = read_run(folder)
         with suppress(UsageError):
-            seconds_per_image(folder, "mlp", None)
+            seconds_per_sample(folder, "mlp", None)
         if isinstance(run, Run):
             compare(group([run])[0], group([run])[0])
             table(folder)

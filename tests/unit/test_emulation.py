@@ -161,7 +161,7 @@ def test_the_time_of_a_run_is_taken_without_its_first_steps(tmp_path: Path) -> N
         ({"status": RUNNING}, {}, "a completed run is expected"),
         ({"compute": "emulated:k80"}, {}, "itself emulated"),
         ({"model": "resnet18"}, {}, "model resnet18, but this one has mlp"),
-        ({}, {"image_size": 32}, "images of 1x28x28, but this one has 1x32x32"),
+        ({}, {"image_size": 32}, "samples of 1x28x28, but this one has 1x32x32"),
         ({}, {"hidden": [64]}, "other --hidden layers"),
     ],
 )
@@ -240,7 +240,7 @@ def test_a_slower_node_takes_longer() -> None:
     for speed, expected in ((1.0, 0.01), (0.5, 0.02), (2.0, 0.005)):
         made = make_emulation(spec, DATASETS["mnist-mini"], model, choose_place(spec, 0, speed=speed))
         assert made is not None
-        assert made.device.seconds_per_image == pytest.approx(expected)
+        assert made.device.seconds_per_sample == pytest.approx(expected)
         assert made.batch_seconds == 0.64
 
 

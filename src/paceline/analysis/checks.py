@@ -90,7 +90,7 @@ def check_group(group: Group, among: Sequence[Group]) -> Iterator[RunWarning]:
     """Warnings about the repeats of one setting."""
     about = group.label(among)
     if group.too_short:
-        steps = sum(len(run.seconds_per_image) for run in group.runs)
+        steps = sum(len(run.seconds_per_sample) for run in group.runs)
         worth = sum(run.effective_samples for run in group.runs)
         why = "" if worth > 0.9 * steps else f", equivalent to {worth:.0f} independent ones because of autocorrelation"
         text = f"{count(steps, 'step')} after warm-up{why}: too short to rank; at least {ENOUGH_SAMPLES} are needed"

@@ -15,7 +15,7 @@ from paceline.analysis.wording import accuracy, count, percent, seconds, some, s
 from paceline.options import LEARNING
 
 POINT = 0.01  # of accuracy: with few runs, a smaller difference is not significant
-ALIKE = 0.02  # of the images seen: one batch more or less does not matter
+ALIKE = 0.02  # of the samples seen: one batch more or less does not matter
 
 Scored = tuple[Group, list[float]]  # a setting, and the accuracy of each of its runs
 
@@ -48,7 +48,7 @@ def apart(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def as_long(found: Sequence[Scored]) -> list[Scored]:
-    """The largest set of settings that saw the same number of images; of equal sets the one with the most images."""
+    """The largest set of settings that saw the same number of samples; of equal sets the one with the most samples."""
     rows: list[list[Scored]] = []
     for each in sorted(found, key=lambda each: seen(each[0].first)):
         if rows and seen(each[0].first) <= (1 + ALIKE) * seen(rows[-1][0][0].first):
@@ -71,8 +71,8 @@ def best_accuracy(problem: Problem) -> Iterator[str]:
         return
     left = ""
     if len(found) < len(every):
-        images = [seen(one.first) for one, _ in every]
-        left = f" Settings that saw more or fewer images ({min(images):,} to {max(images):,}) are not compared."
+        samples = [seen(one.first) for one, _ in every]
+        left = f" Settings that saw more or fewer samples ({min(samples):,} to {max(samples):,}) are not compared."
     if len(found) == 1:
         text = f"{top.label([one for one, _ in every])} has {_score(values)} {of} accuracy"
     else:

@@ -175,20 +175,20 @@ def rank_series(run: Run, bins: int = 100) -> list[RankSeries]:
     for rank, steps in workers.items():
         rows = np.cumsum([astuple(_laid_out(step, share, shared)) for step in steps], axis=0)
         times, parts = _points(steps, rows, begin)
-        busy, waiting, images = (np.diff(np.interp(edges, times, part)) / np.diff(edges) for part in parts)
-        found.append(RankSeries(rank, "worker", edges[1:], np.clip(busy, 0, 1), np.clip(waiting, 0, 1), images))
+        busy, waiting, samples = (np.diff(np.interp(edges, times, part)) / np.diff(edges) for part in parts)
+        found.append(RankSeries(rank, "worker", edges[1:], np.clip(busy, 0, 1), np.clip(waiting, 0, 1), samples))
     return found
 
 
 @dataclass(frozen=True)
 class _Laid:
-    """Seconds of a step: computing, waiting for a core, other waiting, updating the weights; and its images."""
+    """Seconds of a step: computing, waiting for a core, other waiting, updating the weights; and its samples."""
 
     compute: float
     core: float
     waiting: float
     optimizer: float
-    images: float
+    samples: float
 
 
 def _laid_out(step: Step, share: int, shared: bool) -> _Laid:
@@ -199,7 +199,7 @@ def _laid_out(step: Step, share: int, shared: bool) -> _Laid:
 
 
 def _points(steps: Sequence[Step], totals: Series, begin: float) -> tuple[Series, tuple[Series, Series, Series]]:
-    """Cumulative computing, waiting and images of a worker at the end of the five parts of each step."""
+    """Cumulative computing, waiting and samples of a worker at the end of the five parts of each step."""
     before = np.vstack([np.zeros(totals.shape[1]), totals[:-1]])
     ends = np.array([step.time for step in steps]) - begin
     starts = ends - np.array([step.seconds for step in steps])
@@ -212,6 +212,6 @@ def _points(steps: Sequence[Step], totals: Series, begin: float) -> tuple[Series
     waiting = before[:, 1] + before[:, 2]
     waiting_at = np.stack([waiting] * 2 + [waiting + own[:, 1]] * 2 + [waiting + own[:, 1] + own[:, 2]] * 2, axis=1)
     fraction = (times - starts[:, None]) / np.maximum(ends - starts, 1e-12)[:, None]
-    images_at = before[:, 4, None] + own[:, 4, None] * np.clip(fraction, 0, 1)
+    samples_at = before[:, 4, None] + own[:, 4, None] * np.clip(fraction, 0, 1)
     ordered = np.maximum.accumulate(times.ravel())
-    return ordered, (busy_at.ravel(), waiting_at.ravel(), images_at.ravel())
+    return ordered, (busy_at.ravel(), waiting_at.ravel(), samples_at.ravel())

@@ -147,14 +147,14 @@ class Run:
                          for steps, count in zip(rounds, samples, strict=True) if count == max(samples)])  # fmt: skip
 
     @cached_property
-    def seconds_per_image(self) -> Series:
+    def seconds_per_sample(self) -> Series:
         return np.array([sum(step.seconds for step in steps) / sum(step.samples for step in steps)
                          for steps in self.rounds(self.steady)])  # fmt: skip
 
     @cached_property
     def effective_samples(self) -> float:
         """The number of independent steps that its steps are equivalent to, as step times are autocorrelated."""
-        return float(effective_samples(np.log(self.seconds_per_image)))
+        return float(effective_samples(np.log(self.seconds_per_sample)))
 
     @property
     def samples_per_second(self) -> float:

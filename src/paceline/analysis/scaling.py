@@ -50,8 +50,8 @@ class Group:
 
     @property
     def series(self) -> list[Series]:
-        """Seconds per image of the steps of each run; all speeds are computed from it."""
-        return [run.seconds_per_image for run in self.runs]
+        """Seconds per sample of the steps of each run; all speeds are computed from it."""
+        return [run.seconds_per_sample for run in self.runs]
 
     @cached_property
     def speed(self) -> float:

@@ -55,7 +55,7 @@ class Rate:
 def rate(line: Line, data: Moved) -> Rate:
     """Bytes per update times updates per second; each update uses one global batch."""
     few, most = (line.groups[n] for n in (min(data.bytes), max(data.bytes)))
-    bits = [8 * data.bytes[one.workers] / one.first.summary.global_batch for one in (few, most)]  # an image
+    bits = [8 * data.bytes[one.workers] / one.first.summary.global_batch for one in (few, most)]  # a sample
     times = allow(faster(most, few), few, most)
     grown = Interval(*(value * bits[1] / bits[0] for value in (times.value, times.low, times.high)))
     return Rate(bits[0] * speed(few), bits[1] * speed(most), grown, caveat(few, most))

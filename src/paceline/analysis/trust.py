@@ -9,7 +9,7 @@ from paceline.analysis.statistics import Interval
 from paceline.analysis.wording import count
 
 # What follows if a setting does not train the same model as one process.
-MAY_NEED_MORE = "it processes images faster, but may need more of them to learn as much"
+MAY_NEED_MORE = "it processes samples faster, but may need more of them to learn as much"
 
 
 def allow(found: Interval, *groups: Group) -> Interval:

@@ -13,12 +13,12 @@ class EmulatedDevice:
     All points are on one clock, so a sleep that ends late does not delay the next one.
     """
 
-    def __init__(self, seconds_per_image: float, timing: Timing) -> None:
-        self.seconds_per_image, self.timing = seconds_per_image, timing
+    def __init__(self, seconds_per_sample: float, timing: Timing) -> None:
+        self.seconds_per_sample, self.timing = seconds_per_sample, timing
         self._start = self._seconds = 0.0
 
     def begin(self, samples: int) -> None:
-        self._start, self._seconds = time.monotonic(), samples * self.seconds_per_image
+        self._start, self._seconds = time.monotonic(), samples * self.seconds_per_sample
 
     def forward(self) -> None:
         self.reach(self.timing.forward)

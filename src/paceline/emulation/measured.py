@@ -16,10 +16,10 @@ from paceline.run.records import COMPLETED
 WARM_UP = 30  # steps that are left out, or a quarter of all steps if that is less
 
 
-def seconds_per_image(
+def seconds_per_sample(
     folder: Path, model: str, shape: tuple[int, ...] | None, hidden: Sequence[int] | None = None
 ) -> float:
-    """Seconds for forward and backward of one image on one worker, in a run of the same model and image shape.
+    """Seconds for forward and backward of one sample on one worker, in a run of the same model and shape of samples.
 
     The shape of a user's own data is not known before it is loaded: None, and not compared.
     """
@@ -35,12 +35,12 @@ def seconds_per_image(
     if summary.model != model:
         raise UsageError(f"--compute emulated:{folder}: that run had model {summary.model}, but this one has {model}")
     try:
-        return _seconds_per_image(folder, shape, hidden)
+        return _seconds_per_sample(folder, shape, hidden)
     except (OSError, ValueError) as error:
         raise UsageError(f"--compute emulated:{folder}: it is damaged: {error}") from error
 
 
-def _seconds_per_image(folder: Path, shape: tuple[int, ...] | None, hidden: Sequence[int] | None) -> float:
+def _seconds_per_sample(folder: Path, shape: tuple[int, ...] | None, hidden: Sequence[int] | None) -> float:
     """Raises OSError or ValueError if a file is missing or damaged."""
     spec = read_spec(folder)
     if list(hidden or ()) != spec.get("hidden", []):
@@ -48,20 +48,22 @@ def _seconds_per_image(folder: Path, shape: tuple[int, ...] | None, hidden: Sequ
     theirs = _shape(spec)
     if shape and theirs and shape != theirs:
         sizes = ["x".join(map(str, each)) for each in (theirs, shape)]
-        raise UsageError(f"--compute emulated:{folder}: that run had images of {sizes[0]}, but this one has {sizes[1]}")
-    seconds, images = 0.0, 0
+        raise UsageError(
+            f"--compute emulated:{folder}: that run had samples of {sizes[0]}, but this one has {sizes[1]}"
+        )
+    seconds, samples = 0.0, 0
     for path in rank_files(folder):
         steps = [step for step in read_steps(path) if step.own and {"forward", "backward"} <= step.spans.keys()]
         for step in steps[min(WARM_UP, len(steps) // 4) :]:
             seconds += step.spans["forward"] + step.spans["backward"]
-            images += step.own or 0
-    if not images:
+            samples += step.own or 0
+    if not samples:
         raise UsageError(f"--compute emulated:{folder}: its rank_*.jsonl have no step with forward and backward")
-    return seconds / images
+    return seconds / samples
 
 
 def _shape(spec: dict[str, Any]) -> tuple[int, ...] | None:
-    """The shape of that run's images; None if it is known only after loading its data."""
+    """The shape of that run's samples; None if it is known only after loading its data."""
     name, size = spec.get("data", ""), spec.get("image_size")
     if not isinstance(name, str) or not isinstance(size, int | None):
         raise ValueError("spec.toml: data must be a string, and image_size an integer")

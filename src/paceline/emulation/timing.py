@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 # The counter sets global module hooks, which ranks that are threads would share.
 _COUNTING = threading.Lock()
-_IMAGES = 2  # batch-norm cannot train on one value per channel
+_SAMPLES = 2  # batch-norm cannot train on one value per channel
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Timing:
     without parameters that have no gradient, which count as ready at the end.
     """
 
-    macs: float  # multiply-adds of the forward pass of one image
+    macs: float  # multiply-adds of the forward pass of one sample
     forward: float
     ready: tuple[float, ...]
     order: tuple[int, ...]
@@ -38,8 +38,8 @@ def measure(model: nn.Module, shape: tuple[int, ...]) -> Timing:
     """
     weights = {name: _meta(p) for name, p in model.named_parameters()}
     trainable = [weights[name] for name, p in model.named_parameters() if p.requires_grad]
-    images = torch.empty(_IMAGES, *shape, device="meta", dtype=trainable[0].dtype)
-    labels = torch.empty(_IMAGES, device="meta", dtype=torch.int64)
+    inputs = torch.empty(_SAMPLES, *shape, device="meta", dtype=trainable[0].dtype)
+    targets = torch.empty(_SAMPLES, device="meta", dtype=torch.int64)
     counter, done = FlopCounterMode(display=False), dict[int, int]()
 
     def note(number: int) -> Callable[[Tensor], None]:
@@ -49,12 +49,12 @@ def measure(model: nn.Module, shape: tuple[int, ...]) -> Timing:
         weight.register_post_accumulate_grad_hook(note(number))
     with _COUNTING, counter:
         state = weights | {name: torch.empty_like(b, device="meta") for name, b in model.named_buffers()}
-        output = functional_call(model, state, (images,))
+        output = functional_call(model, state, (inputs,))
         forward = counter.get_total_flops()
-        F.cross_entropy(output, labels, reduction="sum").backward()
+        F.cross_entropy(output, targets, reduction="sum").backward()
     total = counter.get_total_flops()
     ready = tuple(done.get(number, total) / total if total else 1.0 for number in range(len(trainable)))
-    return Timing(forward / 2 / _IMAGES, forward / total if total else 1 / 3, ready, tuple(done))
+    return Timing(forward / 2 / _SAMPLES, forward / total if total else 1 / 3, ready, tuple(done))
 
 
 def _meta(p: nn.Parameter) -> Tensor:

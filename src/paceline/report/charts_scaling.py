@@ -86,7 +86,7 @@ def speedup_by_model(study: Study) -> Chart | None:
     how = "with a fixed batch per worker" if study.weak else "with a fixed global batch"
     more = {one.setting.text("servers") for one in everything} - {one.setting.text("servers") for one in lines}
     rest = "Settings with more servers ran with few numbers of workers: see the chart by number of servers."
-    text = caption(f"Images per second relative to one worker, {how}.", INTERVALS, open_marks(settings(lines)),
+    text = caption(f"Samples per second relative to one worker, {how}.", INTERVALS, open_marks(settings(lines)),
                    rest if more else "", groups=settings(lines))  # fmt: skip
     title = "Speedup by model" if several else "Speedup"
     return chart("speedup-by-model", title, text, pages, _rows(lines))
@@ -102,7 +102,7 @@ def _whole_lines(strands: Sequence[Strand]) -> list[Strand]:
 
 
 def throughput(study: Study) -> Chart | None:
-    """Images per second, a panel per model: models differ too much to share an axis."""
+    """Samples per second, a panel per model: models differ too much to share an axis."""
     lines = few([one for one in by_workers(study) if one.points or len(one.groups) > 1])
     pages = []
     for sheet in arrange(study, lines, words, SAME_PANEL, without=("workers",)):
@@ -110,10 +110,10 @@ def throughput(study: Study) -> Chart | None:
         for title, part in sheet.panels.items():
             seen = [each.workers for styled in part for each in styled.thing.groups]
             panel = Panel(title, whole_numbers("workers", seen), from_zero("samples per second"))
-            panel.traces += [line(_images(styled), styled.label, styled.look) for styled in part]
+            panel.traces += [line(_speed(styled), styled.label, styled.look) for styled in part]
             panels.append(panel)
         pages.append(Page(sheet.name, panels))
-    text = caption("Images per second of all workers together.", INTERVALS, open_marks(settings(lines)),
+    text = caption("Samples per second of all workers together.", INTERVALS, open_marks(settings(lines)),
                    groups=settings(lines))  # fmt: skip
     rows = [identity(one) | with_interval("samples_per_second", one.samples_per_second()) for one in settings(lines)]
     return chart("throughput", "Throughput", text, pages, rows)
@@ -272,7 +272,7 @@ def _steps(part: Sequence[Styled[Strand]]) -> Panel:
     return panel
 
 
-def _images(styled: Styled[Strand]) -> list[Measured]:
+def _speed(styled: Styled[Strand]) -> list[Measured]:
     found = []
     for one in styled.thing.groups:
         y = one.samples_per_second()

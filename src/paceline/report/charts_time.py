@@ -88,12 +88,12 @@ class Bar:
 
 
 def breakdown(study: Study) -> Chart | None:
-    """A bar for each setting, the mean of its ranks; if batch sizes differ, per image."""
+    """A bar for each setting, the mean of its ranks; if batch sizes differ, per sample."""
     along, strands = side_by_side(study)
     found = {id(one): mean_parts(one) for one in settings(strands)}
     unit = _unit(max((parts.total for parts in found.values() if parts), default=0.0))
     if along == "batch_size":
-        unit = Unit("time for 1,000 images", "s", lambda one: 1000 / one.first.summary.global_batch)
+        unit = Unit("time for 1,000 samples", "s", lambda one: 1000 / one.first.summary.global_batch)
     pages, at = [], places(strands, along)
     for sheet in arrange(study, strands, words, None, without=(along,)):
         panels = []
@@ -202,7 +202,7 @@ def epoch_time(one: Group) -> Interval:
 
 
 def time_by_batch(study: Study) -> Chart | None:
-    """Time of an epoch; in panels with incomplete epochs, time of 1,000 images."""
+    """Time of an epoch; in panels with incomplete epochs, time of 1,000 samples."""
     strands = timed_by_batch(study)
     pages, rows, said = [], dict[int, Row](), dict[str, None]()
     for sheet in arrange(study, strands, words, SAME_PANEL, without=("batch_size",)):
@@ -210,8 +210,8 @@ def time_by_batch(study: Study) -> Chart | None:
         for title, part in sheet.panels.items():
             groups = settings(styled.thing for styled in part)
             whole = whole_epochs(groups)
-            what, column = ("an epoch", "epoch_seconds") if whole else ("1,000 images", "seconds_per_1000_images")
-            measure = epoch_time if whole else _time_of_images
+            what, column = ("an epoch", "epoch_seconds") if whole else ("1,000 samples", "seconds_per_1000_samples")
+            measure = epoch_time if whole else _time_of_samples
             sizes = [one.first.summary.global_batch for one in groups]
             panel = Panel(title, doublings("batch size, samples per update", sizes), from_zero(f"time of {what}, s"))
             for styled in part:
@@ -224,14 +224,14 @@ def time_by_batch(study: Study) -> Chart | None:
             said[what] = None
             panels.append(panel)
         pages.append(Page(sheet.name, panels))
-    what = "an epoch, or of 1,000 images if an epoch was not completed," if len(said) > 1 else next(iter(said), "")
+    what = "an epoch, or of 1,000 samples if an epoch was not completed," if len(said) > 1 else next(iter(said), "")
     text = caption(f"Training time of {what} by global batch size.", INTERVALS,
                    open_marks(settings(strands)), groups=settings(strands))  # fmt: skip
     return chart("time-by-batch", "Time by batch size", text, pages, list(rows.values()))
 
 
-def _time_of_images(one: Group) -> Interval:
-    return scaled(median([run.seconds_per_image for run in one.runs]), 1000)
+def _time_of_samples(one: Group) -> Interval:
+    return scaled(median([run.seconds_per_sample for run in one.runs]), 1000)
 
 
 def nodes(study: Study) -> Chart | None:

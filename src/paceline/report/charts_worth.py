@@ -45,7 +45,7 @@ def worth(study: Study) -> Chart | None:
     lines = sum(1 + name.count("<br>") for name in names.values())
     more = f"The first {MOST} of {len(ranked)}." if len(ranked) > MOST else ""
     what = "settings" if len(cases) == 1 else "the best setting of each case"
-    text = caption(f"Images per second of {what}, relative to {over}. At 1, distributing gains nothing.",
+    text = caption(f"Samples per second of {what}, relative to {over}. At 1, distributing gains nothing.",
                    INTERVALS, more, groups=study.groups)  # fmt: skip
     rows = [{"setting" if len(cases) == 1 else "case": each.name, "verdict": each.verdict, "over": over}
             | with_interval("speedup", each.speedup) for each in ranked if each.speedup]  # fmt: skip

@@ -120,7 +120,7 @@ def _order(one: Group) -> tuple[Any, ...]:
 
 
 def results(study: Study) -> list[Row]:
-    """One row per setting with plain numbers: seconds, images, bytes; ends of intervals are separate columns."""
+    """One row per setting with plain numbers: seconds, samples, bytes; ends of intervals are separate columns."""
     groups = sorted(study.groups, key=_order)
     facts = [(name, fact.text) for one in groups for name, fact in one.setting.facts.items()]
     varied = [name for name in dict(facts) if len({text for each, text in facts if each == name}) > 1]

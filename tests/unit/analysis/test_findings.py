@@ -284,7 +284,7 @@ def test_accuracies_after_fewer_images_are_not_compared(tmp_path: Path) -> None:
     longer = repeats(tmp_path / "long", 0.05, steps=400, batch=128, test_accuracy=0.99)
     [best] = [text for text in texts(runs + longer, "learned") if "best test accuracy" in text]
     assert best.startswith("The best test accuracy is 90.00 %")
-    assert "Settings that saw more or fewer images (10,240 to 51,200) are not compared." in best
+    assert "Settings that saw more or fewer samples (10,240 to 51,200) are not compared." in best
 
 
 def test_asynchronous_workers_are_said_to_be_and_divide_no_batch(tmp_path: Path) -> None:

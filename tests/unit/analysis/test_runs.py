@@ -37,7 +37,7 @@ def bursts(rounds: int, workers: int, period: float = 0.4) -> list[float]:
 def test_the_speed_of_updates_that_come_in_bursts(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", bursts(30, 4), servers=1, workers=4, strategy="ps-async")
     run = check_read(folder)
-    assert 1 / np.median(run.seconds_per_image) == pytest.approx(4 * 32 / 0.4)
+    assert 1 / np.median(run.seconds_per_sample) == pytest.approx(4 * 32 / 0.4)
     assert np.median(run.step_seconds) == pytest.approx(0.1)
     assert run.samples_per_second == pytest.approx(4 * 32 / 0.4, rel=0.02)
     [one] = group([run])

@@ -129,10 +129,10 @@ def test_times_of_sizes_are_one_line_however_long_they_ran(sized: Study) -> None
     layout = chart.narrow
     assert {layout[name]["title"]["text"] for name in ("yaxis", "yaxis2")} == {
         "time of an epoch, s",
-        "time of 1,000 images, s",
+        "time of 1,000 samples, s",
     }
     short = [row for row in chart.rows if row["model"] == "resnet18"]
-    assert [row["seconds_per_1000_images"] for row in short] == pytest.approx([22] * 3, rel=0.1)
+    assert [row["seconds_per_1000_samples"] for row in short] == pytest.approx([22] * 3, rel=0.1)
     assert not any("epoch_seconds" in row for row in short)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from paceline.analysis.runs import LeftOut, read_run
-from paceline.emulation.measured import seconds_per_image
+from paceline.emulation.measured import seconds_per_sample
 from paceline.errors import UsageError
 from paceline.run.folder import read_summary, write_summary
 from paceline.run.liveness import OWNER, claim, current_summary
@@ -63,7 +63,7 @@ def test_a_run_whose_owner_was_killed_has_failed_for_every_reader(folder: Path) 
     assert isinstance(left_out, LeftOut)
     assert left_out.why.startswith(f"failed: {why}")
     with pytest.raises(UsageError, match="is of a run that is failed"):
-        seconds_per_image(folder, "mlp", None)
+        seconds_per_sample(folder, "mlp", None)
     summary = read_summary(folder)
     assert summary is not None
     assert summary.status == RUNNING, "looking changes nothing"
