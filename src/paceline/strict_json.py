@@ -130,7 +130,8 @@ def _check(hint: Any, extra: bool) -> Check:
         inner = _check(arguments[0], extra)
         return lambda value, name: None if value is None else inner(value, name)
     if origin in (list, tuple, dict):
-        return _check_each(origin, _check(arguments[-1] if origin is dict else arguments[0], extra), arguments[0])
+        kind = arguments[-1] if origin is dict else arguments[0]
+        return _check_each(origin, _check(kind, extra), kind)
     if is_dataclass(hint):
         return lambda value, name: build(typing.cast(type, hint), value, extra=extra)
     if origin is Annotated or hint in (int, float):
@@ -146,14 +147,17 @@ def _check(hint: Any, extra: bool) -> Check:
 
 
 def _check_each(kind: type, item: Check, hint: Any) -> Check:
-    """A list, tuple or table; a number in a list that was not finite was written as null."""
+    """A list, tuple or table; a number in it that was not finite was written as null."""
+
+    def each_of(value: Any, name: str) -> Any:
+        return nan if value is None and hint is float else item(value, name)
 
     def check(value: Any, name: str) -> Any:
         if not isinstance(value, dict if kind is dict else list):
             return _refuse_value(value, name, "a table" if kind is dict else "a list")
         if isinstance(value, dict):
-            return {key: item(each, name) for key, each in value.items()}
-        return kind(nan if each is None and hint is float else item(each, name) for each in value)
+            return {key: each_of(each, name) for key, each in value.items()}
+        return kind(each_of(each, name) for each in value)
 
     return check
 

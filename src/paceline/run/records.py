@@ -7,7 +7,7 @@ and keep fields that a later version has added.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -24,6 +24,10 @@ FAILED = "failed"
 RUNNING = "running"
 STATUSES = (COMPLETED, INTERRUPTED, FAILED, RUNNING)
 
+# Tasks whose results are read in a special way: by their accuracy, and with their perplexity, exp(loss).
+CLASSIFICATION = "classification"
+LANGUAGE_MODEL = "language-model"
+
 
 # summary.json
 
@@ -38,6 +42,9 @@ class Summary:
 
     `grid` says how the workers divide the model: replicas, and the stages and shards of each. `figures` is what only
     this strategy measures, under the strategy's name; the strategy's description has their type.
+
+    `task` is what the model was trained for. Every task has a loss; accuracies are there if the task has one, and
+    `train_metrics`, `validation_metrics` (a table for each epoch) and `test_metrics` are its other figures by name.
 
     `model_properties` are `dropout` and `batch-norm`, where the model has such layers; None in folders of before.
 
@@ -66,6 +73,7 @@ class Summary:
     seed: int
     schema: int = SCHEMA
     minor: Count = MINOR
+    task: str = CLASSIFICATION
     compute: str = "real"
     compute_seconds: Seconds | None = None
     shrink: Positive = 1
@@ -86,11 +94,14 @@ class Summary:
     epoch_seconds: list[Seconds] = field(default_factory=list)
     train_loss: list[float] = field(default_factory=list)
     train_accuracy: list[float] = field(default_factory=list)
+    train_metrics: list[dict[str, float]] = field(default_factory=list)
     validation_loss: list[float] = field(default_factory=list)
     validation_accuracy: list[float] = field(default_factory=list)
+    validation_metrics: list[dict[str, float]] = field(default_factory=list)
     best_epoch: int | None = None
     test_loss: float | None = None
     test_accuracy: float | None = None
+    test_metrics: dict[str, float] = field(default_factory=dict)
     total_seconds: Seconds | None = None
     samples_per_second: float | None = None
     tokens_per_second: float | None = None
@@ -131,6 +142,16 @@ class Summary:
         self.epoch_seconds = [line.seconds for line in epochs]
         self.train_loss = [line.loss for line in epochs if line.loss is not None]
         self.train_accuracy = [line.accuracy for line in epochs if line.accuracy is not None]
+        self.train_metrics = [line.metrics for line in epochs if line.metrics]
+
+    def add_validations(self, lines: Sequence[Validation]) -> None:
+        """What the validations' lines say, in the order of their epochs."""
+        self.validation_loss = [line.loss for line in lines]
+        self.validation_accuracy = [line.accuracy for line in lines if line.accuracy is not None]
+        self.validation_metrics = [line.metrics for line in lines if line.metrics]
+
+    def add_test(self, line: Validation) -> None:
+        self.test_loss, self.test_accuracy, self.test_metrics = line.loss, line.accuracy, line.metrics
 
     def as_dict(self) -> dict[str, Any]:
         """As summary.json has it."""

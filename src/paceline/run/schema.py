@@ -54,17 +54,20 @@ def _one_of(kinds: Iterable[type[Line]]) -> Schema:
     return {"oneOf": each}
 
 
+def _item(kind: Any) -> Schema:
+    """What a list or table has; a number that was not finite is null."""
+    return {"anyOf": [of_type(kind), {"type": "null"}]} if kind is float else of_type(kind)
+
+
 def of_type(kind: Any) -> Schema:
     """The values that `paceline.strict_json.build` takes for this type. Later minor versions may add fields."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         return {"anyOf": [of_type(arguments[0]), {"type": "null"}]}
     if origin is dict:
-        return {"type": "object", "additionalProperties": of_type(arguments[1])}
+        return {"type": "object", "additionalProperties": _item(arguments[1])}
     if origin in (list, tuple):
-        item = of_type(arguments[0])
-        # A number that was not finite is null.
-        return {"type": "array", "items": {"anyOf": [item, {"type": "null"}]} if arguments[0] is float else item}
+        return {"type": "array", "items": _item(arguments[0])}
     if origin is Annotated:
         bounds: Bounds = arguments[1]
         limits = {"minimum": bounds.least} | ({"maximum": bounds.most} if bounds.most < LARGEST else {})

@@ -146,11 +146,9 @@ class Progress:
             self.console.line(f"\nInterrupted: stopped after step {summary.steps} of {self.total}.")
         summary.epochs = len(self._epochs)
         summary.add_epochs(self._epochs.values())
-        summary.validation_loss = [each.loss for each in validations]
-        summary.validation_accuracy = [each.accuracy for each in validations if each.accuracy is not None]
+        summary.add_validations(validations)
         summary.best_epoch = None if interrupted else self.best_epoch
         if self._tests:
-            test = self._tests[max(self._tests)]
-            summary.test_loss, summary.test_accuracy = test.loss, test.accuracy
+            summary.add_test(self._tests[max(self._tests)])
         summary.update_seconds = self.recorder.update_seconds(self.spec.method.round(vars(self.spec)))
         summary.samples_per_second = self.recorder.samples_per_second()

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,19 @@ from paceline.layout import Grid
 from paceline.run.atomic import write_whole
 from paceline.run.folder import read_bench, read_summary, write_bench, write_summary
 from paceline.run.lines import LineWriter, read_lines, read_sound_lines
-from paceline.run.records import COMPLETED, MINOR, Bench, End, Epoch, Error, Signal, Start, Summary
+from paceline.run.records import (
+    COMPLETED,
+    MINOR,
+    Bench,
+    End,
+    Epoch,
+    Error,
+    FinalTest,
+    Signal,
+    Start,
+    Summary,
+    Validation,
+)
 
 SUMMARY = Summary(
     status=COMPLETED,
@@ -241,6 +254,31 @@ def test_a_summary_knows_its_folder_and_the_file_does_not(tmp_path: Path) -> Non
     assert again is not None
     assert again.folder == tmp_path
     assert "folder" not in strictly((tmp_path / "summary.json").read_text())
+
+
+def test_a_task_without_an_accuracy_has_a_loss_and_metrics(tmp_path: Path) -> None:
+    epoch = Epoch(0, 1.0, 64, 2.0, metrics={"perplexity": 7.4})
+    validation = Validation(0, 800.0, metrics={"perplexity": math.inf})
+    test = FinalTest(0, 1.5, samples=9, metrics={"perplexity": 4.5})
+    path = tmp_path / "rank_0.jsonl"
+    with closing(LineWriter(path)) as lines:
+        for line in (epoch, validation, test):
+            lines.write(line)
+    assert list(read_lines(path, Epoch)) == [epoch]
+    assert list(read_lines(path, FinalTest)) == [test]
+    [again] = read_lines(path, Validation)
+    assert (again.loss, again.accuracy) == (800.0, None)
+    assert math.isnan(again.metrics["perplexity"])  # it is too large for JSON
+    summary = replace(SUMMARY, task="language-model")
+    summary.add_epochs([epoch])
+    summary.add_validations([validation])
+    summary.add_test(test)
+    write_summary(tmp_path, summary)
+    found = read_summary(tmp_path)
+    assert found is not None
+    assert (found.task, found.train_accuracy, found.validation_accuracy) == ("language-model", [], [])
+    assert (found.train_metrics, found.test_metrics) == ([epoch.metrics], test.metrics)
+    assert (found.validation_loss, found.test_loss, found.test_accuracy) == ([800.0], 1.5, None)
 
 
 def test_fields_of_a_later_minor_version_are_kept(tmp_path: Path) -> None:
