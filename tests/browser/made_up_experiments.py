@@ -1,4 +1,4 @@
-"""Four whole experiments that were never run, in the real format: together they have every chart that there is."""
+"""Five whole experiments that were never run, in the real format: together they have every chart that there is."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ class MadeUp:
     cores: int = 16
     others: float = 0.0  # cores that other programs use
     steps: int | None = None  # instead of epochs
+    task: str = "classification"
     seed: int = 0
     spec: dict[str, Any] = field(default_factory=dict)
     stages: Stages | None = None  # of a pipeline
@@ -169,10 +170,17 @@ def _summary(one: MadeUp, steps: Any) -> Summary:
         learned = {"train_accuracy": rising, "train_loss": [2 * (1 - each) for each in rising],
                    "validation_accuracy": [each - 0.01 for each in rising], "test_accuracy": one.learned,
                    "validation_loss": [2.2 * (1 - each) for each in rising], "test_loss": 1 - one.learned}  # fmt: skip
+    if not emulated and one.task != "classification":
+        learned = {"train_loss": [1.4 + 5 * (1 - each) for each in rising], "test_loss": 2.4 - one.learned,
+                   "validation_loss": [1.5 + 5 * (1 - each) for each in rising]}  # fmt: skip
+        perplexities = {name: [{"perplexity": float(np.exp(loss))} for loss in learned[f"{name}_loss"]]
+                        for name in ("train", "validation")}  # fmt: skip
+        learned |= {f"{name}_metrics": values for name, values in perplexities.items()}
+        learned["test_metrics"] = {"perplexity": float(np.exp(learned["test_loss"]))}
     return build_summary(json.loads(json.dumps(dict(
         schema=1, status=COMPLETED, strategy=one.strategy, workers=one.workers, servers=one.servers, model=one.model,
         transport="zmq" if one.servers else "gloo", data=one.data, batch_size=one.batch, seed=one.seed,
-        global_batch=one.in_all, epochs=epochs, compute=one.compute, steps=len(steps), threads=1,
+        global_batch=one.in_all, epochs=epochs, task=one.task, compute=one.compute, steps=len(steps), threads=1,
         shrink=one.shrink, overlap=one.overlap == "on" if one.strategy == "ring" else None,
         compute_seconds=one.seconds[0] if emulated else None, parameters=int(one.megabytes * 250_000),
         read_seconds=0.21, update_seconds=float(np.median(steps)), epoch_seconds=times, bytes_sent=moved,
@@ -220,6 +228,16 @@ def training(folder: Path) -> Path:
     failed = Summary(FAILED, "ring", 2, "gloo", EVIL, "mnist", 128, 256, 1, 0, error=f"rank 1 died {EVIL}")
     write_summary(folder / "lost", failed)
     return folder
+
+
+def language_models(folder: Path) -> Path:
+    """A language model, which has a loss and a perplexity and no accuracy: workers, batch sizes, repeats."""
+    given: dict[str, Any] = {"model": "gpt-tiny", "data": "tiny-text", "task": "language-model"}
+    runs = [MadeUp(seed=seed, **given) for seed in range(2)]
+    runs += [MadeUp(strategy=strategy, workers=workers, seed=seed, **given) for seed in range(2)
+             for strategy in ("ring", "allreduce") for workers in (2, 4)]  # fmt: skip
+    runs += [MadeUp(batch=batch, **given) for batch in (16, 2048)]
+    return _write_all(folder, runs, title="Made-up language models")
 
 
 def servers_and_ring(folder: Path) -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 import look
 import pytest
 from conftest import NO_BROWSER
-from made_up_experiments import servers_and_ring, sizes_cut_short, training, workers_on_nodes
+from made_up_experiments import language_models, servers_and_ring, sizes_cut_short, training, workers_on_nodes
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
@@ -19,7 +19,7 @@ from paceline.report.plotly_js import plotly_js
 from paceline.report.table import CHARTS
 
 pytestmark = pytest.mark.skipif(look.programs() is None, reason=NO_BROWSER)
-MADE = (training, servers_and_ring, sizes_cut_short, workers_on_nodes)
+MADE = (training, servers_and_ring, sizes_cut_short, workers_on_nodes, language_models)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def driver() -> Iterator[Chrome]:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Of made-up experiments, which together have every chart; the last three are like quick forms of real ones."""
+    """Of made-up experiments, which together have every chart; two are like quick forms of real ones."""
     folder = tmp_path_factory.mktemp("reports")
     found, drawn = [], set()
     for make in MADE:
@@ -43,9 +43,11 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return found
 
 
-# Together the first two have every chart; what the third adds is tight on a phone alone, and the last has the widest
-# table. The first at 1400 is below.
-@pytest.mark.parametrize(("number", "width"), [(0, 400), (1, 1400), (1, 400), (2, 400), (3, 1400), (3, 400)])
+# Together the first two and the last have every chart; what the third adds is tight on a phone alone, and the fourth
+# has the widest table. The first at 1400 is below.
+@pytest.mark.parametrize(
+    ("number", "width"), [(0, 400), (1, 1400), (1, 400), (2, 400), (3, 1400), (3, 400), (4, 1400), (4, 400)]
+)
 def test_a_report_is_whole_at_every_width(driver: Chrome, reports: list[Path], number: int, width: int) -> None:
     assert look.problems(driver, reports[number], width) == []
 

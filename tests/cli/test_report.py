@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import look
 import pytest
 from conftest import NO_BROWSER
 from made_up import steady, write_run
-from made_up_experiments import training
+from made_up_experiments import language_models, training
 
 from paceline.cli.main import main
 from paceline.run.folder import check_summary, write_summary
@@ -52,6 +53,26 @@ def test_numbers_are_written_for_each_chart(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert {row["strategy"] for row in rows} == {"sequential", "allreduce", "reduce-bcast", "pipeline"}
     assert all(float(row["samples_per_second_low"]) <= float(row["samples_per_second"]) for row in rows)
+
+
+def test_language_models_are_reported_and_compared_without_an_accuracy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, page, tables = language_models(tmp_path / "spoken"), tmp_path / "a.html", tmp_path / "csv"
+    assert main(["report", str(folder), "-o", str(page), "--csv", str(tables)]) == 0
+    assert "accurac" not in page.read_text().split("<script")[0]
+    assert "perplexity" in page.read_text()
+    with (tables / "results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert all(
+        float(row["test_perplexity"]) == pytest.approx(math.exp(float(row["test_loss"])), rel=0.01) for row in rows
+    )
+    assert {row["test_accuracy"] for row in rows} == {""}
+    assert {"loss-by-workers", "time-to-loss"} <= {path.stem for path in tables.iterdir()}
+    one, two = str(folder / "000-sequential-1"), str(folder / "002-ring-2")
+    capsys.readouterr()
+    assert main(["compare", one, two]) == 0
+    assert "The second is significantly faster" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(look.programs() is None, reason=NO_BROWSER)

@@ -1,38 +1,47 @@
-"""Findings about learning: accuracy, time to accuracy, and what a larger batch costs."""
+"""Findings about learning: accuracy or loss, the time to reach it, and what a larger batch costs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from paceline.analysis.learning import Reached, moments, seen, target, time_to_accuracy
+from paceline.analysis.learning import (
+    ACCURACY,
+    Measure,
+    Reached,
+    measure_of,
+    moments,
+    perplexity,
+    seen,
+    target,
+    time_to,
+)
 from paceline.analysis.lines import ENOUGH_RUNS, faster, is_faster, speed
 from paceline.analysis.problems import Problem
 from paceline.analysis.scaling import Group, certain
 from paceline.analysis.setting import BY_BATCH
 from paceline.analysis.statistics import Interval
-from paceline.analysis.wording import accuracy, count, percent, seconds, some, spread, within
+from paceline.analysis.wording import count, number, percent, seconds, some, spread, within
 from paceline.options import LEARNING
 
-POINT = 0.01  # of accuracy: with few runs, a smaller difference is not significant
 ALIKE = 0.02  # of the samples seen: one batch more or less does not matter
 
-Scored = tuple[Group, list[float]]  # a setting, and the accuracy of each of its runs
+Scored = tuple[Group, list[float]]  # a setting, and the accuracy or loss of each of its runs
 
 
 def scores(one: Group, of: str) -> list[float]:
-    """The accuracy of each run, in the test or of the best epoch; empty if a run has none."""
+    """The accuracy or loss of each run, in the test or of the best epoch; empty if a run has none."""
+    measure = measure_of(one)
     if of == "test":
-        found = [run.summary.test_accuracy for run in one.runs]
+        found: list[float | None] = [getattr(run.summary, f"test_{measure.name}") for run in one.runs]
     else:
-        rows = [[m.validation_accuracy if of == "validation" else m.train_accuracy for m in moments(run)]
-                for run in one.runs]  # fmt: skip
-        found = [max((value for value in row if value is not None), default=None) for row in rows]
+        rows = [[moment.value(of, measure.name) for moment in moments(run)] for run in one.runs]
+        found = [measure.best(value for value in row if value is not None) for row in rows]
     return [value for value in found if value is not None] if None not in found else []
 
 
 def scored(groups: Sequence[Group]) -> tuple[str, list[Scored]]:
-    """By test accuracy if all trained settings have it, else by validation, else by training accuracy."""
+    """By the result in the test if all trained settings have it, else in validation, else in training."""
     learned = [one for one in groups if any(moments(run) for run in one.runs) or scores(one, "test")]
     for of in ("test", "validation", "training"):
         found = [(one, values) for one in learned if (values := scores(one, of))]
@@ -41,10 +50,11 @@ def scored(groups: Sequence[Group]) -> tuple[str, list[Scored]]:
     return "training", []
 
 
-def apart(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether the worst run of the first is better than the best of the other; with few runs, by a point at least."""
-    enough = min(len(one), len(other)) >= ENOUGH_RUNS or median(one) - median(other) > POINT
-    return enough and min(one) > max(other)
+def apart(measure: Measure, one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether the worst run of the first is better than the best of the other; with few runs, by a margin."""
+    margin = measure.sign * (median(one) - median(other))
+    enough = min(len(one), len(other)) >= ENOUGH_RUNS or margin > measure.margin(median(other))
+    return enough and min(measure.sign * value for value in one) > max(measure.sign * value for value in other)
 
 
 def as_long(found: Sequence[Scored]) -> list[Scored]:
@@ -58,40 +68,41 @@ def as_long(found: Sequence[Scored]) -> list[Scored]:
     return max(reversed(rows), key=len)
 
 
-def best_accuracy(problem: Problem) -> Iterator[str]:
-    """The setting with the best accuracy, those that cannot be distinguished from it, and the one with the lowest."""
+def best_result(problem: Problem) -> Iterator[str]:
+    """The setting with the best accuracy or loss, those that cannot be distinguished from it, and the worst."""
     of, every = scored(problem.groups)
     if not every:
         return
-    found = sorted(as_long(every), key=lambda each: -median(each[1]))
+    measure = measure_of(problem.groups[0])
+    found = sorted(as_long(every), key=lambda each: -measure.sign * median(each[1]))
     groups = [one for one, _ in found]
     top, values = found[0]
     if len(every) == 1:
-        yield problem.say(f"{of} accuracy is {_score(values)}.{problem.few(top)}")
+        yield problem.say(f"{of} {measure.name} is {_score(top, values)}.{problem.few(top)}")
         return
     left = ""
     if len(found) < len(every):
         samples = [seen(one.first) for one, _ in every]
         left = f" Settings that saw more or fewer samples ({min(samples):,} to {max(samples):,}) are not compared."
     if len(found) == 1:
-        text = f"{top.label([one for one, _ in every])} has {_score(values)} {of} accuracy"
+        text = f"{top.label([one for one, _ in every])} has {_has(top, of, values)}"
     else:
-        text = f"the best {of} accuracy is {_score(values)}, with {top.label(groups)}"
-    worse = [(one, each) for one, each in found[1:] if apart(values, each)]
+        text = f"the best {of} {measure.name} is {_score(top, values)}, with {top.label(groups)}"
+    worse = [(one, each) for one, each in found[1:] if apart(measure, values, each)]
     alike = len(found) - 1 - len(worse)
     if alike and not worse:
-        low, high = (accuracy(end(median(each) for _, each in found)) for end in (min, max))
+        low, high = (measure.text(end(median(each) for _, each in found)) for end in (min, max))
         between = low if low == high else f"{low} to {high}"
-        text = f"the {of} accuracies of the {len(found)} settings cannot be distinguished: {between}"
+        text = f"the {of} {measure.plural} of the {len(found)} settings cannot be distinguished: {between}"
     elif alike:
         text += f"; {_of(alike, len(found) - 1)} cannot be distinguished from it"
     if worse:
         last, least = worse[-1]
-        if all(apart(each, least) for one, each in found if one is not last):
-            text += f"; {last.label(groups)} has the lowest, {_score(least)}"
+        if all(apart(measure, each, least) for one, each in found if one is not last):
+            text += f"; {last.label(groups)} has the {measure.worse[:-2]}est, {_score(last, least)}"
         else:
-            have = "has" if len(worse) == 1 else "have"
-            text += f"; {_of(len(worse), len(found) - 1)} {have} a lower accuracy, down to {accuracy(median(least))}"
+            have, limit = "has" if len(worse) == 1 else "have", f"{measure.up_to} {measure.text(median(least))}"
+            text += f"; {_of(len(worse), len(found) - 1)} {have} a {measure.worse} {measure.name}, {limit}"
     yield problem.say(f"{text}.{left}{problem.few(*groups)}")
 
 
@@ -101,19 +112,37 @@ def _of(some_of: int, all_of: int) -> str:
     return "the other" if all_of == 1 else f"the {all_of} others"
 
 
-def _score(values: Sequence[float]) -> str:
-    middle = median(values)
-    if len(values) == 1:
-        return accuracy(middle)
-    return f"{accuracy(middle)} ({spread(Interval(middle, min(values), max(values)), accuracy)})"
+def _score(one: Group, values: Sequence[float]) -> str:
+    """The median, with the range of the runs, and the perplexity of a language model."""
+    middle, form, notes = median(values), measure_of(one).text, list[str]()
+    if len(values) > 1:
+        notes.append(spread(Interval(middle, min(values), max(values)), form))
+    if (surprise := perplexity(one.first, middle)) is not None:
+        notes.append(f"perplexity {number(surprise)}")
+    return form(middle) + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def _has(one: Group, of: str, values: Sequence[float]) -> str:
+    """What a setting has: 97.10 % test accuracy, or a test loss of 0.123."""
+    if measure_of(one) is ACCURACY:
+        return f"{_score(one, values)} {of} accuracy"
+    return f"a {of} loss of {_score(one, values)}"
+
+
+def goal(groups: Sequence[Group], of: str, wanted: float) -> str:
+    """A target in words: 95 % validation accuracy, or a validation loss of 1.5."""
+    if measure_of(groups[0]) is ACCURACY:
+        return f"{100 * wanted:g} % {of} accuracy"
+    surprise = perplexity(groups[0].first, wanted)
+    return f"a {of} loss of {wanted:g}" + (f" (perplexity {number(surprise)})" if surprise is not None else "")
 
 
 def soonest(problem: Problem) -> Iterator[str]:
-    """The setting that reaches the target accuracy first."""
+    """The setting that reaches the target accuracy or loss first."""
     wanted = target(problem.groups)
     if wanted is None:
         return
-    found = time_to_accuracy([one for one in problem.groups if certain(one)], wanted)
+    found = time_to([one for one in problem.groups if certain(one)], wanted)
     if len(found) < 2:
         return
     reached = sorted(((r, r.seconds) for r in found if r.seconds), key=lambda each: each[1].value)
@@ -121,7 +150,7 @@ def soonest(problem: Problem) -> Iterator[str]:
     if not reached:
         return
     first, when = reached[0]
-    wanted_text = f"{100 * wanted:g} % {first.of} accuracy"
+    wanted_text = goal(problem.groups, first.of, wanted)
     ties = [r.group.label(problem.groups) for r, later in reached[1:] if not _sooner(first, when, r, later)]
     after = f"after {within(when, seconds)} of training"
     if ties:
@@ -142,7 +171,7 @@ def _sooner(one: Reached, when: Interval, other: Reached, later: Interval) -> bo
 
 
 def batch_sizes(problem: Problem) -> Iterator[str]:
-    """The fastest batch size, what it costs in accuracy, and the fastest that costs none."""
+    """The fastest batch size, what it costs in accuracy or loss, and the fastest that costs nothing."""
     sweep = _sweep(problem.groups)
     if len(sweep) < 2:
         return
@@ -163,16 +192,16 @@ def batch_sizes(problem: Problem) -> Iterator[str]:
 
 
 def _price(top: Group, of: str, found: Sequence[Scored]) -> str:
-    """What the fastest batch size costs in accuracy, and the fastest that costs nothing."""
-    by_group = {id(one): values for one, values in found}
-    best, values = max(found, key=lambda each: median(each[1]))
+    """What the fastest batch size costs in accuracy or loss, and the fastest that costs nothing."""
+    measure, by_group = measure_of(top), {id(one): values for one, values in found}
+    best, values = max(found, key=lambda each: measure.sign * median(each[1]))
     own = by_group[id(top)]
     if best is top:
-        return f"; it also has the best {of} accuracy, {_score(own)}"
-    lost = f"; its {of} accuracy is {_score(own)}, the best {_score(values)} (batch {_batch(best):,})"
-    if not apart(values, own):
+        return f"; it also has the best {of} {measure.name}, {_score(top, own)}"
+    lost = f"; its {of} {measure.name} is {_score(top, own)}, the best {_score(best, values)} (batch {_batch(best):,})"
+    if not apart(measure, values, own):
         return f"{lost}, which is not a significant difference"
-    alike = [one for one, each in found if not apart(values, each)]
+    alike = [one for one, each in found if not apart(measure, values, each)]
     choice = max(alike, key=speed)
     part = speed(choice) / speed(top)
     if choice is best:

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.analysis.finding_learning import batch_sizes, best_accuracy, scored, soonest
+from paceline.analysis.finding_learning import batch_sizes, best_result, scored, soonest
 from paceline.analysis.finding_many import Rows, best_of, cost_of, idle_of, slower_of
 from paceline.analysis.finding_pipeline import bubbles
 from paceline.analysis.finding_speed import best, cost, not_worth, scaling
+from paceline.analysis.learning import measure_of
 from paceline.analysis.lines import ENOUGH_RUNS
 from paceline.analysis.problems import Problem, problems
 from paceline.analysis.runs import LeftOut
@@ -37,7 +38,7 @@ def findings(
     said = [Finding("ran", ran(groups))] if groups else []
     said += _speed(found, curves, "best")
     for problem in found:
-        said += [Finding("learned", t) for part in (soonest, best_accuracy, batch_sizes) for t in part(problem)]
+        said += [Finding("learned", t) for part in (soonest, best_result, batch_sizes) for t in part(problem)]
     for kind in ("scaling", "cost", "not-worth"):
         said += _speed(found, curves, kind)
         said += [Finding("cost", text) for problem in found for text in bubbles(problem)] if kind == "cost" else []
@@ -144,7 +145,8 @@ def missing(groups: Sequence[Group], curves: Sequence[Curve], left_out: Sequence
         )
     trained = [one for one in groups if not one.first.emulated]
     if trained and scored(trained)[0] == "training":
-        yield "Not all runs were tested or validated, and training accuracy says little about new data."
+        what = " and ".join(dict.fromkeys(measure_of(one).name for one in trained))
+        yield f"Not all runs were tested or validated, and training {what} says little about new data."
     if left_out:
         reasons = some([f"{each.folder.name} ({each.why})" for each in left_out], 2)
         yield f"{count(len(left_out), 'folder')} could not be used: {reasons}."

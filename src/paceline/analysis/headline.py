@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from paceline.analysis.checks import RunWarning
+from paceline.analysis.learning import measure_of
 from paceline.analysis.lines import ENOUGH_RUNS, MATTERS, faster, is_faster, speed
 from paceline.analysis.problems import Problem, problems
 from paceline.analysis.scaling import Curve, Group, certain, disturbed, family, size
@@ -268,7 +269,7 @@ def _notes(best: Group, base: Group, leaders: Sequence[Group], problem: Problem,
     if ours != theirs and not asynchronous(best) and not best.first.emulated:
         yield (
             f"Each update uses {ours:,} samples instead of {theirs:,}, so an epoch has fewer updates: compare the "
-            f"accuracies, too."
+            f"{measure_of(best).plural}, too."
         )
     if not best.method.exact:
         yield f"{inexact(best)}: {MAY_NEED_MORE}."

@@ -1,10 +1,11 @@
-"""Accuracy and loss by epoch and by step, and time to accuracy."""
+"""What runs learned, by epoch and by step; what settings are compared by; and the time to reach that."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import ceil, exp, floor, log10
 from statistics import median
 
 import numpy as np
@@ -12,10 +13,63 @@ import numpy as np
 from paceline.analysis.runs import Run
 from paceline.analysis.scaling import Group
 from paceline.analysis.statistics import Interval, Series
+from paceline.analysis.wording import accuracy, number
+from paceline.run.records import CLASSIFICATION, LANGUAGE_MODEL
 
 MOST_POINTS = 400
-# A target accuracy is one of these round numbers, so that it does not depend on the noise of the best run.
+# A target is one of these round numbers, so that it does not depend on the noise of the best run: of accuracies, and of
+# losses, with any power of ten.
 ROUND = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995)
+ROUND_LOSS = (1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.8, 2, 2.2, 2.5, 2.8, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9, 10)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What settings are compared by, and in which words: the accuracy of classifiers, the loss of everything else."""
+
+    name: str
+    plural: str
+    better: str
+    worse: str
+    up_to: str  # the last words before the worst value
+    sign: int  # of values of which the highest is the best
+    alike: float  # with few runs, a smaller difference is not significant
+
+    def text(self, value: float) -> str:
+        return accuracy(value) if self is ACCURACY else number(value)
+
+    def best(self, values: Iterable[float]) -> float | None:
+        return max(values, key=lambda value: self.sign * value, default=None)
+
+    def reaches(self, value: float, wanted: float) -> bool:
+        return self.sign * value >= self.sign * wanted
+
+    def margin(self, value: float) -> float:
+        """The least significant difference from a value: of an accuracy in points, of a loss in relation to it."""
+        return self.alike if self is ACCURACY else self.alike * abs(value)
+
+    def round_target(self, values: Sequence[float]) -> float | None:
+        """The best round number that all of these reach; None if there is none."""
+        if self is ACCURACY:
+            return max((each for each in ROUND if each <= min(values)), default=None)
+        most = max(values)
+        if not most > 0:
+            return None
+        power = 10.0 ** floor(log10(most))
+        return float(f"{power * next(each for each in ROUND_LOSS if power * each >= most * (1 - 1e-9)):.3g}")
+
+
+ACCURACY = Measure("accuracy", "accuracies", "higher", "lower", "down to", 1, 0.01)
+LOSS = Measure("loss", "losses", "lower", "higher", "up to", -1, 0.02)
+
+
+def measure_of(one: Group) -> Measure:
+    return ACCURACY if one.first.summary.task == CLASSIFICATION else LOSS
+
+
+def perplexity(run: Run, loss: float) -> float | None:
+    """The perplexity that belongs to a loss of this run; None if it is not a language model."""
+    return exp(min(loss, 700)) if run.summary.task == LANGUAGE_MODEL else None
 
 
 @dataclass(frozen=True)
@@ -26,20 +80,24 @@ class Moment:
     seconds: float
     samples: int
     train_loss: float
-    train_accuracy: float
+    train_accuracy: float | None
     validation_loss: float | None
     validation_accuracy: float | None
+
+    def value(self, of: str, what: str) -> float | None:
+        """The accuracy or loss in validation or training."""
+        found: float | None = getattr(self, f"{'validation' if of == 'validation' else 'train'}_{what}")
+        return found
 
 
 @dataclass(frozen=True)
 class Reached:
-    """Time to accuracy of a setting: the median repeat, and the range of the repeats that reached it.
+    """Time to an accuracy or a loss of a setting: the median repeat, and the range of the repeats that reached it.
 
     None if at least half of the repeats did not.
     """
 
     group: Group
-    accuracy: float
     of: str  # validation or training
     seconds: Interval | None
     reached: int
@@ -53,11 +111,12 @@ def moments(run: Run) -> list[Moment]:
     if run.emulated or cut_short:
         return []
     seen = np.bincount([step.epoch for step in run.steps[0]], [step.samples for step in run.steps[0]])
-    ends = zip(accumulate(s.epoch_seconds), np.cumsum(seen), s.train_loss, s.train_accuracy, strict=False)
+    epochs = len(s.train_accuracy) if s.task == CLASSIFICATION else len(s.train_loss)
+    ends = zip(range(epochs), accumulate(s.epoch_seconds), np.cumsum(seen), s.train_loss, strict=False)
     return [
-        Moment(epoch, seconds, int(samples), loss, accuracy,
+        Moment(epoch, seconds, int(samples), loss, _at(s.train_accuracy, epoch),
                _at(s.validation_loss, epoch), _at(s.validation_accuracy, epoch))
-        for epoch, (seconds, samples, loss, accuracy) in enumerate(ends)
+        for epoch, seconds, samples, loss in ends
     ]  # fmt: skip
 
 
@@ -88,42 +147,45 @@ def losses(run: Run) -> tuple[Series, Series, Series]:
 
 
 def measured_on(groups: Sequence[Group]) -> str:
-    """The kind of accuracy that all of these have: validation, or else training."""
-    found = [moment for one in groups for run in one.runs for moment in moments(run)]
-    return "validation" if found and all(m.validation_accuracy is not None for m in found) else "training"
+    """Which accuracy or loss all of these have: that in validation, or else in training."""
+    found = [moment.value("validation", measure_of(one).name)
+             for one in groups for run in one.runs for moment in moments(run)]  # fmt: skip
+    return "validation" if found and None not in found else "training"
 
 
-def _accuracies(run: Run, of: str) -> list[tuple[float, float]]:
-    """Training time and accuracy at the end of each epoch."""
-    found = []
-    for moment in moments(run):
-        accuracy = moment.validation_accuracy if of == "validation" else moment.train_accuracy
-        found.append((moment.seconds, float("nan") if accuracy is None else accuracy))
-    return found
+def _results(one: Group, of: str) -> list[list[tuple[float, float]]]:
+    """Training time and accuracy or loss at the end of each epoch, of the runs that have any."""
+    what = measure_of(one).name
+    found = [[(moment.seconds, value) for moment in moments(run) if (value := moment.value(of, what)) is not None]
+             for run in one.runs]  # fmt: skip
+    return [each for each in found if each]
 
 
 def target(groups: Sequence[Group]) -> float | None:
-    """The highest round accuracy, 50 % or more, that at least two runs and a quarter of them reach."""
+    """The best round number that at least two runs and a quarter of them reach: an accuracy, 50 % or more, or a loss.
+
+    The settings are of one task.
+    """
     of = measured_on(groups)
-    learned = [found for one in groups for run in one.runs if (found := _accuracies(run, of))]
-    if not learned:
+    found = [measure_of(one).best(value for _, value in run) for one in groups for run in _results(one, of)]
+    best = [value for value in found if value is not None]
+    if not best:
         return None
-    best = [max(accuracy for _, accuracy in found) for found in learned]
-    enough = max(min(2, len(best)), len(best) / 4)
-    fitting = [each for each in ROUND if sum(value >= each for value in best) >= enough]
-    return max(fitting, default=None)
+    measure, enough = measure_of(groups[0]), ceil(max(min(2, len(best)), len(best) / 4))
+    best.sort(key=lambda value: -measure.sign * value)
+    return measure.round_target(best[:enough])
 
 
-def time_to_accuracy(groups: Sequence[Group], accuracy: float) -> list[Reached]:
-    """For every trained setting, the end of the first epoch with this accuracy."""
+def time_to(groups: Sequence[Group], wanted: float) -> list[Reached]:
+    """For every trained setting, the end of the first epoch with this accuracy or loss."""
     of, found = measured_on(groups), []
     for one in groups:
-        learned = [_accuracies(run, of) for run in one.runs if moments(run)]
+        learned, measure = _results(one, of), measure_of(one)
         if not learned:
             continue
-        first = [next((s for s, value in run if value >= accuracy), float("inf")) for run in learned]
+        first = [next((s for s, value in run if measure.reaches(value, wanted)), float("inf")) for run in learned]
         reached = [seconds for seconds in first if seconds < float("inf")]
         most = len(reached) * 2 > len(learned)
         seconds = Interval(median(first), min(reached), max(reached)) if most else None
-        found.append(Reached(one, accuracy, of, seconds, len(reached), len(learned)))
+        found.append(Reached(one, of, seconds, len(reached), len(learned)))
     return found

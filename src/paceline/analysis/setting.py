@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.analysis.wording import count, link, listing
 from paceline.options import DIVISION, LENGTH, NOTHING, PROBLEM, in_words
+from paceline.run.records import CLASSIFICATION
 from paceline.spec import FIELDS, OWN
 from paceline.strategies.table import describe
 
@@ -104,9 +105,11 @@ class Setting:
 
     def given(self) -> str:
         """In words, what is not as it is by default; and what every name can have."""
-        named = (*FIRST, "batch_size", "compute")
-        return self.words(name for name, fact in self.facts.items() if fact.affects != MACHINE
-                          and (name not in FIELDS or name in named or fact.value != FIELDS[name].default))  # fmt: skip
+        named, usual = (*FIRST, "batch_size", "compute"), {"task": CLASSIFICATION}
+        return self.words(
+            name for name, fact in self.facts.items() if fact.affects != MACHINE and fact.value != usual.get(name)
+            and (name not in FIELDS or name in named or fact.value != FIELDS[name].default)
+        )  # fmt: skip
 
     def label(
         self, among: Iterable[Setting], *, always: Collection[str] = ALWAYS, without: Collection[str] = ()
@@ -189,7 +192,7 @@ def setting_of(run: Run) -> Setting:
     has = [name for name in FIELDS if name not in OWN or name in method.names]
     given = {name: FIELDS[name].default for name in has}
     given |= {name: value for name, value in run.spec.items() if name in has or not method.installed}
-    given |= {name: getattr(summary, name) for name in USED if name in has}
+    given |= {name: getattr(summary, name) for name in USED if name in has} | {"task": summary.task}
     if given.get("microbatches") == 1:  # the whole batch
         given["microbatches"] = None
     if given["device"] == "auto":
@@ -206,6 +209,8 @@ def setting_from(
         value, affects = options[name], FIELDS[name].metadata["affects"] if name in FIELDS else DIVISION
         if affects != NOTHING:
             facts[name] = Fact(value, in_words_of(name, value), affects, affects == LENGTH or name in IN_WORKERS)
+    task = options.get("task") or CLASSIFICATION
+    facts["task"] = Fact(task, task, PROBLEM)
     if method.part:
         parts, each = options["workers"] // replicas, count(replicas, "replica")
         whole = count(parts, method.part) if replicas == 1 else f"{each} × {count(parts, method.part)}"

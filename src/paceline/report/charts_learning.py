@@ -1,4 +1,7 @@
-"""Charts of learning: accuracy and loss by workers and by batch size, learning curves, time to accuracy."""
+"""Charts of learning: accuracy and loss by workers and by batch size, learning curves, time to accuracy or loss.
+
+Settings of tasks without an accuracy have charts of their loss.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from paceline.analysis.learning import Moment, losses, measured_on, moments, target, time_to_accuracy
+from paceline.analysis.finding_learning import goal
+from paceline.analysis.learning import (
+    ACCURACY,
+    LOSS,
+    Measure,
+    losses,
+    measure_of,
+    measured_on,
+    moments,
+    perplexity,
+    target,
+    time_to,
+)
 from paceline.analysis.runs import Run
 from paceline.analysis.scaling import Group, certain
 from paceline.analysis.statistics import Interval, Series
 from paceline.analysis.study import Study
-from paceline.analysis.wording import count, number, percent
+from paceline.analysis.wording import count, number, sentence
 from paceline.report.figure import (
     COLOURS,
     TEXT,
@@ -75,19 +90,24 @@ def known_of(groups: Sequence[Group], what: str) -> str | None:
     return None
 
 
-def _trained(strands: Sequence[Strand]) -> list[Strand]:
-    """Without emulated runs, which train nothing."""
+def _trained(strands: Sequence[Strand], *measures: Measure) -> list[Strand]:
+    """Those that are compared by these, without emulated runs, which train nothing."""
     kept = [one for one in strands if not any(each.first.emulated for each in one.groups)]
-    return [one for one in kept if one.points or len(one.groups) > 1]
+    return [one for one in kept if (one.points or len(one.groups) > 1) and measure_of(one.groups[0]) in measures]
+
+
+def _said(one: Group, what: str, y: Interval) -> str:
+    """A result in words: 97.1 %, or 1.52, with the perplexity of a language model."""
+    surprise = perplexity(one.first, y.value) if what == "loss" else None
+    return between(y, "%" if what == "accuracy" else "") + (f", perplexity {number(surprise)}" if surprise else "")
 
 
 def _results(styled: Styled[Strand], of: str, what: str, x: Callable[[Group], tuple[int, str]]) -> Trace:
-    factor, unit = (100, "%") if what == "accuracy" else (1, "")
-    found = []
+    factor, found = 100 if what == "accuracy" else 1, []
     for one in styled.thing.groups:
         place, said = x(one)
         y = scaled(over_repeats([value for run in one.runs if (value := result(run, of, what)) is not None]), factor)
-        found.append(Measured(place, y, f"{styled.full}, {said}: {of} {what} {between(y, unit)}, {of_runs(one)}"))
+        found.append(Measured(place, y, f"{styled.full}, {said}: {of} {what} {_said(one, what, y)}, {of_runs(one)}"))
     return line(found, styled.label, styled.look)
 
 
@@ -98,9 +118,18 @@ def _result_rows(groups: Sequence[Group], of: str, what: str) -> list[Row]:
 
 def accuracy_by_workers(study: Study) -> Chart | None:
     """Accuracy and loss side by side."""
-    strands = _trained(by_workers(study))
+    return _by_workers(study, ACCURACY, "accuracy-by-workers", "Accuracy and loss by workers")
+
+
+def loss_by_workers(study: Study) -> Chart | None:
+    """The loss of settings that have no accuracy."""
+    return _by_workers(study, LOSS, "loss-by-workers", "Loss by workers")
+
+
+def _by_workers(study: Study, measure: Measure, called: str, heading: str) -> Chart | None:
+    strands = _trained(by_workers(study), measure)
     groups = settings(strands)
-    of = known_of(groups, "accuracy")
+    of = known_of(groups, measure.name)
     if of is None or known_of(groups, "loss") != of:
         return None
 
@@ -111,15 +140,16 @@ def accuracy_by_workers(study: Study) -> Chart | None:
     for sheet in arrange(study, strands, words, SAME_PANEL, without=("workers",)):
         for title, part in sheet.panels.items():
             x = whole_numbers("workers", [one.workers for styled in part for one in styled.thing.groups])
-            traces = [_results(each, of, "accuracy", at) for each in part]
-            accuracy = Panel("", x, _accuracy_axis(of, traces), traces)
-            loss = Panel("", x, from_zero(f"{of} loss"), [_results(each, of, "loss", at) for each in part])
-            pages.append(Page(_both(sheet, title), [accuracy, loss]))
+            panels = [Panel("", x, from_zero(f"{of} loss"), [_results(each, of, "loss", at) for each in part])]
+            if measure is ACCURACY:
+                traces = [_results(each, of, "accuracy", at) for each in part]
+                panels = [Panel("", x, _accuracy_axis(of, traces), traces), *panels]
+            pages.append(Page(_both(sheet, title), panels))
     rows = [one | {key: value for key, value in two.items() if "loss" in key} for one, two in
-            zip(_result_rows(groups, of, "accuracy"), _result_rows(groups, of, "loss"), strict=True)]  # fmt: skip
-    text = caption(f"Final accuracy and loss ({of}) by number of workers.",
-                   SPREAD, NOT_FROM_ZERO, groups=groups, timed=False)  # fmt: skip
-    return chart("accuracy-by-workers", "Accuracy and loss by workers", text, pages, rows)
+            zip(_result_rows(groups, of, measure.name), _result_rows(groups, of, "loss"), strict=True)]  # fmt: skip
+    what, note = ("accuracy and loss", NOT_FROM_ZERO) if measure is ACCURACY else ("loss", "")
+    text = caption(f"Final {what} ({of}) by number of workers.", SPREAD, note, groups=groups, timed=False)
+    return chart(called, heading, text, pages, rows)
 
 
 def _accuracy_axis(of: str, traces: Sequence[Trace]) -> dict[str, Any]:
@@ -134,15 +164,14 @@ def _both(sheet: Sheet[Any], title: str) -> str:
 
 
 def accuracy_by_batch(study: Study) -> Chart | None:
-    return _by_batch(study, "accuracy", "accuracy-by-batch", "Accuracy by batch size")
+    return _by_batch(study, _trained(by_batch(study), ACCURACY), "accuracy", "Accuracy by batch size")
 
 
 def loss_by_batch(study: Study) -> Chart | None:
-    return _by_batch(study, "loss", "loss-by-batch", "Loss by batch size")
+    return _by_batch(study, _trained(by_batch(study), ACCURACY, LOSS), "loss", "Loss by batch size")
 
 
-def _by_batch(study: Study, what: str, called: str, title: str) -> Chart | None:
-    strands = _trained(by_batch(study))
+def _by_batch(study: Study, strands: Sequence[Strand], what: str, title: str) -> Chart | None:
     groups = settings(strands)
     of = known_of(groups, what)
     if of is None:
@@ -162,7 +191,7 @@ def _by_batch(study: Study, what: str, called: str, title: str) -> Chart | None:
         pages.append(Page(sheet.name, panels))
     text = caption(f"Final {what} ({of}) by global batch size.",
                    SPREAD, NOT_FROM_ZERO if what == "accuracy" else "", groups=groups, timed=False)  # fmt: skip
-    return chart(called, title, text, pages, _result_rows(groups, of, what))
+    return chart(f"{what}-by-batch", title, text, pages, _result_rows(groups, of, what))
 
 
 def learning_time(study: Study) -> Chart | None:
@@ -174,39 +203,36 @@ def learning_samples(study: Study) -> Chart | None:
 
 
 def _learning(study: Study, called: str, title: str, x: str, column: int) -> Chart | None:
-    """Accuracy at the end of each epoch, and the training loss of the steps."""
-    groups = [one for one in study.groups if moments(one.first)]
-    of = measured_on(groups)
-    pages, rows = [], list[Row]()
-    for sheet in arrange(study, groups, lambda one: one.setting, SAME_PANEL):
-        for heading, part in sheet.panels.items():
-            traces = [_accuracies(styled, of, column) for styled in part]
-            accuracy = Panel("", from_zero(x), _accuracy_axis(of, traces), traces)
-            loss = Panel("", from_zero(x), from_zero("training loss"))
-            for styled in part:
-                loss.traces += _on_the_way(styled, column)
-                rows += _moment_rows(styled.thing)
-            pages.append(Page(_both(sheet, heading), [accuracy, loss]))
-    text = caption(f"Accuracy ({of}) at the end of each epoch, and the training loss of the middle repeat; each point "
+    """Accuracy or loss at the end of each epoch, and the training loss of the steps."""
+    learned = [one for one in study.groups if moments(one.first)]
+    of, pages, rows = measured_on(learned), list[Page](), list[Row]()
+    for measure in (ACCURACY, LOSS):
+        groups = [one for one in learned if measure_of(one) is measure]
+        for sheet in arrange(study, groups, lambda one: one.setting, SAME_PANEL):
+            for heading, part in sheet.panels.items():
+                traces = [_by_epoch(styled, of, column) for styled in part]
+                y = _accuracy_axis(of, traces) if measure is ACCURACY else from_zero(f"{of} loss")
+                loss = Panel("", from_zero(x), from_zero("training loss"))
+                for styled in part:
+                    loss.traces += _on_the_way(styled, column)
+                    rows += _moment_rows(styled.thing)
+                pages.append(Page(_both(sheet, heading), [Panel("", from_zero(x), y, traces), loss]))
+    what = " or ".join(dict.fromkeys(measure_of(one).name for one in learned)).capitalize()
+    text = caption(f"{what} ({of}) at the end of each epoch, and the training loss of the middle repeat; each point "
                    "is the mean of several steps.", "Training time only." if column == 0 else "", SPREAD,
-                   groups=groups, timed=column == 0)  # fmt: skip
+                   groups=learned, timed=column == 0)  # fmt: skip
     return chart(called, title, text, pages, rows)
 
 
-def _accuracy(moment: Moment, of: str) -> float:
-    value = moment.validation_accuracy if of == "validation" else moment.train_accuracy
-    return float("nan") if value is None else value
-
-
-def _accuracies(styled: Styled[Group], of: str, column: int) -> Trace:
-    by_epoch = zip(*(moments(run) for run in styled.thing.runs), strict=False)
-    found = []
-    for ends in by_epoch:
+def _by_epoch(styled: Styled[Group], of: str, column: int) -> Trace:
+    measure, found = measure_of(styled.thing), []
+    for ends in zip(*(moments(run) for run in styled.thing.runs), strict=False):
         place = float(np.median([(end.seconds, end.samples)[column] for end in ends]))
-        y = scaled(over_repeats([_accuracy(end, of) for end in ends]), 100)
-        said = f"{number(place)} {'s' if column == 0 else 'samples'}"
-        found.append(Measured(place, y, f"{styled.full}: {of} accuracy {between(y, '%')} after {said}, epoch "
-                              f"{ends[0].epoch + 1}"))  # fmt: skip
+        values = [np.nan if (value := end.value(of, measure.name)) is None else value for end in ends]
+        y = scaled(over_repeats(values), 100 if measure is ACCURACY else 1)
+        after = f"{number(place)} {'s' if column == 0 else 'samples'}, epoch {ends[0].epoch + 1}"
+        result = f"{of} {measure.name} {_said(styled.thing, measure.name, y)}"
+        found.append(Measured(place, y, f"{styled.full}: {result} after {after}"))
     return line(found, styled.label, styled.look)
 
 
@@ -238,24 +264,34 @@ def _moment_rows(one: Group) -> list[Row]:
     ]  # fmt: skip
 
 
-def time_to(study: Study) -> Chart | None:
+def time_to_accuracy(study: Study) -> Chart | None:
+    return _time_to(study, ACCURACY)
+
+
+def time_to_loss(study: Study) -> Chart | None:
+    """Of settings that have no accuracy."""
+    return _time_to(study, LOSS)
+
+
+def _time_to(study: Study, measure: Measure) -> Chart | None:
     """A bar for each setting, the fastest at the top, those that are not ranked at the bottom.
 
-    There is a panel for each model, with its own target accuracy.
+    There is a panel for each model, with its own target.
     """
-    groups = [one for one in study.groups if moments(one.first)]
+    groups = [one for one in study.groups if moments(one.first) and measure_of(one) is measure]
     panels, rows, most = list[Panel](), list[Row](), 1
     for sheet in arrange(study, groups, lambda one: one.setting, SAME_PANEL, most=len(groups)):
         for heading, part in sheet.panels.items():
-            accuracy = target([each.thing for each in part])
-            if accuracy is not None:
-                panel, found = _bars_to(_both(sheet, heading), part, accuracy, palette(study, "strategy"))
+            wanted = target([each.thing for each in part])
+            if wanted is not None:
+                panel, found = _bars_to(_both(sheet, heading), part, wanted, palette(study, "strategy"))
                 panels, rows, most = [*panels, panel], rows + found, max(most, len(part))
-    text = caption("Training time until the end of the first epoch that reached the accuracy. Error bars: fastest to "
-                   "slowest repeat.", groups=groups)  # fmt: skip
+    text = caption(f"Training time until the end of the first epoch that reached the {measure.name}. Error bars: "
+                   "fastest to slowest repeat.", groups=groups)  # fmt: skip
     breaks = max((label.count("<br>") for panel in panels for label in panel.y["categoryarray"]), default=0)
     tall = 24 + most * (BAR + (breaks - 1) * LINE if breaks else 26)
-    return chart("time-to-accuracy", "Time to accuracy", text, [Page("", panels)], rows, plot=tall, columns=1)
+    name = measure.name
+    return chart(f"time-to-{name}", f"Time to {name}", text, [Page("", panels)], rows, plot=tall, columns=1)
 
 
 def in_lines(label: str) -> str:
@@ -269,29 +305,30 @@ def in_lines(label: str) -> str:
 
 
 def _bars_to(
-    heading: str, part: Sequence[Styled[Group]], accuracy: float, strategies: Sequence[str]
+    heading: str, part: Sequence[Styled[Group]], wanted: float, strategies: Sequence[str]
 ) -> tuple[Panel, list[Row]]:
-    style = {id(each.thing): each for each in part}
-    reached = time_to_accuracy([each.thing for each in part], accuracy)
+    style, groups = {id(each.thing): each for each in part}, [each.thing for each in part]
+    reached, measure = time_to(groups, wanted), measure_of(groups[0])
     reached.sort(key=lambda each: each.seconds.value if each.seconds and certain(each.group) else np.inf, reverse=True)
     of = reached[0].of
+    aim = goal(groups, of, wanted)
     labels = [in_lines(style[id(each.group)].label) for each in reached]
     values = [each.seconds or Interval(0.0, 0.0, 0.0) for each in reached]
-    said = [f"{between(each.seconds, 's')} to {percent(accuracy)} {of} accuracy" if each.seconds else
-            f"{percent(accuracy)} {of} accuracy was not reached" for each in reached]  # fmt: skip
+    said = [f"{between(each.seconds, 's')} to {aim}" if each.seconds else f"{aim} was not reached" for each in reached]
     hover = [f"{style[id(each.group)].full}: {text}, in {each.reached} of {count(each.runs, 'run')}"
              for each, text in zip(reached, said, strict=True)]  # fmt: skip
     trace = {
         "type": "bar", "orientation": "h", "x": [each.value for each in values], "y": labels, "showlegend": False,
-        "name": f"{percent(accuracy)} {of} accuracy", "error_x": error_bars(values, TEXT),
+        "name": aim, "error_x": error_bars(values, TEXT),
         "marker": {"color": [COLOURS[strategies.index(each.group.strategy) % len(COLOURS)] for each in reached]},
         "text": ["" if each.seconds else "not reached" for each in reached], "textposition": "outside",
         "cliponaxis": False, "hovertext": [wrapped(each) for each in hover], "hoverinfo": "text",
     }  # fmt: skip
-    title = f"{heading}: {percent(accuracy)}" if heading else f"{percent(accuracy)} {of} accuracy"
+    short = f"{100 * wanted:g} %" if measure is ACCURACY else f"{of} loss {wanted:g}"
+    title = f"{heading}: {short}" if heading else sentence(aim)
     rows = [
         identity(each.group)
-        | {"accuracy": accuracy, "of": of, "reached": each.reached, "seconds": None}
+        | {measure.name: wanted, "of": of, "reached": each.reached, "seconds": None}
         | (with_interval("seconds", each.seconds) if each.seconds else {})
         for each in reached
     ]

@@ -32,13 +32,15 @@ DRAWN_BY: dict[str, Callable[[Study], Chart | None]] = {
     "traffic": charts_resources.traffic,
     "servers": charts_scaling.servers,
     "accuracy-by-workers": charts_learning.accuracy_by_workers,
+    "loss-by-workers": charts_learning.loss_by_workers,
     "time-by-batch": charts_time.time_by_batch,
     "accuracy-by-batch": charts_learning.accuracy_by_batch,
     "loss-by-batch": charts_learning.loss_by_batch,
     "nodes": charts_time.nodes,
     "learning-time": charts_learning.learning_time,
     "learning-samples": charts_learning.learning_samples,
-    "time-to-accuracy": charts_learning.time_to,
+    "time-to-accuracy": charts_learning.time_to_accuracy,
+    "time-to-loss": charts_learning.time_to_loss,
     "memory": charts_resources.memory,
 }
 

@@ -15,6 +15,7 @@ CHARTS: dict[str, str] = {
     "traffic": "what a server, a worker and a node of the ring move for each update, against workers",
     "servers": "speedup against the number of parameter servers",
     "accuracy-by-workers": "accuracy and loss of the trained model against workers",
+    "loss-by-workers": "loss of the trained model against workers, if its task has no accuracy",
     "time-by-batch": "time of an epoch against the batch size",
     "accuracy-by-batch": "accuracy of the trained model against the batch size",
     "loss-by-batch": "loss of the trained model against the batch size",
@@ -22,5 +23,6 @@ CHARTS: dict[str, str] = {
     "learning-time": "learning curves against time",
     "learning-samples": "learning curves against samples",
     "time-to-accuracy": "time until a given accuracy is reached",
+    "time-to-loss": "time until a given loss is reached, if the task has no accuracy",
     "memory": "peak memory of every rank",
 }

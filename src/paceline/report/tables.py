@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from paceline.analysis.headline import over_one_process
+from paceline.analysis.learning import perplexity
 from paceline.analysis.resources import preemptions
 from paceline.analysis.runs import Run
 from paceline.analysis.scaling import Curve, Group, certain, disturbed
@@ -124,7 +125,7 @@ def results(study: Study) -> list[Row]:
     groups = sorted(study.groups, key=_order)
     facts = [(name, fact.text) for one in groups for name, fact in one.setting.facts.items()]
     varied = [name for name in dict(facts) if len({text for each, text in facts if each == name}) > 1]
-    rows = []
+    rows, metrics = [], metric_names(study)
     for one in groups:
         row: Row = {name: value for name, value in identity(one).items() if name != "runs"}
         row |= {name: one.setting.plain(name) for name in varied if name not in row}
@@ -136,14 +137,32 @@ def results(study: Study) -> list[Row]:
         _put(row, "speedup_one_process", over_one_process(one, study.groups))
         _put(row, "speedup_strong", _speedup(one, study.strong))
         _put(row, "speedup_weak", _speedup(one, study.weak))
-        for name in ("test_loss", "test_accuracy", "total_seconds"):
+        for name in ("test_loss", "test_accuracy"):
             row[name] = measured(one, name)
+        row |= {_column(name): _middle(_metrics(run).get(name) for run in one.runs) for name in metrics}
+        row["total_seconds"] = measured(one, "total_seconds")
         row["cpu_seconds"] = _middle(sum(run.summary.cpu_seconds) or None for run in one.runs)
         row["preemptions_per_second"] = _middle(preemptions(run) for run in one.runs)
         row["disturbed"] = "; ".join(dict.fromkeys(disturbed(one))) or None
         row["peak_memory_bytes"] = max(max(run.summary.peak_rss_bytes, default=0) for run in one.runs) or None
         rows.append(row)
     return rows
+
+
+def metric_names(study: Study) -> list[str]:
+    """The figures that tests have beside loss and accuracy."""
+    return list(dict.fromkeys(name for one in study.groups for run in one.runs for name in _metrics(run)))
+
+
+def _metrics(run: Run) -> dict[str, float]:
+    """The metrics of its test, with the perplexity of a language model."""
+    loss = run.summary.test_loss
+    found = perplexity(run, loss) if loss is not None else None
+    return run.summary.test_metrics | ({} if found is None else {"perplexity": found})
+
+
+def _column(metric: str) -> str:
+    return f"test_{metric.replace(' ', '_')}"
 
 
 def _middle(values: Iterable[float | None]) -> float | None:
@@ -190,6 +209,7 @@ def results_table(study: Study) -> Results:
         "total, s": [_total(row) for row in rows],
         "test accuracy": [Cell(percent(row["test_accuracy"])) for row in rows],
         "test loss": [Cell(number(row["test_loss"])) for row in rows],
+        **{f"test {name}": [Cell(number(row[_column(name)])) for row in rows] for name in metric_names(study)},
         "peak MB": [Cell(number((row["peak_memory_bytes"] or 0) / 1e6 or None)) for row in rows],
         "read, s": [Cell(number(row["read_seconds"])) for row in rows],
         "runs": [cell(row["repeats"]) for row in rows],

@@ -16,6 +16,8 @@ from test_runs import check_read
 from paceline.analysis.finding_learning import apart
 from paceline.analysis.findings import Finding, findings
 from paceline.analysis.headline import headline
+from paceline.analysis.learning import ACCURACY, LOSS
+from paceline.analysis.problems import problems
 from paceline.analysis.resources import node_series, rank_series, traffic
 from paceline.analysis.runs import LeftOut, Run
 from paceline.analysis.scaling import curves, group
@@ -274,12 +276,12 @@ def test_of_what_cannot_be_told_it_is_not_said_that_it_is_not_worth_it(tmp_path:
 def test_accuracies_that_overlap_are_alike_however_few(tmp_path: Path) -> None:
     runs = accurate(tmp_path, 32, 0.05, [0.1518, 0.1562]) + accurate(tmp_path, 64, 0.08, [0.1250, 0.1562])
     assert any("accuracies of the 2 settings cannot be distinguished" in text for text in texts(runs, "learned"))
-    assert not apart([0.1518, 0.1562], [0.1250, 0.1562])
-    assert apart([0.95, 0.96], [0.90, 0.91])
-    assert not apart([0.95], [0.945])
+    assert not apart(ACCURACY, [0.1518, 0.1562], [0.1250, 0.1562])
+    assert apart(ACCURACY, [0.95, 0.96], [0.90, 0.91])
+    assert not apart(ACCURACY, [0.95], [0.945])
 
 
-def test_accuracies_after_fewer_images_are_not_compared(tmp_path: Path) -> None:
+def test_accuracies_after_fewer_samples_are_not_compared(tmp_path: Path) -> None:
     runs = accurate(tmp_path, 32, 0.05, [0.90] * 3) + accurate(tmp_path, 64, 0.05, [0.80] * 3)
     longer = repeats(tmp_path / "long", 0.05, steps=400, batch=128, test_accuracy=0.99)
     [best] = [text for text in texts(runs + longer, "learned") if "best test accuracy" in text]
@@ -385,3 +387,39 @@ def test_every_study_has_a_summary(runs: list[Run]) -> None:
         assert not node_series(run)
         assert not traffic(run)
         assert len(rank_series(run)) == run.summary.workers
+
+
+def spoken(folder: Path, batch: int, seconds: float, losses: list[float], **options: Any) -> list[Run]:
+    """A run of a language model for each test loss."""
+    return [
+        check_read(write_run(folder / f"{batch}-{i}", steady(seconds, 6400 // batch, i), batch=batch, seed=i,
+                             per_epoch=6400 // batch // 2, train_loss=[2.0, loss], validation_loss=[2.0, loss],
+                             test_loss=loss, spec={"task": "language-model"}, task="language-model", **options))
+        for i, loss in enumerate(losses)
+    ]  # fmt: skip
+
+
+def test_language_models_are_compared_by_loss_and_perplexity(tmp_path: Path) -> None:
+    runs = spoken(tmp_path, 32, 0.05, [1.50, 1.51, 1.52]) + spoken(tmp_path, 64, 0.05, [1.70, 1.71, 1.72])
+    soonest, best, sizes = texts(runs, "learned")
+    assert "A validation loss of 1.6 (perplexity 4.95) is reached" in soonest
+    assert best.startswith("The best test loss is 1.51 (1.50 to 1.52; perplexity 4.53), with ")
+    assert "has the highest, 1.71 (1.70 to 1.72; perplexity 5.53)" in best
+    assert "its test loss is 1.71" in sizes
+    assert "32 is the" not in sizes
+    assert not any("accurac" in each.text for each in findings(group(runs), [], []))
+
+
+def test_losses_that_differ_by_less_than_noise_are_alike() -> None:
+    assert apart(LOSS, [1.0], [1.1])
+    assert not apart(LOSS, [1.0], [1.01])
+    assert not apart(LOSS, [1.1], [1.0])
+
+
+def test_only_runs_of_one_task_are_compared(tmp_path: Path) -> None:
+    """Even if everything else is the same."""
+    both = [*spoken(tmp_path / "a", 32, 0.05, [1.5]), *spoken(tmp_path / "b", 32, 0.05, [1.5])]
+    assert len(problems(group(both))) == 1
+    other = check_read(write_run(tmp_path / "c", steady(0.05, 200), test_accuracy=0.9))
+    found = problems(group([both[0], other]))
+    assert [problem.label for problem in found] == ["language-model", "classification"]

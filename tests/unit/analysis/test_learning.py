@@ -10,7 +10,7 @@ import pytest
 from made_up import write_run
 from test_runs import check_read
 
-from paceline.analysis.learning import losses, moments, seen, target, time_to_accuracy
+from paceline.analysis.learning import ACCURACY, LOSS, losses, measure_of, moments, perplexity, seen, target, time_to
 from paceline.analysis.runs import Run
 from paceline.analysis.scaling import Group, group
 
@@ -43,7 +43,7 @@ def test_what_was_not_trained_has_no_moments(tmp_path: Path) -> None:
     assert moments(run) == []
     assert [len(part) for part in losses(run)] == [0, 0, 0]
     assert target(groups_of(run)) is None
-    assert time_to_accuracy(groups_of(run), 0.9) == []
+    assert time_to(groups_of(run), 0.9) == []
 
 
 def test_losses_of_every_step_of_a_short_run(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_the_target_is_round_and_reached_by_a_quarter_of_the_runs_or_two(tmp_pat
 def test_time_to_accuracy_is_the_first_epoch_s_end(tmp_path: Path) -> None:
     fast = [learned(tmp_path / f"f{i}", [0.5, 0.92, 0.9], seconds=0.1 + i / 100, seed=i) for i in range(3)]
     slow = [learned(tmp_path / f"s{i}", [0.5, 0.6, 0.95], seed=i, batch=64) for i in range(3)]
-    found = time_to_accuracy(groups_of(*fast, *slow), 0.9)
+    found = time_to(groups_of(*fast, *slow), 0.9)
     assert [each.of for each in found] == ["validation", "validation"]
     assert [each.seconds and each.seconds.value for each in found] == pytest.approx([2.2, 3.0])
     assert found[0].seconds is not None
@@ -90,9 +90,9 @@ def test_time_to_accuracy_is_the_first_epoch_s_end(tmp_path: Path) -> None:
 def test_what_most_repeats_never_reach_has_no_time(tmp_path: Path) -> None:
     last = (0.95, 0.5, 0.5)
     runs = [learned(tmp_path / str(i), [0.3, value], seed=i) for i, value in enumerate(last)]
-    [found] = time_to_accuracy(groups_of(*runs), 0.9)
+    [found] = time_to(groups_of(*runs), 0.9)
     assert (found.seconds, found.reached, found.runs) == (None, 1, 3)
-    [most] = time_to_accuracy(groups_of(*runs[:1], learned(tmp_path / "b", [0.95], seed=8), runs[1]), 0.9)
+    [most] = time_to(groups_of(*runs[:1], learned(tmp_path / "b", [0.95], seed=8), runs[1]), 0.9)
     assert most.seconds is not None
     assert most.seconds.value == pytest.approx(2.0)
     assert (most.reached, most.runs) == (2, 3)
@@ -100,8 +100,8 @@ def test_what_most_repeats_never_reach_has_no_time(tmp_path: Path) -> None:
 
 def test_settings_without_validation_are_compared_by_training(tmp_path: Path) -> None:
     runs = [learned(tmp_path / "a", [0.9]), learned(tmp_path / "b", [0.9], validated=False, batch=64)]
-    assert {each.of for each in time_to_accuracy(groups_of(*runs), 0.9)} == {"training"}
-    assert all(each.seconds for each in time_to_accuracy(groups_of(*runs), 0.9))
+    assert {each.of for each in time_to(groups_of(*runs), 0.9)} == {"training"}
+    assert all(each.seconds for each in time_to(groups_of(*runs), 0.9))
 
 
 def test_a_run_that_was_cut_short_in_its_first_epoch_has_no_epochs_end(tmp_path: Path) -> None:
@@ -111,7 +111,44 @@ def test_a_run_that_was_cut_short_in_its_first_epoch_has_no_epochs_end(tmp_path:
     assert len(moments(check_read(write_run(tmp_path / "b", [0.1] * 8, **values)))) == 1
 
 
-def test_images_that_a_run_saw_are_those_of_all_workers(tmp_path: Path) -> None:
+def test_samples_that_a_run_saw_are_those_of_all_workers(tmp_path: Path) -> None:
     assert seen(learned(tmp_path / "a", [0.5, 0.8], workers=2)) == 20 * 64
     served = check_read(write_run(tmp_path / "b", [0.1] * 10, workers=3, servers=1, strategy="ps-async"))
     assert seen(served) == 10 * 32  # each update is of one worker's batch
+
+
+def spoken(folder: Path, losses: list[float], *, validated: bool = True, **options: Any) -> Run:
+    """A language model: ten steps an epoch, no accuracy."""
+    values: dict[str, Any] = {"task": "language-model", "train_loss": losses,
+                              "validation_loss": [loss + 0.01 for loss in losses] if validated else []}  # fmt: skip
+    return check_read(write_run(folder, [0.1] * 10 * len(losses), per_epoch=10, **values, **options))
+
+
+def test_classifiers_are_compared_by_accuracy_and_everything_else_by_loss(tmp_path: Path) -> None:
+    [one] = groups_of(learned(tmp_path / "a", [0.9]))
+    [two] = groups_of(spoken(tmp_path / "b", [2.0]))
+    assert (measure_of(one), measure_of(two)) == (ACCURACY, LOSS)
+    assert perplexity(two.first, 2.0) == pytest.approx(np.exp(2))
+    assert perplexity(one.first, 2.0) is None
+    assert [m.train_accuracy for m in moments(two.first)] == [None]
+    unknown = check_read(write_run(tmp_path / "c", [0.1] * 10))  # a classifier whose accuracy was not recorded
+    assert moments(unknown) == []
+
+
+def test_a_target_loss_is_round_and_reached_by_a_quarter_of_the_runs_or_two(tmp_path: Path) -> None:
+    best = [1.41, 1.72, 2.9, 3.0]
+    runs = [spoken(tmp_path / str(i), [4.0, value], batch=2**i) for i, value in enumerate(best)]
+    assert target(groups_of(*runs)) == 1.8  # of validation: 1.42 and 1.73, of four
+    assert target(groups_of(*runs[:1])) == 1.5
+    assert target(groups_of(spoken(tmp_path / "small", [0.0123], validated=False, batch=99))) == 0.013
+    assert target(groups_of(spoken(tmp_path / "even", [2.0], validated=False, batch=99))) == 2.0
+    assert target(groups_of(spoken(tmp_path / "none", [-1.0], validated=False, batch=98))) is None
+
+
+def test_time_to_a_loss_is_the_end_of_the_first_epoch_with_it_or_less(tmp_path: Path) -> None:
+    runs = [spoken(tmp_path / "a", [3.0, 1.99, 1.5], batch=32), spoken(tmp_path / "b", [3.0, 2.5, 2.1], batch=64)]
+    first, second = time_to(groups_of(*runs), 2.0)
+    assert first.seconds is not None
+    assert first.of == "validation"
+    assert first.seconds.value == pytest.approx(2.0)
+    assert (second.seconds, second.reached) == (None, 0)

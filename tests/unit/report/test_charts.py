@@ -12,7 +12,7 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 from made_up import steady, write_run
-from made_up_experiments import MadeUp, servers_and_ring, training, write
+from made_up_experiments import MadeUp, language_models, servers_and_ring, training, write
 
 from paceline.analysis.study import Study, read_study
 from paceline.report.draw import DRAWN_BY, draw
@@ -35,6 +35,8 @@ DRAWN_COLUMNS = {
     "loss-by-batch": ("test_loss", 1.0),
     "memory": ("peak_rss_bytes", 1e-6),
     "time-to-accuracy": ("seconds", 1.0),
+    "time-to-loss": ("seconds", 1.0),
+    "loss-by-workers": ("test_loss", 1.0),
 }
 
 
@@ -49,8 +51,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Study:
 
 
 @pytest.fixture(scope="module")
-def charts(trained: Study, served: Study) -> list[Chart]:
-    return draw(trained) + draw(served)
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    return read_study([language_models(tmp_path_factory.mktemp("charts") / "spoken")])
+
+
+@pytest.fixture(scope="module")
+def charts(trained: Study, served: Study, spoken: Study) -> list[Chart]:
+    return draw(trained) + draw(served) + draw(spoken)
 
 
 def named(charts: list[Chart], name: str) -> list[Chart]:
@@ -74,7 +81,25 @@ def measured(chart: Chart) -> list[dict[str, Any]]:
             if trace.get("mode") != "lines" or "hovertemplate" in trace]  # fmt: skip
 
 
-def test_every_chart_of_the_table_is_drawn_by_one_of_two_experiments(charts: list[Chart]) -> None:
+def test_a_language_model_has_charts_of_its_loss_and_none_of_an_accuracy(trained: Study, spoken: Study) -> None:
+    names, others = ({chart.name for chart in draw(study)} for study in (spoken, trained))
+    by_accuracy = {"accuracy-by-workers", "accuracy-by-batch", "time-to-accuracy"}
+    by_loss = {"loss-by-workers", "time-to-loss"}
+    assert by_accuracy <= others
+    assert by_loss <= names
+    assert not by_accuracy & names
+    assert not by_loss & others
+    assert {"loss-by-batch", "learning-time", "learning-samples"} <= names & others
+    curves = next(chart for chart in draw(spoken) if chart.name == "learning-time")
+    titles = {axis["title"]["text"] for axis in axes(curves.narrow, "y").values()}
+    assert titles == {"validation loss", "training loss"}
+    assert curves.caption.startswith("Loss (validation) at the end of each epoch")
+    assert all(row["train_accuracy"] is None for row in curves.rows)
+    said = [text for trace in measured(curves) for text in trace.get("hovertext", [])]
+    assert any("perplexity" in text for text in said)
+
+
+def test_every_chart_of_the_table_is_drawn_by_one_of_three_experiments(charts: list[Chart]) -> None:
     assert {chart.name for chart in charts} == set(CHARTS) == set(DRAWN_BY)
 
 
@@ -119,7 +144,7 @@ def test_hover_speaks_and_series_are_short(charts: list[Chart], name: str) -> No
 def test_what_is_drawn_are_the_rows(charts: list[Chart], name: str) -> None:
     column, factor = DRAWN_COLUMNS[name]
     for chart in named(charts, name):
-        sideways = name == "time-to-accuracy"
+        sideways = name.startswith("time-to-")
         drawn = {round(y, 6) for trace in measured(chart) for y in trace["x" if sideways else "y"]}
         rows = {round(factor * (row[column] or 0), 6) for row in chart.rows}
         assert drawn == rows
