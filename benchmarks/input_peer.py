@@ -21,7 +21,7 @@ class Cifar(Dataset[tuple[Tensor, Tensor]]):
         data = load("cifar10", prepared=True)
         assert data.info.mean is not None
         assert data.info.std is not None
-        self.images, self.labels, self.size = data.train.images, data.train.labels, size
+        self.images, self.labels, self.size = data.train.inputs, data.train.targets, size
         self.mean, self.std = (torch.tensor(each).view(3, 1, 1) for each in (data.info.mean, data.info.std))
 
     def __len__(self) -> int:

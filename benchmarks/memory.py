@@ -23,7 +23,7 @@ from paceline.data.input import OwnInput
 from paceline.data.load import load
 from paceline.data.prepare import prepare
 from paceline.data.sampler import Sampler
-from paceline.data.transforms import Prepare
+from paceline.data.transforms import PrepareImages
 
 WAYS = {
     "nothing": "no data at all",
@@ -36,7 +36,7 @@ WAYS = {
 def rank(way: str, number: int, size: int) -> None:
     """Go through an epoch, say so, and stay until told to go."""
     torch.set_num_threads(1)
-    ready = Prepare(torch.float32, torch.device("cpu"))
+    ready = PrepareImages(torch.float32, torch.device("cpu"))
     kept: list[np.ndarray[tuple[int, ...], np.dtype[np.generic]]] = []
     data = load("cifar10", prepared=True)
     sampler = Sampler(50_000, 128 * size, number, size)

@@ -41,7 +41,7 @@ def main() -> None:
     torch.set_num_threads(1)
     size = int(os.environ.get("WORLD_SIZE", "1"))
     data = load("mnist-mini").train
-    images, labels = data.images, data.labels.long()
+    images, labels = data.inputs, data.targets.long()
     model = build("mnist-cnn", (1, 28, 28), 10) if args.tuned else textbook()
     if args.tuned:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

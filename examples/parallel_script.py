@@ -20,7 +20,7 @@ from paceline.models.build import build
 BATCH = 64
 
 data = load("mnist-mini").train
-images, labels = data.images / 255, data.labels.long()
+images, labels = data.inputs / 255, data.targets.long()
 
 torch.manual_seed(0)
 model = build("mlp", (1, 28, 28), 10)

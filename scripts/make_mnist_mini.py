@@ -19,7 +19,7 @@ def main() -> None:
     whole = load("mnist", Path(sys.argv[1]) if len(sys.argv) > 1 else None)
     FOLDER.mkdir(exist_ok=True)
     for (images_name, labels_name), split in ((NAMES[:2], whole.train), (NAMES[2:], whole.test)):
-        images, labels = split.images.numpy()[:, 0], split.labels.numpy()
+        images, labels = split.inputs.numpy()[:, 0], split.targets.numpy()
         count = PER_CLASS[images_name.split("-")[0]]
         chosen = np.sort(np.concatenate([np.flatnonzero(labels == digit)[:count] for digit in range(10)]))
         np.random.default_rng(SEED).shuffle(chosen)

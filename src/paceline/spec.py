@@ -60,7 +60,7 @@ class Common:
     image_size: int | None = option(None, "resize images to this many pixels a side; not resized unless given",
                                     affects=PROBLEM, label="images of", unit="pixel", least=1, most=4096)  # fmt: skip
     normalize: bool | None = option(None, "subtract each channel's mean and divide by its standard deviation; on for "
-                                    "cifar10 and your own data unless given", affects=PROBLEM,
+                                    "cifar10 and your own images unless given", affects=PROBLEM,
                                     label="normalization")  # fmt: skip
     augment: str = option("none", "random changes of training images: shift by up to an eighth of the size (crop), "
                           "also mirror (crop-flip)", affects=PROBLEM, label="augmentation",
@@ -238,8 +238,8 @@ class Common:
         assert self.workers is not None, "resolve first"
         return self.workers + self.method.servers(vars(self))
 
-    def image_shape(self, data: datasets.DataInfo) -> tuple[int, int, int]:
-        """Channels, height and width of what the model is given."""
+    def image_shape(self, data: datasets.DataInfo) -> tuple[int, ...]:
+        """The shape of one sample as the model is given it; of images: channels, height and width."""
         return (data.shape[0], self.image_size, self.image_size) if self.image_size else data.shape
 
     def validation_samples(self, data: datasets.DataInfo) -> int:
@@ -512,7 +512,10 @@ def _check_together(spec: RunSpec, world: World | None, here: bool) -> None:
 
 def check_data(spec: RunSpec, data: datasets.DataInfo) -> None:
     """What depends on the data set: before any process starts where its size is known, else as soon as it is loaded."""
-    models.check_fits(spec.model, spec.image_shape(data))
+    if data.kind == "images":
+        models.check_fits(spec.model, spec.image_shape(data))
+    else:
+        _refuse_image_options(spec, data)
     if spec.normalize and data.mean is None:
         raise UsageError(f"--normalize: the means of {data.name} are not known; leave it out")
     if spec.validation and not spec.validation_samples(data):
@@ -526,6 +529,13 @@ def check_data(spec: RunSpec, data: datasets.DataInfo) -> None:
             batch = f"a global batch of {spec.batch_size} x {spec.shares} {who} = {spec.update_batch} samples"
             lower = "--batch-size or --workers"
         raise UsageError(f"{batch} is larger than the training set of {spec.data} ({samples}): lower {lower}")
+
+
+def _refuse_image_options(spec: RunSpec, data: datasets.DataInfo) -> None:
+    given = {"--image-size": spec.image_size, "--normalize": spec.normalize, "--augment": spec.augment != "none"}
+    for shown, used in given.items():
+        if used:
+            raise UsageError(f"{shown} is for images, but {spec.data} has {data.kind}: leave it out")
 
 
 def _wrap(text: str, indent: str) -> list[str]:

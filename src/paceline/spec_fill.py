@@ -44,10 +44,8 @@ def choose(values: dict[str, Any], sources: dict[str, str], world: World | None)
     if values["task"] is None:
         kind = datasets.kind_of(values["data"])
         fill("task", tasks.USUAL[kind], f"default for {kind}")
-    if values["normalize"] is None:
-        fill(
-            "normalize", data is None or data.normalize, f"default for {'your own data' if data is None else data.name}"
-        )
+    if values["normalize"] is None and data is not None:  # that of own data is chosen when they are loaded
+        fill("normalize", data.normalize, f"default for {data.name}")
     if (asked := emulation.read(values["compute"])) is not None:
         fill("test", False, "emulated compute")
         if asked.folder:

@@ -119,7 +119,7 @@ def recipe_of(values: dict[str, Any]) -> Recipe:
 def data_of(values: dict[str, Any]) -> Data:
     found = load(values["data"])
     train, test = found.train, found.test
-    return Data(train.images.numpy(), train.labels.numpy(), test.images.numpy(), test.labels.numpy())
+    return Data(train.inputs.numpy(), train.targets.numpy(), test.inputs.numpy(), test.targets.numpy())
 
 
 def model_of(values: dict[str, Any]) -> nn.Module:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.data.transforms import Prepare, draws, shifted
+from paceline.data.transforms import PrepareImages, draws, shifted
 
 CPU = torch.device("cpu")
 
@@ -56,11 +56,11 @@ def test_every_shift_comes_as_often_as_the_others_and_half_are_mirrored() -> Non
 
 def test_bytes_become_parts_of_one_and_floats_stay() -> None:
     images = pictures()
-    ready = Prepare(torch.float64, CPU)
+    ready = PrepareImages(torch.float64, CPU)
     assert torch.equal(ready.test(images), images.double() * (1 / 255))
     assert torch.equal(ready.test(images.double()), images.double())
     assert ready.test(images).is_contiguous(memory_format=torch.channels_last)
-    assert Prepare(torch.float32, CPU, layout=torch.contiguous_format).test(images).is_contiguous()
+    assert PrepareImages(torch.float32, CPU, layout=torch.contiguous_format).test(images).is_contiguous()
 
 
 def test_normalised_channels_have_mean_zero_and_deviation_one() -> None:
@@ -68,7 +68,7 @@ def test_normalised_channels_have_mean_zero_and_deviation_one() -> None:
     for stored, scale in ((images, 255), (images.float(), 1)):
         values = stored.double() / scale
         mean, std = values.mean((0, 2, 3)), values.std((0, 2, 3), unbiased=False)
-        ready = Prepare(torch.float64, CPU, normal=(tuple(mean.tolist()), tuple(std.tolist())))
+        ready = PrepareImages(torch.float64, CPU, normal=(tuple(mean.tolist()), tuple(std.tolist())))
         out = ready.test(stored)
         assert torch.allclose(out, (values - mean.view(3, 1, 1)) / std.view(3, 1, 1), atol=1e-12)
         assert torch.allclose(out.mean((0, 2, 3)), torch.zeros(3, dtype=torch.float64), atol=1e-12)
@@ -78,8 +78,8 @@ def test_normalised_channels_have_mean_zero_and_deviation_one() -> None:
 @pytest.mark.parametrize("size", [(64, 48), (20, 20), (32, 24), (64, 12)])
 def test_images_are_resized_after_they_were_cropped_and_normalised(size: tuple[int, int]) -> None:
     images, numbers = pictures(), torch.arange(6)
-    plain = Prepare(torch.float64, CPU, augment="crop", normal=((0.5,) * 3, (0.25,) * 3))
-    resized = Prepare(torch.float64, CPU, augment="crop", normal=((0.5,) * 3, (0.25,) * 3), size=size)
+    plain = PrepareImages(torch.float64, CPU, augment="crop", normal=((0.5,) * 3, (0.25,) * 3))
+    resized = PrepareImages(torch.float64, CPU, augment="crop", normal=((0.5,) * 3, (0.25,) * 3), size=size)
     small = plain.train(images, 0, numbers)
     shrinks = size[0] < 32 or size[1] < 24
     expected = F.interpolate(small, size, mode="bilinear", antialias=shrinks)
@@ -88,12 +88,12 @@ def test_images_are_resized_after_they_were_cropped_and_normalised(size: tuple[i
 
 def test_what_is_tested_is_not_augmented() -> None:
     images = pictures()
-    ready = Prepare(torch.float32, CPU, augment="crop-flip")
-    assert torch.equal(ready.test(images), Prepare(torch.float32, CPU).test(images))
+    ready = PrepareImages(torch.float32, CPU, augment="crop-flip")
+    assert torch.equal(ready.test(images), PrepareImages(torch.float32, CPU).test(images))
     assert not torch.equal(ready.train(images, 0, torch.arange(6)), ready.test(images))
 
 
 @pytest.mark.parametrize("augment", ["none", "crop", "crop-flip"])
 def test_an_empty_batch_stays_empty(augment: str) -> None:
-    ready = Prepare(torch.float32, CPU, augment=augment, size=(64, 64), normal=((0.5,) * 3, (0.25,) * 3))
+    ready = PrepareImages(torch.float32, CPU, augment=augment, size=(64, 64), normal=((0.5,) * 3, (0.25,) * 3))
     assert ready.train(pictures(0), 0, torch.arange(0)).shape == (0, 3, 64, 64)

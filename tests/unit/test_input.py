@@ -15,29 +15,42 @@ from paceline.comm.single import SingleComm
 from paceline.comm.threads import thread_world
 from paceline.data.batch import Batch
 from paceline.data.course import Course
-from paceline.data.input import AHEAD, BatchesOf, Input, OwnInput, Samples, ScatteredInput
-from paceline.data.load import Dataset, load
+from paceline.data.input import (
+    AHEAD,
+    BatchesOf,
+    CountedInput,
+    Input,
+    OwnInput,
+    Samples,
+    ScatteredInput,
+    TargetsInput,
+    evaluation_batch,
+    form_of,
+)
+from paceline.data.load import Dataset, Split, load
 from paceline.data.sampler import shuffle
-from paceline.data.transforms import Prepare
+from paceline.data.table import DataInfo
+from paceline.data.transforms import Prepare, PrepareImages, PrepareTargets
 from paceline.errors import PacelineError
 
 DATA = "synthetic:3x16x16,classes=5,train=70,test=33"
-READY = Prepare(torch.float64, torch.device("cpu"), augment="crop-flip", size=(24, 24))
+READY = PrepareImages(torch.float64, torch.device("cpu"), augment="crop-flip", size=(24, 24))
 
 
 def own(data: Dataset, comm: Comm) -> Input:
     return OwnInput(data, 7, 0, comm, READY)
 
 
-def scattered(data: Dataset, comm: Comm) -> Input:
-    return ScatteredInput(data if comm.rank == 0 else None, data.info, torch.uint8, 7, 0, comm, READY)
+def scattered(data: Dataset, comm: Comm, prepare: Prepare = READY) -> Input:
+    form = form_of(data.train.inputs), form_of(data.train.targets)
+    return ScatteredInput(data if comm.rank == 0 else None, data.info, form, 7, 0, comm, prepare)
 
 
 def on_all(
-    size: int, make: Callable[[Dataset, Comm], Input], batch: int
+    size: int, make: Callable[[Dataset, Comm], Input], batch: int, data: Dataset | None = None
 ) -> list[tuple[list[list[Batch]], list[Batch]]]:
     """Two epochs and the test set of each rank."""
-    data = load(DATA)
+    data = data or load(DATA)
 
     def rank(comm: Comm) -> tuple[list[list[Batch]], list[Batch]]:
         source = make(data, comm)
@@ -65,9 +78,93 @@ def test_ranks_together_see_what_one_sees_augmentation_included(
             assert {part.global_count for part in parts} == {whole.global_count}
     assert sum(step.count for step in alone[0]) == 63
     assert not torch.equal(alone[0][0].inputs, alone[1][0].inputs)
-    for which in ("images", "labels"):
+    for which in ("inputs", "targets"):
         together = torch.cat([getattr(batch, which) for _, batches in ranks for batch in batches])
         assert torch.equal(together, torch.cat([getattr(batch, which) for batch in test]))
+
+
+def mixed(count: int) -> Split:
+    """Several inputs and targets, of many dtypes and shapes."""
+    numbers = torch.arange(count)
+    inputs = {
+        "wide": (numbers[:, None, None] + torch.rand(count, 3, 2)).double(),
+        "half": numbers[:, None].half(),
+        "ids": (numbers[:, None] + torch.arange(4)).to(torch.uint16),
+        "mask": (numbers % 2 == 0)[:, None],
+        "rows": torch.arange(3 * count).view(3, count).t().int(),  # not contiguous
+    }
+    return Split(inputs, (numbers.float(), numbers[:, None].to(torch.int16)))
+
+
+MIXED = Dataset(DataInfo("mixed", (3, 2), 0, 70, 33, "", kind="arrays", target_dtype="float32"), mixed(70), mixed(33))
+AS_GIVEN = Prepare(torch.float32, torch.device("cpu"))
+
+
+def own_mixed(data: Dataset, comm: Comm) -> Input:
+    return OwnInput(data, 7, 0, comm, AS_GIVEN)
+
+
+def scattered_mixed(data: Dataset, comm: Comm) -> Input:
+    return scattered(data, comm, AS_GIVEN)
+
+
+@pytest.mark.parametrize("make", [own_mixed, scattered_mixed])
+def test_inputs_and_targets_may_be_several_tensors_of_any_dtype_and_shape(
+    make: Callable[[Dataset, Comm], Input],
+) -> None:
+    ranks = on_all(3, make, 12, MIXED)
+    found: set[int] = set()
+    for epoch, step, (epochs, _) in ((e, s, rank) for e in range(2) for s in range(6) for rank in ranks):
+        batch = epochs[epoch][step]
+        numbers = batch.targets[1][:, 0]
+        inputs, targets = MIXED.train.take(numbers)
+        assert list(batch.inputs) == list(inputs)
+        assert all(torch.equal(batch.inputs[name], inputs[name].to(batch.inputs[name])) for name in inputs)
+        assert torch.equal(batch.targets[0], targets[0])
+        found |= set(numbers.tolist())
+        dtypes = [batch.inputs[name].dtype for name in ("wide", "half", "ids", "mask", "rows")]
+        assert dtypes == [torch.float32, torch.float32, torch.int64, torch.bool, torch.int64]
+        assert [each.dtype for each in batch.targets] == [torch.float32, torch.int64]
+    assert len(found) == 63
+    tested = torch.cat([batch.targets[1][:, 0] for _, batches in ranks for batch in batches])
+    assert tested.tolist() == list(range(33))
+
+
+def test_a_batch_can_be_changed_without_changing_the_data() -> None:
+    """A scattered test set is kept; a model may work in place."""
+    for make in (own_mixed, scattered_mixed):
+        source = make(MIXED, SingleComm())
+        for _ in range(2):
+            (batch,) = source.evaluation("test")[1]
+            assert torch.equal(batch.inputs["rows"], MIXED.test.inputs["rows"].long())
+            batch.inputs["rows"].zero_()
+            batch.targets[0].zero_()
+            assert MIXED.test.targets[0][1] == 1
+
+
+def test_a_rank_without_inputs_has_the_targets_of_the_same_samples() -> None:
+    whole, course = own_mixed(MIXED, SingleComm()), Course(63, 12)
+    part = TargetsInput(MIXED, 7, 0, SingleComm(), PrepareTargets(torch.float32, torch.device("cpu")))
+    for one, other in zip(whole.epoch(course, 0, range(6)), part.epoch(course, 0, range(6)), strict=True):
+        assert all(map(torch.equal, one.targets, other.targets))
+        assert other.inputs.shape == (one.count, 0)
+
+
+def test_emulated_batches_have_targets_of_the_right_shape_and_dtype() -> None:
+    info = DataInfo("t", (16,), 256, 70, 33, "", kind="tokens", input_dtype="int64", target_shape=(16,))
+    for each, dtype in ((info, torch.int64), (MIXED.info, torch.float64)):
+        source = CountedInput(each, 0, 0, SingleComm(), PrepareTargets(torch.float64, torch.device("cpu")))
+        batch = next(source.epoch(Course(70, 12), 0, range(6)))
+        assert batch.targets.shape == (12, *each.target_shape)
+        assert batch.targets.dtype == source.pick("train", torch.arange(3)).targets.dtype == dtype
+
+
+def test_long_blocks_and_large_vocabularies_are_evaluated_in_small_batches() -> None:
+    tokens = DataInfo("t", (128,), 256, 70, 33, "", kind="tokens", target_shape=(128,))
+    assert evaluation_batch(tokens, (128,)) == 128  # 2^22 logits
+    large = DataInfo("t", (1024,), 50_257, 70, 33, "", kind="tokens", target_shape=(1024,))
+    assert evaluation_batch(large, (1024,)) == 1
+    assert evaluation_batch(load(DATA).info, (3, 16, 16)) == 512
 
 
 def test_an_epochs_chance_does_not_depend_on_where_a_sample_comes() -> None:
@@ -89,7 +186,7 @@ class Counting(Input):
     """Counts the batches that it was asked for; `hold` makes it wait, `fail` makes it raise."""
 
     def __init__(self) -> None:
-        super().__init__(load(DATA).info, 0, 0, SingleComm(), Prepare(torch.float32, torch.device("cpu")))
+        super().__init__(load(DATA).info, 0, 0, SingleComm(), PrepareImages(torch.float32, torch.device("cpu")))
         self.read = 0
         self.threads: set[str] = set()
         self.hold = threading.Event()
@@ -169,8 +266,8 @@ def test_only_the_steps_that_are_asked_for_are_read() -> None:
 
 def test_large_images_are_evaluated_in_small_batches() -> None:
     info = load(DATA)
-    small = OwnInput(info, 0, 0, SingleComm(), Prepare(torch.float32, torch.device("cpu")))
-    large = OwnInput(info, 0, 0, SingleComm(), Prepare(torch.float32, torch.device("cpu"), size=(300, 300)))
+    small = OwnInput(info, 0, 0, SingleComm(), PrepareImages(torch.float32, torch.device("cpu")))
+    large = OwnInput(info, 0, 0, SingleComm(), PrepareImages(torch.float32, torch.device("cpu"), size=(300, 300)))
     assert small.evaluation("test")[0] == 1
     count, batches = large.evaluation("test")
     sizes = [batch.count for batch in batches]

@@ -8,13 +8,15 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.data.table import DataInfo
 from paceline.errors import UsageError
-from paceline.spec import FIELDS, World, read_config, resolve
+from paceline.spec import FIELDS, World, check_data, read_config, resolve
 from paceline.strategies import table as strategies
 
 Values = Mapping[str, Any]
@@ -239,7 +241,7 @@ def test_data_are_normalised_where_that_is_usual_unless_told() -> None:
         ({"data": "cifar10", "model": "resnet18"}, True, "default for cifar10"),
         ({"data": "mnist"}, False, "default for mnist"),
         ({"data": "mnist", "normalize": True}, True, "flag"),
-        ({"data": "json:loads"}, True, "default for your own data"),
+        ({"data": "json:loads"}, None, "default"),  # chosen when the data are loaded
     ):
         resolved = resolve(("flag", values))
         assert (resolved.spec.normalize, resolved.sources["normalize"]) == (expected, source)
@@ -413,3 +415,16 @@ def test_a_spec_that_is_resolved_again_with_other_workers_keeps_the_batch_that_w
     written = tomllib.loads("\n".join(resolve(("flag", {"workers": 4, "batch_size": 32})).lines()))
     assert "global_batch" not in written
     assert resolve(("spec.toml", written), ("flag", {"workers": 8})).spec.update_batch == 256
+
+
+@pytest.mark.parametrize("kind", ["tokens", "arrays"])
+@pytest.mark.parametrize(
+    "given", [{"image_size": 32}, {"normalize": True}, {"augment": "crop"}], ids=["image-size", "normalize", "augment"]
+)
+def test_options_for_images_are_refused_for_other_data(given: Values, kind: str) -> None:
+    data = DataInfo("mine.py:load", (64,), 256, 1000, 100, "", kind=kind, target_shape=(64,))
+    spec = resolve(("flag", {"data": "json:loads", "model": "json:loads"})).spec
+    check_data(spec, data)
+    flag = "--" + min(given).replace("_", "-")
+    with pytest.raises(UsageError, match=f"^{flag} is for images, but json:loads has {kind}: leave it out"):
+        check_data(replace(spec, **given), data)

@@ -45,7 +45,7 @@ def tensors(values: Values) -> list[Tensor]:
     return list(values) if isinstance(values, tuple) else [values]
 
 
-def each(change: Callable[[Tensor], Tensor], values: Values) -> Values:
+def each(change: Callable[[Any], Any], values: Values) -> Values:
     """The values with every tensor changed."""
     if isinstance(values, dict):
         return {name: change(tensor) for name, tensor in values.items()}

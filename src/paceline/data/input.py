@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from paceline.comm.base import Comm
-from paceline.data.batch import Batch
+from paceline.data.batch import Batch, Values, each, split, tensors
 from paceline.data.course import Course
 from paceline.data.load import Dataset, Records, Split
 from paceline.data.sampler import hold_out, part_of, shuffle
@@ -30,7 +30,7 @@ _EVALUATION_BATCH, _EVALUATION_VALUES = 512, 2**22
 
 # The sample numbers in each batch of a rank.
 BatchesOf = Callable[[int], list[Tensor]]
-Samples = Iterator[tuple[Tensor, Tensor]]
+Samples = Iterator[tuple[Values, Values]]
 
 
 class Input(ABC):
@@ -45,7 +45,7 @@ class Input(ABC):
 
     @abstractmethod
     def samples(self, name: str, batches_of: BatchesOf) -> Samples:
-        """The stored images and labels of each of this rank's batches of `train`, `validation` or `test`.
+        """The stored inputs and targets of each of this rank's batches of `train`, `validation` or `test`.
 
         All ranks must call it. Samples that must be sent are sent before it returns; others are read on use.
         """
@@ -59,27 +59,28 @@ class Input(ABC):
             return [self.numbers["train"][part_of(order, span, self.readers, rank)] for span in spans]
 
         def make(samples: Samples) -> Iterator[Batch]:
-            for step, numbers, (images, labels) in zip(steps, batches_of(self.reader), samples, strict=True):
-                yield self._batch(self.prepare.train(images, epoch, numbers), labels, len(course.span(step)))
+            for step, numbers, (inputs, targets) in zip(steps, batches_of(self.reader), samples, strict=True):
+                yield self._batch(self.prepare.train(inputs, epoch, numbers), targets, len(course.span(step)))
 
         return self._ahead(make(self.samples("train", batches_of)))
 
     def evaluation(self, name: str) -> tuple[int, Iterator[Batch]]:
         """This rank's part of the whole `validation` or `test` set, in order, and its number of batches."""
         numbers = self.numbers[name]
-        channels = self.info.shape[0]
-        size = evaluation_batch((channels, *(self.prepare.size or self.info.shape[1:])))
+        resized = self.prepare.size
+        size = evaluation_batch(self.info, (self.info.shape[0], *resized) if resized else self.info.shape)
 
         def batches_of(rank: int) -> list[Tensor]:
             part = share(len(numbers), self.readers, rank)
             return list(numbers[part.start : part.stop].split(size))
 
         samples = self.samples(name, batches_of)
-        batches = (self._batch(self.prepare.test(images), labels, len(numbers)) for images, labels in samples)
+        batches = (self._batch(self.prepare.test(inputs), targets, len(numbers)) for inputs, targets in samples)
         return len(batches_of(self.reader)), self._ahead(batches)
 
-    def _batch(self, images: Tensor, labels: Tensor, global_count: int) -> Batch:
-        return Batch(images, labels.to(self.prepare.device).long(), global_count)
+    def _batch(self, inputs: Values, targets: Values, global_count: int) -> Batch:
+        """A batch of inputs that are ready and targets as they are stored."""
+        return Batch(inputs, self.prepare.targets(targets), global_count)
 
     def _ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The same batches; the next ones are prepared while the caller uses one."""
@@ -110,9 +111,13 @@ def patience(timeout: float) -> float:
     return min(PATIENCE, 0.8 * timeout)
 
 
-def evaluation_batch(shape: tuple[int, ...]) -> int:
-    """A batch size for evaluation that needs a reasonable amount of memory."""
-    return max(16, min(_EVALUATION_BATCH, _EVALUATION_VALUES // math.prod(shape)))
+def evaluation_batch(info: DataInfo, shape: tuple[int, ...]) -> int:
+    """A batch size for evaluation, of inputs of this shape, that needs a reasonable amount of memory.
+
+    If every element of a sequence has a target, the logits are larger than the inputs.
+    """
+    values = max(math.prod(shape), math.prod(info.target_shape) * info.classes)
+    return max(1 if info.target_shape else 16, min(_EVALUATION_BATCH, _EVALUATION_VALUES // values))
 
 
 class OwnInput(Input):
@@ -123,37 +128,37 @@ class OwnInput(Input):
         self.data = data
 
     def samples(self, name: str, batches_of: BatchesOf) -> Samples:
-        split = _split(self.data, name)
-        return ((split.images[numbers], split.labels[numbers]) for numbers in batches_of(self.reader))
+        source = _split(self.data, name)
+        return (source.take(numbers) for numbers in batches_of(self.reader))
 
     def pick(self, name: str, places: Tensor, epoch: int | None = None) -> Batch:
         """The samples at these positions of `train`, `validation` or `test`; augmented if `epoch` is given."""
-        numbers, split = self.numbers[name][places], _split(self.data, name)
-        images, labels = split.images[numbers], split.labels[numbers]
-        ready = self.prepare.test(images) if epoch is None else self.prepare.train(images, epoch, numbers)
-        return self._batch(ready, labels, len(labels))
+        numbers = self.numbers[name][places]
+        inputs, targets = _split(self.data, name).take(numbers)
+        ready = self.prepare.test(inputs) if epoch is None else self.prepare.train(inputs, epoch, numbers)
+        return self._batch(ready, targets, len(numbers))
 
 
-class LabelsInput(OwnInput):
-    """Labels without pixels, for ranks that do not need images."""
+class TargetsInput(OwnInput):
+    """Targets without inputs, for ranks that do not need inputs."""
 
     def samples(self, name: str, batches_of: BatchesOf) -> Samples:
-        labels = _split(self.data, name).labels
-        return ((torch.empty(len(numbers), 0), labels[numbers]) for numbers in batches_of(self.reader))
+        source = _split(self.data, name)
+        return ((torch.empty(len(numbers), 0), source.take_targets(numbers)) for numbers in batches_of(self.reader))
 
 
 class CountedInput(Input):
-    """Batches of the right sizes without pixels, for emulated compute; only the size of the data set is used."""
+    """Batches of the right sizes without values, for emulated compute; only the description of the data is used."""
 
     def samples(self, name: str, batches_of: BatchesOf) -> Samples:
-        return (_blank(len(numbers)) for numbers in batches_of(self.comm.rank))
+        return (self._blank(len(numbers)) for numbers in batches_of(self.comm.rank))
 
     def pick(self, name: str, places: Tensor, epoch: int | None = None) -> Batch:
-        return self._batch(*_blank(len(places)), len(places))
+        return self._batch(*self._blank(len(places)), len(places))
 
-
-def _blank(count: int) -> tuple[Tensor, Tensor]:
-    return torch.empty(count, 0), torch.zeros(count, dtype=torch.int64)
+    def _blank(self, count: int) -> tuple[Tensor, Tensor]:
+        dtype: torch.dtype = getattr(torch, self.info.target_dtype)
+        return torch.empty(count, 0), torch.zeros(count, *self.info.target_shape, dtype=dtype)
 
 
 class PartInput(Input):
@@ -161,21 +166,42 @@ class PartInput(Input):
 
     def __init__(self, info: DataInfo, validation: int, seed: int, comm: Comm, prepare: Prepare) -> None:
         super().__init__(info, validation, seed, comm, prepare)
-        self._kept: dict[str, tuple[Tensor, Tensor]] = {}
+        self._kept: dict[str, tuple[Values, Values]] = {}
 
     @abstractmethod
-    def part(self, name: str, numbers_of: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
-        """This rank's images and labels; all ranks must call it."""
+    def part(self, name: str, numbers_of: Callable[[int], Tensor]) -> tuple[Values, Values]:
+        """This rank's inputs and targets; all ranks must call it."""
 
     def samples(self, name: str, batches_of: BatchesOf) -> Samples:
         def numbers_of(rank: int) -> Tensor:
             return torch.cat([torch.empty(0, dtype=torch.int64), *batches_of(rank)])
 
-        images, labels = self._kept.get(name) or self.part(name, numbers_of)
+        inputs, targets = self._kept.get(name) or self.part(name, numbers_of)
         if name != "train":
-            self._kept[name] = images, labels
+            self._kept[name] = inputs, targets
         sizes = [len(numbers) for numbers in batches_of(self.comm.rank)]
-        return zip(images.split(sizes), labels.split(sizes), strict=True)
+        return zip(split(inputs, sizes), split(targets, sizes), strict=True)
+
+
+# The dtype and shape of one sample of each tensor, such as "uint8 1x28x28": one text, or a tuple or dict of them.
+Form = Any
+
+
+def form_of(values: Values) -> Form:
+    def shown(tensor: Tensor) -> str:
+        return f"{str(tensor.dtype).removeprefix('torch.')} {'x'.join(map(str, tensor.shape[1:]))}"
+
+    return each(shown, values)
+
+
+def empty(form: Form, count: int) -> Values:
+    """Tensors of this form for this many samples, with any values."""
+
+    def made(text: str) -> Tensor:
+        dtype, _, shape = text.partition(" ")
+        return torch.empty(count, *map(int, shape.split("x") if shape else ()), dtype=getattr(torch, dtype))
+
+    return each(made, form)
 
 
 class ScatteredInput(PartInput):
@@ -185,33 +211,35 @@ class ScatteredInput(PartInput):
         self,
         data: Dataset | None,
         info: DataInfo,
-        stored: torch.dtype,
+        form: tuple[Form, Form],
         validation: int,
         seed: int,
         comm: Comm,
         prepare: Prepare,
     ) -> None:
         super().__init__(info, validation, seed, comm, prepare)
-        self.data, self.stored = data, stored
+        self.data, self.form = data, form
 
-    def part(self, name: str, numbers_of: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
+    def part(self, name: str, numbers_of: Callable[[int], Tensor]) -> tuple[Values, Values]:
         """Rank 0 sends every other rank its part, one at a time."""
         if self.data is None:
             count = len(numbers_of(self.comm.rank))
-            images = torch.empty((count, *self.info.shape), dtype=self.stored)
-            labels = torch.empty(count, dtype=torch.int64)
-            if count:
-                self.comm.recv(images.view(-1), 0)
-                self.comm.recv(labels, 0)
-            return images, labels
-        split = _split(self.data, name)
+            inputs, targets = (empty(form, count) for form in self.form)
+            for tensor in tensors(inputs) + tensors(targets) if count else ():
+                self.comm.recv(as_bytes(tensor), 0)
+            return inputs, targets
+        source = _split(self.data, name)
         for rank in range(1, self.comm.size):
             numbers = numbers_of(rank)
-            if len(numbers):
-                self.comm.send(split.images[numbers].reshape(-1), rank)
-                self.comm.send(split.labels[numbers].long(), rank)
-        numbers = numbers_of(0)
-        return split.images[numbers], split.labels[numbers]
+            inputs, targets = source.take(numbers)
+            for tensor in tensors(inputs) + tensors(targets) if len(numbers) else ():
+                self.comm.send(as_bytes(tensor), rank)
+        return source.take(numbers_of(0))
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The content as a row of bytes; a view, if the tensor is contiguous."""
+    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 class TogetherInput(PartInput):
@@ -221,11 +249,11 @@ class TogetherInput(PartInput):
         super().__init__(data.info, validation, seed, comm, prepare)
         self.data = data
 
-    def part(self, name: str, numbers_of: Callable[[int], Tensor]) -> tuple[Tensor, Tensor]:
+    def part(self, name: str, numbers_of: Callable[[int], Tensor]) -> tuple[Values, Values]:
         where, numbers = _split(self.data, name).where, numbers_of(self.comm.rank)
         assert where is not None, "the spec has checked that the data set is in a file"
-        images, labels = (self._read(records, numbers) for records in where)
-        return images, labels
+        inputs, targets = (self._read(records, numbers) for records in where)
+        return inputs, targets
 
     def _read(self, records: Records, numbers: Tensor) -> Tensor:
         dtype: torch.dtype = getattr(torch, records.dtype)

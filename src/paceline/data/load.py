@@ -1,5 +1,7 @@
 """Data sets as tensors."""
 
+from __future__ import annotations
+
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 
 from paceline import own_code
 from paceline.data import arrays, cache, idx, mini, packed, synthetic
+from paceline.data.batch import Values, each, tensors
 from paceline.data.fetch import FORMS
 from paceline.data.mapped import Records, open_bytes, views
 from paceline.data.origins import MINI, NAMES, ORIGINS
@@ -25,17 +28,24 @@ __all__ = ["Dataset", "Records", "Split", "load"]
 
 @dataclass(frozen=True)
 class Split:
-    """Images [n, channels, height, width] of bytes or float32, and their classes [n], integers of any width.
+    """Inputs and targets as they are stored; images are [n, channels, height, width] of bytes or float32.
 
     `where` has their positions in a file, if they are mapped from one; then only pages that are used are read.
     """
 
-    images: torch.Tensor
-    labels: torch.Tensor
+    inputs: Values
+    targets: Values
     where: tuple[Records, Records] | None = None
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(tensors(self.targets)[0])
+
+    def take(self, numbers: torch.Tensor) -> tuple[Values, Values]:
+        """Copies of the inputs and targets of these samples."""
+        return each(lambda tensor: tensor[numbers], self.inputs), self.take_targets(numbers)
+
+    def take_targets(self, numbers: torch.Tensor) -> Values:
+        return each(lambda tensor: tensor[numbers], self.targets)
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ def load(name: str, folder: Path | None = None, *, prepared: bool = False) -> Da
         return _checked(info, _called(info.load, folder))
     if name == "mnist-mini":
         raw = [np.frombuffer(mini.read(file), np.uint8) for file in MINI]
-        made: Sequence[NDArray[Any]] = [idx.decode(*each) for each in zip(raw, NAMES, idx.DIMS, strict=True)]
+        made: Sequence[NDArray[Any]] = [idx.decode(*file) for file in zip(raw, NAMES, idx.DIMS, strict=True)]
     else:
         made = synthetic.make(info)
     return _dataset(info, made)
@@ -73,12 +83,12 @@ def _dataset(info: DataInfo, made: Sequence[NDArray[Any]], where: Sequence[Recor
     """The data set with these training images and labels, test images and labels."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writ")  # it is only read
-        tensors = [torch.from_numpy(array) for array in made]
+        x_train, y_train, x_test, y_test = (torch.from_numpy(array) for array in made)
     train, test = ((where[0], where[1]), (where[2], where[3])) if where else (None, None)
     return Dataset(
         info,
-        Split(tensors[0].view(-1, *info.shape), tensors[1], train),
-        Split(tensors[2].view(-1, *info.shape), tensors[3], test),
+        Split(x_train.view(-1, *info.shape), y_train, train),
+        Split(x_test.view(-1, *info.shape), y_test, test),
     )
 
 
@@ -101,11 +111,14 @@ def _mapped(name: str, info: DataInfo | None, path: Path) -> Dataset:
 
 def _checked(info: DataInfo, made: Dataset) -> Dataset:
     """The data that a plug-in's function returned, checked against the plug-in's description."""
-    facts = [(each.shape, each.classes, each.train, each.test) for each in (info, made.info)]
+    facts = [
+        (of.kind, of.shape, of.input_dtype, of.target_shape, of.target_dtype, of.classes, of.train, of.test)
+        for of in (info, made.info)
+    ]
     if facts[0] != facts[1]:
         raise DataError(
-            f"data set {info.name}: its plug-in says (shape, classes, training samples, test samples) are {facts[0]}, "
-            f"but {info.load} returned {facts[1]}"
+            f"data set {info.name}: its plug-in says (kind, shape and dtype of inputs, shape and dtype of targets, "
+            f"classes, training samples, test samples) are {facts[0]}, but {info.load} returned {facts[1]}"
         )
     return replace(made, info=info)
 

@@ -1,5 +1,6 @@
 """All data sets by name, with their sizes; no torch."""
 
+import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +16,8 @@ class DataInfo:
     """The description of a data set, known before it is read."""
 
     name: str
-    shape: tuple[int, int, int]  # channels, height, width
-    classes: int
+    shape: tuple[int, ...]  # of one sample's input; images: channels, height, width; tokens: (block,)
+    classes: int  # or the size of the vocabulary; 0 if targets are floating-point numbers
     train: int
     test: int
     about: str
@@ -24,6 +25,10 @@ class DataInfo:
     std: tuple[float, ...] | None = None
     load: str | None = None  # of a plug-in: module:function that returns ((x_train, y_train), (x_test, y_test))
     normalize: bool = False  # default of --normalize
+    kind: str = "images"  # or "tokens"; "arrays" is anything else
+    input_dtype: str = "float32"  # of what the model is given: float32 (or the model's own dtype), int64 or bool
+    target_shape: tuple[int, ...] = ()  # of one sample's targets; tokens: (block,)
+    target_dtype: str = "int64"  # or float32 (or the model's own dtype)
 
 
 _OURS = (
@@ -121,11 +126,11 @@ def _synthetic(name: str, parameters: str) -> DataInfo:
             )
         found[key] = numbers
     default = TABLE["synthetic"]
-    channels, height, width = found.get("shape", default.shape)
+    shape = tuple(found.get("shape", default.shape))
     (classes,), (train,), (test,) = (found.get(key, [getattr(default, key)]) for key in ("classes", "train", "test"))
-    if (size := (train + test + classes) * channels * height * width) > _MOST_BYTES:
+    if (size := (train + test + classes) * math.prod(shape)) > _MOST_BYTES:
         raise UsageError(
             f"the data set {name!r} would take {size / 2**30:,.0f} GiB of memory, but at most {_MOST_BYTES >> 30} are "
             f"allowed: use fewer or smaller images, as in {_EXAMPLE}"
         )
-    return replace(default, name=name, shape=(channels, height, width), classes=classes, train=train, test=test)
+    return replace(default, name=name, shape=shape, classes=classes, train=train, test=test)

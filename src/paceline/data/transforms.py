@@ -1,4 +1,4 @@
-"""Prepares batches for a model: random crops, conversion to floats, normalisation, resizing."""
+"""Prepares batches for a model: conversion to its dtype; of images also random crops, normalisation, resizing."""
 
 from __future__ import annotations
 
@@ -7,11 +7,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.data.batch import Values, each
+
 _AUGMENT = 2  # a random stream besides the sampler's _SHUFFLE and _HOLD_OUT
 _SHIFT = 8  # images are shifted by up to an eighth of their size
 
 
 class Prepare:
+    """Copies batches to the model's device: floating-point numbers in its dtype, whole numbers as int64."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, *, size: tuple[int, int] | None = None) -> None:
+        self.dtype, self.device, self.size = dtype, device, size
+
+    def train(self, inputs: Values, epoch: int, numbers: Tensor) -> Values:
+        """Inputs for training; `numbers` are the samples' numbers in the training set."""
+        return self.test(inputs)
+
+    def test(self, inputs: Values) -> Values:
+        """Inputs for evaluation."""
+        return each(self._converted, inputs)
+
+    def targets(self, targets: Values) -> Values:
+        return each(self._converted, targets)
+
+    def _converted(self, tensor: Tensor) -> Tensor:
+        whole = tensor.dtype if tensor.dtype == torch.bool else torch.int64
+        return tensor.to(self.device, self.dtype if tensor.is_floating_point() else whole, copy=True)
+
+
+class PrepareImages(Prepare):
     """Makes batches of floats in the model's dtype and memory layout, on its device.
 
     Bytes become 0 to 1, floats do not change; then, if given, each channel's mean is subtracted and its deviation
@@ -29,8 +53,8 @@ class Prepare:
         augment: str = "none",
         seed: int = 0,
     ) -> None:
-        self.dtype, self.device, self.layout, self.size = dtype, device, layout, size
-        self.augment, self.seed = augment, seed
+        super().__init__(dtype, device, size=size)
+        self.layout, self.augment, self.seed = layout, augment, seed
         self._normal = None
         if normal:
             mean, deviation = (torch.tensor(each, dtype=torch.float64).view(1, -1, 1, 1) for each in normal)
@@ -57,11 +81,11 @@ class Prepare:
         return F.interpolate(floats, self.size, mode="bilinear", antialias=smaller)
 
 
-class NoPixels(Prepare):
-    """Leaves batches without pixels unchanged."""
+class PrepareTargets(Prepare):
+    """For batches without inputs."""
 
-    def test(self, images: Tensor) -> Tensor:
-        return images
+    def test(self, inputs: Values) -> Values:
+        return inputs
 
 
 def draws(seed: int, epoch: int, numbers: Tensor) -> Tensor:

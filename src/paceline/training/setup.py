@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
+import xxhash
 
 from paceline import own_code
 from paceline.comm.base import Comm
 from paceline.comm.words import all_or_none, share_text
 from paceline.data import table as datasets
-from paceline.data.input import CountedInput, Input, LabelsInput, OwnInput, ScatteredInput, TogetherInput
+from paceline.data.batch import tensors
+from paceline.data.input import (
+    CountedInput,
+    Form,
+    Input,
+    OwnInput,
+    ScatteredInput,
+    TargetsInput,
+    TogetherInput,
+    as_bytes,
+    form_of,
+)
 from paceline.data.load import Dataset, load
 from paceline.data.prepare import prepare
 from paceline.data.table import DataInfo
-from paceline.data.transforms import NoPixels, Prepare
+from paceline.data.transforms import Prepare, PrepareImages, PrepareTargets
 from paceline.errors import AgreedError
 from paceline.spec import RunSpec, check_data
 from paceline.strategies.setup import Place, memory_layout
@@ -29,50 +40,59 @@ def make_input(spec: RunSpec, comm: Comm, place: Place) -> Input:
     if not spec.reads:
         info = datasets.describe(spec.data)
         assert info is not None
-        return CountedInput(info, 0, spec.seed, comm, NoPixels(place.dtype, place.device))
+        return CountedInput(info, 0, spec.seed, comm, PrepareTargets(place.dtype, place.device))
     folder = Path(spec.data_dir) if spec.data_dir else None
     reads = spec.read != "scatter" or comm.rank == 0
     all_or_none(lambda: prepare(spec.data, folder) if reads and place.first else None, comm)
     data = all_or_none(lambda: load(spec.data, folder, prepared=True) if reads else None, comm)
-    info, stored = _agree_on_data(spec.data, data, comm)
+    info, form = _agree_on_data(spec.data, data, comm)
     all_or_none(lambda: check_data(spec, info), comm)
     if spec.emulated:
-        return CountedInput(info, 0, spec.seed, comm, NoPixels(place.dtype, place.device))
-    ready = Prepare(
-        place.dtype,
-        place.device,
-        layout=memory_layout(spec),
-        size=spec.image_shape(info)[1:],
-        normal=(info.mean, info.std) if spec.normalize and info.mean and info.std else None,
-        augment=spec.augment,
-        seed=spec.seed,
-    )
+        return CountedInput(info, 0, spec.seed, comm, PrepareTargets(place.dtype, place.device))
+    ready = _prepare(spec, info, place)
     validation = spec.validation_samples(info)
     if spec.method.part:
         return _replica_input(spec, data, validation, comm, ready)
     if spec.read == "scatter":
-        return ScatteredInput(data, info, stored, validation, spec.seed, comm, ready)
+        return ScatteredInput(data, info, form, validation, spec.seed, comm, ready)
     assert data is not None
     kind = OwnInput if spec.read == "own" else TogetherInput
     return kind(data, validation, spec.seed, comm, ready)
 
 
+def _prepare(spec: RunSpec, info: DataInfo, place: Place) -> Prepare:
+    if info.kind != "images":
+        return Prepare(place.dtype, place.device)
+    _, height, width = spec.image_shape(info)
+    normalize = info.normalize if spec.normalize is None else spec.normalize
+    return PrepareImages(
+        place.dtype,
+        place.device,
+        layout=memory_layout(spec),
+        size=(height, width),
+        normal=(info.mean, info.std) if normalize and info.mean and info.std else None,
+        augment=spec.augment,
+        seed=spec.seed,
+    )
+
+
 def _replica_input(spec: RunSpec, data: Dataset | None, validation: int, comm: Comm, ready: Prepare) -> Input:
-    """The input of a replica whose ranks all have the same samples; stages after the first need no pixels."""
+    """The input of a replica whose ranks all have the same samples; stages after the first need no inputs."""
     assert data is not None
     spot, source = spec.grid.spot(comm.rank), OwnInput(data, validation, spec.seed, comm, ready)
     if spot.stage:
-        no_pixels = NoPixels(ready.dtype, ready.device, size=ready.size)
-        source = LabelsInput(data, validation, spec.seed, comm, no_pixels)
+        targets = PrepareTargets(ready.dtype, ready.device, size=ready.size)
+        source = TargetsInput(data, validation, spec.seed, comm, targets)
     source.reader, source.readers = spot.replica, spec.grid.replicas
     return source
 
 
-def _agree_on_data(name: str, data: Dataset | None, comm: Comm) -> tuple[DataInfo, torch.dtype]:
-    """The description of rank 0's data set, and the type of its images; raises if a rank has different data."""
+def _agree_on_data(name: str, data: Dataset | None, comm: Comm) -> tuple[DataInfo, tuple[Form, Form]]:
+    """The description of rank 0's data set, and how it is stored; raises if a rank has different data."""
     mine = ""
     if data:
-        facts = {**asdict(data.info), "stored": str(data.train.images.dtype).split(".")[1]}
+        facts = asdict(data.info)
+        facts["stored_inputs"], facts["stored_targets"] = form_of(data.train.inputs), form_of(data.train.targets)
         facts["digest"] = _digest(data) if comm.size > 1 else ""
         mine = json.dumps({key: value for key, value in facts.items() if key not in ("name", "about")})
     answers = share_text(mine, comm)
@@ -83,19 +103,19 @@ def _agree_on_data(name: str, data: Dataset | None, comm: Comm) -> tuple[DataInf
             f"and seed random numbers in your own function"
         )
     values: dict[str, Any] = json.loads(answers[0])
-    del values["digest"]
-    stored: torch.dtype = getattr(torch, values.pop("stored"))
     values |= {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
-    return DataInfo(name, about="", **values), stored
+    del values["digest"]
+    form = values.pop("stored_inputs"), values.pop("stored_targets")
+    return DataInfo(name, about="", **values), form
 
 
 def _digest(data: Dataset) -> str:
     """A digest of the data. A user's function may return different data on another rank; files have checksums."""
     if data.train.where or not (own_code.is_own(data.info.name) or data.info.load):
         return ""
-    digest = hashlib.sha256()
+    digest = xxhash.xxh3_128()
     for split in (data.train, data.test):
-        digest.update(split.labels.numpy().tobytes())
-        for images in split.images.split(1024):
-            digest.update(images.contiguous().numpy().data)
+        stored = [tensor.split(1024) for tensor in tensors(split.inputs) + tensors(split.targets)]
+        for piece in chain.from_iterable(zip(*stored, strict=True)):
+            digest.update(as_bytes(piece).numpy().data)
     return digest.hexdigest()

@@ -94,9 +94,9 @@ def test_images_of_each_layout_and_type_are_read(
         assert data.info.normalize
         for split, part in ((data.train, "train"), (data.test, "test")):
             kept = np.uint8 if dtype is np.uint8 else np.float32
-            assert split.images.numpy().dtype == kept
-            assert np.array_equal(split.images.numpy(), expected(given[f"x_{part}"]).astype(kept))
-            assert split.labels.tolist() == given[f"y_{part}"].tolist()
+            assert split.inputs.numpy().dtype == kept
+            assert np.array_equal(split.inputs.numpy(), expected(given[f"x_{part}"]).astype(kept))
+            assert split.targets.tolist() == given[f"y_{part}"].tolist()
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
@@ -119,8 +119,8 @@ def test_the_names_of_medmnist_are_known_too(tmp_path: Path) -> None:
         "test_labels": given["y_test"][:, None].astype(np.uint8),
     }
     data = load(saved(tmp_path, named))
-    assert np.array_equal(data.train.images[:, 0], given["x_train"])
-    assert data.train.labels.tolist() == given["y_train"].tolist()
+    assert np.array_equal(data.train.inputs[:, 0], given["x_train"])
+    assert data.train.targets.tolist() == given["y_train"].tolist()
 
 
 def test_a_compressed_file_and_one_in_fortran_s_order_are_read(tmp_path: Path) -> None:
@@ -128,13 +128,13 @@ def test_a_compressed_file_and_one_in_fortran_s_order_are_read(tmp_path: Path) -
     given["x_train"] = np.asfortranarray(given["x_train"])
     np.savez_compressed(tmp_path / "own.npz", **given)
     data = load(f"arrays:{tmp_path}/own.npz")
-    assert np.array_equal(data.train.images, given["x_train"].transpose(0, 3, 1, 2))
+    assert np.array_equal(data.train.inputs, given["x_train"].transpose(0, 3, 1, 2))
 
 
 def test_many_pieces_are_as_good_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "PIECE_BYTES", 70)  # two images
     given = good(inner=(5, 6))
-    assert np.array_equal(load(saved(tmp_path, given)).train.images[:, 0], given["x_train"])
+    assert np.array_equal(load(saved(tmp_path, given)).train.inputs[:, 0], given["x_train"])
     bad = good(np.float32)
     bad["x_train"][6, 2, 3] = np.nan
     bad["x_train"][8] = np.inf
@@ -313,7 +313,7 @@ def test_a_function_is_given_the_folder_if_it_asks(tmp_path: Path, module: Path)
         "    return (x, np.arange(4) % 2), (x, np.arange(4) % 2)\n"
     )
     data = load(f"{MODULE}:make", Path("/some/where"))
-    assert data.train.images.unique().tolist() == [5]
+    assert data.train.inputs.unique().tolist() == [5]
     assert data.train.where is None
 
 
@@ -324,16 +324,16 @@ def test_a_function_may_return_tensors_and_odd_arrays() -> None:
         [given["x_test"][::-1], given["y_test"]],
     )
     data = load(returned(pairs))
-    assert np.array_equal(data.train.images[:, 0], given["x_train"])
-    assert np.array_equal(data.test.images[:, 0], given["x_test"][::-1])
+    assert np.array_equal(data.train.inputs[:, 0], given["x_train"])
+    assert np.array_equal(data.test.inputs[:, 0], given["x_test"][::-1])
 
 
 def test_what_a_function_returns_is_not_copied_where_it_need_not_be() -> None:
     given = good(inner=(5, 6, 3))
     given["x_train"].flags.writeable = False
     data = load(returned(((given["x_train"], given["y_train"]), (given["x_test"], given["y_test"]))))
-    assert data.train.images.data_ptr() == given["x_train"].ctypes.data
-    assert data.test.images.data_ptr() == given["x_test"].ctypes.data
+    assert data.train.inputs.data_ptr() == given["x_train"].ctypes.data
+    assert data.test.inputs.data_ptr() == given["x_test"].ctypes.data
 
 
 def test_nothing_is_prepared_of_a_function() -> None:

@@ -55,18 +55,18 @@ def test_a_training_and_a_test_folder_are_read(tmp_path: Path, mode: str, test: 
     assert (data.info.shape, data.info.classes, data.info.train, data.info.test) == ((channels, 5, 6), 2, 5, 3)
     assert data.info.name == f"images:{tmp_path}/own"
     assert data.info.normalize
-    assert data.train.labels.tolist() == [0, 0, 1, 1, 1]  # cat before dog
-    assert data.test.labels.tolist() == [0, 1, 1]
-    assert data.train.images.dtype == torch.uint8
+    assert data.train.targets.tolist() == [0, 0, 1, 1, 1]  # cat before dog
+    assert data.test.targets.tolist() == [0, 1, 1]
+    assert data.train.inputs.dtype == torch.uint8
     for index, seed in enumerate((100, 101, 0, 1, 2)):
-        assert torch.equal(data.train.images[index], in_tensor(picture(seed, mode)))
+        assert torch.equal(data.train.inputs[index], in_tensor(picture(seed, mode)))
 
 
 def test_without_a_test_folder_a_fifth_of_each_class_is_kept(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "own", {"a": 10, "b": 4, "c": 2})
     data = load(f"images:{folder}")
-    assert torch.bincount(data.train.labels).tolist() == [8, 3, 1]
-    assert torch.bincount(data.test.labels).tolist() == [2, 1, 1]
+    assert torch.bincount(data.train.targets).tolist() == [8, 3, 1]
+    assert torch.bincount(data.test.targets).tolist() == [2, 1, 1]
     listing = images.scan(folder)
     assert {path for path, _ in listing.train}.isdisjoint(path for path, _ in listing.test)
     assert len(listing.files) == 16
@@ -111,7 +111,7 @@ def test_a_grey_gif_is_read(tmp_path: Path) -> None:
     for name in ("a/1", "a/2", "b/1", "b/2"):
         save(tmp_path / "own" / f"{name}.gif", every_grey, optimize=False)
     data = load(f"images:{tmp_path}/own")
-    assert torch.equal(data.train.images[0].flatten(), torch.arange(256, dtype=torch.uint8))
+    assert torch.equal(data.train.inputs[0].flatten(), torch.arange(256, dtype=torch.uint8))
 
 
 def broken(path: Path, content: bytes) -> Path:

@@ -25,20 +25,20 @@ def packaged() -> Dataset:
 
 
 def test_the_packaged_set_has_as_many_of_each_digit(packaged: Dataset) -> None:
-    assert torch.bincount(packaged.train.labels).tolist() == [1_000] * 10
-    assert torch.bincount(packaged.test.labels).tolist() == [200] * 10
+    assert torch.bincount(packaged.train.targets).tolist() == [1_000] * 10
+    assert torch.bincount(packaged.test.targets).tolist() == [200] * 10
 
 
 def test_the_packaged_set_is_as_the_table_says(packaged: Dataset) -> None:
     for split, count in ((packaged.train, packaged.info.train), (packaged.test, packaged.info.test)):
-        assert split.images.shape == (count, *packaged.info.shape)
+        assert split.inputs.shape == (count, *packaged.info.shape)
         assert len(split) == count
-        assert (split.images.dtype, split.labels.dtype) == (torch.uint8, torch.uint8)
+        assert (split.inputs.dtype, split.targets.dtype) == (torch.uint8, torch.uint8)
         assert split.where is None
 
 
 def test_the_packaged_set_is_shuffled(packaged: Dataset) -> None:
-    assert all(len(batch.unique()) == 10 for batch in packaged.train.labels.view(-1, 500))
+    assert all(len(batch.unique()) == 10 for batch in packaged.train.targets.view(-1, 500))
 
 
 def test_the_packaged_files_have_the_digests_in_the_code() -> None:
@@ -70,11 +70,11 @@ def tiny_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_cached_set_is_what_its_files_say(tiny_mnist: Path) -> None:
     data, content = load("mnist", tiny_mnist), tiny_content()
-    assert data.train.images.shape == (20, 1, 28, 28)
-    assert data.test.images.shape == (10, 1, 28, 28)
-    assert data.train.images.numpy().tobytes() == content[NAMES[0]][16:]
-    assert data.test.labels.tolist() == list(content[NAMES[3]][8:])
-    assert data.test.labels.dtype == torch.uint8
+    assert data.train.inputs.shape == (20, 1, 28, 28)
+    assert data.test.inputs.shape == (10, 1, 28, 28)
+    assert data.train.inputs.numpy().tobytes() == content[NAMES[0]][16:]
+    assert data.test.targets.tolist() == list(content[NAMES[3]][8:])
+    assert data.test.targets.dtype == torch.uint8
 
 
 def test_a_cached_set_is_mapped_and_not_copied(tiny_mnist: Path, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_cached_set_is_mapped_and_not_copied(tiny_mnist: Path, tmp_path: Path)
     mapped = f"{tmp_path}/cache/mnist/mnist.bin"
     (line,) = (line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(mapped))
     first, last = (int(each, 16) for each in line.split()[0].split("-"))
-    for tensor in (data.train.images, data.train.labels, data.test.images, data.test.labels):
+    for tensor in (data.train.inputs, data.train.targets, data.test.inputs, data.test.targets):
         assert first <= tensor.data_ptr() < last
 
 
@@ -106,14 +106,14 @@ def tiny_cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_cifar_is_records_of_a_label_and_three_colours(tiny_cifar: Path) -> None:
     data = load("cifar10", tiny_cifar)
     raw = whole(batches())
-    assert data.train.images.shape == (20, 3, 32, 32)
-    assert data.train.images.stride() == (3073, 1024, 32, 1)
-    assert data.test.images.shape == (6, 3, 32, 32)
+    assert data.train.inputs.shape == (20, 3, 32, 32)
+    assert data.train.inputs.stride() == (3073, 1024, 32, 1)
+    assert data.test.inputs.shape == (6, 3, 32, 32)
     for split, start in ((data.train, 0), (data.test, 20)):
         for index in range(len(split)):
             record = raw[3073 * (start + index) :][:3073]
-            assert split.labels[index] == record[0]
-            assert split.images[index].contiguous().numpy().tobytes() == record[1:]
+            assert split.targets[index] == record[0]
+            assert split.inputs[index].contiguous().numpy().tobytes() == record[1:]
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
@@ -121,7 +121,7 @@ def test_a_split_says_where_it_lies(name: str, tiny_mnist: Path, tiny_cifar: Pat
     data = load(name, tiny_mnist)
     for split in (data.train, data.test):
         assert split.where is not None
-        for records, tensor in zip(split.where, (split.images, split.labels), strict=True):
+        for records, tensor in zip(split.where, (split.inputs, split.targets), strict=True):
             raw = records.path.read_bytes()
             assert (records.count, *records.shape) == tuple(tensor.shape)
             for index in (0, records.count - 1):
@@ -134,7 +134,7 @@ def test_a_prepared_set_is_opened_without_being_read(tiny_cifar: Path) -> None:
     path = prepare("cifar10", tiny_cifar)
     assert path is not None
     path.write_bytes(b"\x01" + path.read_bytes()[1:])  # a check of the digests would find this
-    assert load("cifar10", prepared=True).train.labels[0] == 1
+    assert load("cifar10", prepared=True).train.targets[0] == 1
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
@@ -167,31 +167,31 @@ def test_a_source_is_chosen_only_for_what_is_fetched() -> None:
 
 def test_synthetic_data_are_the_same_every_time() -> None:
     data = load(SMALL)
-    everything = (data.train.images, data.train.labels, data.test.images, data.test.labels)
+    everything = (data.train.inputs, data.train.targets, data.test.inputs, data.test.targets)
     digest = sha256(b"".join(tensor.numpy().tobytes() for tensor in everything)).hexdigest()
     assert digest == "c75903bf22883a136fd161b7146ff9659b87fd47acfe63a800a5d1024713e4f7"
 
 
 def test_synthetic_data_depend_on_their_parameters_and_not_on_their_order() -> None:
     data = load(SMALL)
-    assert torch.equal(load("synthetic:test=100,train=500,classes=5,2x9x7").train.images, data.train.images)
-    assert not torch.equal(load(SMALL.replace("test=100", "test=99")).train.images, data.train.images)
+    assert torch.equal(load("synthetic:test=100,train=500,classes=5,2x9x7").train.inputs, data.train.inputs)
+    assert not torch.equal(load(SMALL.replace("test=100", "test=99")).train.inputs, data.train.inputs)
 
 
 def test_synthetic_data_have_the_shape_that_was_asked_for() -> None:
     data = load(SMALL)
-    assert data.train.images.shape == (500, 2, 9, 7)
-    assert data.test.images.dtype == torch.uint8
-    assert torch.bincount(data.train.labels).tolist() == [100] * 5
-    assert load("synthetic:classes=300,train=600,test=300").test.labels.max() == 299
+    assert data.train.inputs.shape == (500, 2, 9, 7)
+    assert data.test.inputs.dtype == torch.uint8
+    assert torch.bincount(data.train.targets).tolist() == [100] * 5
+    assert load("synthetic:classes=300,train=600,test=300").test.targets.max() == 299
 
 
 def test_synthetic_data_can_be_learnt() -> None:
     data = load(SMALL)
-    images = data.train.images.flatten(1).float()
-    means = torch.stack([images[data.train.labels == each].mean(0) for each in range(5)])
-    guesses = torch.cdist(data.test.images.flatten(1).float(), means).argmin(1)
-    assert (guesses == data.test.labels).float().mean() > 0.7
+    images = data.train.inputs.flatten(1).float()
+    means = torch.stack([images[data.train.targets == each].mean(0) for each in range(5)])
+    guesses = torch.cdist(data.test.inputs.flatten(1).float(), means).argmin(1)
+    assert (guesses == data.test.targets).float().mean() > 0.7
 
 
 def test_an_unknown_data_set_is_not_loaded() -> None:

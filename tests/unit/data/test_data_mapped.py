@@ -75,7 +75,7 @@ def test_a_rank_reads_only_the_pages_of_the_samples_it_uses(tmp_path: Path, monk
     data = load("cifar10", prepared=True)
     before = resident(path)
     chosen = torch.tensor([3, 40_000, 49_999])
-    images, labels = data.train.images[chosen], data.train.labels[chosen]
+    images, labels = data.train.inputs[chosen], data.train.targets[chosen]
     assert labels.tolist() == [0, 7, 0]
     assert images[1].flatten().tolist() == [each % 251 for each in range(3072)]
     # The kernel maps up to 64 KiB around a page that is touched.

@@ -47,11 +47,11 @@ def test_it_is_one_file_that_safetensors_reads(tmp_path: Path, own: Path) -> Non
     assert path.name.startswith("own-pictures-")
     assert list(path.parent.iterdir()) == [path]
     data, tensors = load(f"images:{own}"), load_file(path)
-    assert torch.equal(tensors["train_images"], data.train.images)
-    assert torch.equal(tensors["train_labels"], data.train.labels)
-    assert torch.equal(tensors["test_images"], data.test.images)
-    assert torch.equal(tensors["test_labels"], data.test.labels)
-    assert data.train.labels.dtype == torch.int64
+    assert torch.equal(tensors["train_images"], data.train.inputs)
+    assert torch.equal(tensors["train_labels"], data.train.targets)
+    assert torch.equal(tensors["test_images"], data.test.inputs)
+    assert torch.equal(tensors["test_labels"], data.test.targets)
+    assert data.train.targets.dtype == torch.int64
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
     assert metadata["format"] == "paceline 1"
@@ -69,7 +69,7 @@ def test_it_is_mapped_and_aligned(own: Path) -> None:
         raw = images.path.read_bytes()
         for index in range(len(split)):
             start = images.offset + images.stride * index
-            assert raw[start : start + images.stride] == split.images[index].numpy().tobytes()
+            assert raw[start : start + images.stride] == split.inputs[index].numpy().tobytes()
 
 
 def test_names_that_are_no_text_do_no_harm(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_names_that_are_no_text_do_no_harm(tmp_path: Path) -> None:
 
 def test_mean_and_deviation_are_of_the_training_images(own: Path) -> None:
     data = load(f"images:{own}")
-    values = data.train.images.double() / 255
+    values = data.train.inputs.double() / 255
     assert data.info.mean == pytest.approx(values.mean((0, 2, 3)).tolist(), abs=1e-12)
     assert data.info.std == pytest.approx(values.std((0, 2, 3), correction=0).tolist(), abs=1e-12)
 

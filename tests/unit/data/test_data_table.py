@@ -99,7 +99,7 @@ def test_own_data_say_themselves_where_they_are(tmp_path: Path) -> None:
 
 def test_means_and_deviations_are_those_of_the_images() -> None:
     data = load("mnist-mini")
-    values = data.train.images.double() / 255
+    values = data.train.inputs.double() / 255
     assert data.info.mean == pytest.approx([values.mean().item()], abs=1e-6)
     assert data.info.std == pytest.approx([values.std(unbiased=False).item()], abs=1e-6)
 
