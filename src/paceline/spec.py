@@ -49,8 +49,8 @@ class Common:
                                    affects=PROBLEM, least=0.0, most=0.95)  # fmt: skip
     weights: str | None = option(None, "safetensors file with the initial weights; random ones unless given",
                                  affects=LEARNING)  # fmt: skip
-    data: str = option("mnist-mini", "data set: a name from `paceline data list`, or your own: images:FOLDER, "
-                       f"arrays:FILE.npz, {own_code.FORMS}", affects=PROBLEM, label="",
+    data: str = option("mnist-mini", "data set: a name from `paceline data list`, or your own: "
+                       f"{datasets.OWN}", affects=PROBLEM, label="",
                        elsewhere=("dataset",))  # fmt: skip
     data_dir: str | None = option(None, "folder that already has the data set's files; a cache unless given",
                                   affects=PROBLEM, kept=False, label="data from")  # fmt: skip

@@ -2,6 +2,7 @@
 
 import argparse
 import gzip
+import json
 import subprocess
 import sys
 from hashlib import sha256
@@ -34,7 +35,7 @@ def paceline_data(*arguments: str) -> int:
 def test_list_shows_every_data_set_aligned(capsys: pytest.CaptureFixture[str]) -> None:
     assert paceline_data("list") == 0
     *lines, empty, own = capsys.readouterr().out.splitlines()
-    assert (empty, own.split()[:3]) == ("", ["Your", "own:", "images:FOLDER"])
+    assert (empty, own.split()[:3]) == ("", ["Your", "own:", "images:FOLDER,"])
     assert [line.split()[0] for line in lines] == [
         "name",
         "mnist-mini",
@@ -42,10 +43,12 @@ def test_list_shows_every_data_set_aligned(capsys: pytest.CaptureFixture[str]) -
         "fashion-mnist",
         "cifar10",
         "synthetic",
+        "shakespeare",
     ]
-    assert lines[2].split()[1:8] == ["60,000", "10,000", "1×28×28", "10", "not", "cached", "handwritten"]
-    assert lines[4].split()[1:7] == ["50,000", "10,000", "3×32×32", "10", "not", "cached"]
-    abouts = ("the first", "handwritten", "clothes", "small photographs", "generated patterns")
+    assert lines[2].split()[1:9] == ["images", "60,000", "10,000", "1×28×28", "10", "not", "cached", "handwritten"]
+    assert lines[4].split()[1:8] == ["images", "50,000", "10,000", "3×32×32", "10", "not", "cached"]
+    assert lines[6].split()[1:9] == ["tokens", "9,771", "1,085", "128", "256", "in", "the", "package"]
+    abouts = ("the first", "handwritten", "clothes", "small photographs", "generated patterns", "ten tragedies")
     assert len({line.index(about) for line, about in zip(lines[1:], abouts, strict=True)}) == 1
 
 
@@ -147,3 +150,28 @@ def test_list_and_path_need_no_torch() -> None:
         "data.run(argparse.Namespace(action='path', name='mnist-mini', json=False)); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+
+
+def test_get_and_path_of_a_users_own_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.txt").write_text("to be or not to be " * 100)
+    name = f"text:{tmp_path}/a.txt,block=16,level=characters"
+    assert paceline_data("get", name) == 0
+    assert paceline_data("path", name) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{name}: 106 training and 11 test blocks of 16 tokens, vocabulary 7, in {tmp_path}/a.txt",
+        f"{tmp_path}/a.txt",
+    ]
+    assert paceline_data("get", name, "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["kind"], facts["shape"], facts["classes"], facts["file"]) == ("tokens", [16], 7, f"{tmp_path}/a.txt")
+    (tmp_path / "a.txt").write_text("too short")
+    with pytest.raises(DataError, match="use a smaller block or a longer text"):
+        paceline_data("get", name)
+
+
+def test_the_text_in_the_package_has_a_folder_and_nothing_to_get(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("shakespeare", "shakespeare:block=64"):
+        assert paceline_data("get", name) == 0
+        assert paceline_data("path", name) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines == [f"{name} is in the package: there is nothing to get", str(mini.FOLDER)]

@@ -13,14 +13,14 @@ import torch
 from numpy.typing import NDArray
 
 from paceline import own_code
-from paceline.data import arrays, cache, idx, mini, packed, synthetic
+from paceline.data import arrays, cache, idx, mini, packed, synthetic, text
 from paceline.data.batch import Values, each, tensors
 from paceline.data.fetch import FORMS
 from paceline.data.mapped import Records, open_bytes, views
 from paceline.data.origins import MINI, NAMES, ORIGINS
 from paceline.data.prepare import place_of, prepare
 from paceline.data.samples import Moments
-from paceline.data.table import DataInfo, describe
+from paceline.data.table import DataInfo, describe, text_of
 from paceline.errors import DataError
 
 __all__ = ["Dataset", "Records", "Split", "load"]
@@ -65,6 +65,8 @@ def load(name: str, folder: Path | None = None, *, prepared: bool = False) -> Da
     """
     info = describe(name)
     path = place_of(name) if prepared else prepare(name, folder)
+    if described := text_of(name):
+        return _dataset(*text.read(name, described))
     if path is not None:
         return _mapped(name, info, path)
     if info is None:

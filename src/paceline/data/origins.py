@@ -107,3 +107,10 @@ MINI = _idx(
     "5fc0fa01bf30f4f29c704e6a282f5e92f34f3305e00770b151cd828ef650d181",
     "f81cc80ef73b157871bdcd8f6c0f4bddb9217c8777dfdf42b8ec7c636d54e66c",
 )
+
+# Ten tragedies of Shakespeare in Project Gutenberg's editions of 1998; in the public domain. Made by
+# scripts/make_shakespeare.py, which says where they come from and prints these.
+SHAKESPEARE = File(
+    "shakespeare-tragedies.txt", 1_389_787, "83aeb29f0c37cd1d0d6842619fedfb8e8043a8df616667d3f39f334e254f8d3a"
+)
+SHAKESPEARE_CHARACTERS = 73

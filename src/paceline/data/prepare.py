@@ -3,12 +3,19 @@
 from pathlib import Path
 
 from paceline import own_code
-from paceline.data import cache, packed
+from paceline.data import cache, packed, text
 from paceline.data.fetch import get
 from paceline.data.origins import ORIGINS
-from paceline.data.table import describe, own_file
+from paceline.data.table import describe, own_file, text_of
 from paceline.errors import DataError, UsageError
 from paceline.messages import LOGGER
+
+_WANTED = {
+    "images": "folder of images, a sub-folder for each class",
+    "arrays": "file of arrays, .npz",
+    "text": "file of text",
+    "tokens": "file of tokens",
+}
 
 
 def prepare(name: str, folder: Path | None = None, source: str | None = None) -> Path | None:
@@ -18,7 +25,9 @@ def prepare(name: str, folder: Path | None = None, source: str | None = None) ->
         return get(name, folder, source)
     if source is not None:
         raise UsageError(f"{name} is not fetched, so no source can be chosen: leave --source out")
-    own = own_file(name)
+    own, described = own_file(name), text_of(name)
+    if described and described.path:
+        own = described.kind, described.path
     if own is None:
         if own_code.is_own(name):
             own_code.check_exists(name, "data set")
@@ -28,6 +37,9 @@ def prepare(name: str, folder: Path | None = None, source: str | None = None) ->
     if folder is not None:
         raise UsageError(f"--data-dir {folder}: {name} already gives the place of the data; leave --data-dir out")
     _check_there(name, *own)
+    if described:
+        text.read(name, described)  # checks all of it
+        return described.path
     return _pack(*own)
 
 
@@ -35,13 +47,15 @@ def place_of(name: str) -> Path | None:
     """The file that `prepare` creates, which may not exist; None if it needs none."""
     if name in ORIGINS:
         return cache.file_of(name)
+    if described := text_of(name):
+        return described.path
     own = own_file(name)
     return packed.place_of(own[1]) if own else None
 
 
 def _check_there(name: str, kind: str, path: Path) -> None:
     """Raise an error if the folder or file does not exist."""
-    wanted = "folder of images, a sub-folder for each class" if kind == "images" else "file of arrays, .npz"
+    wanted = _WANTED[kind]
     reason = ""
     try:
         if not (path.is_dir() if kind == "images" else path.is_file()):

@@ -40,7 +40,7 @@ def test_cifar_is_described() -> None:
 
 @pytest.mark.parametrize("info", TABLE.values(), ids=lambda info: info.name)
 def test_mean_and_deviation_are_known_of_each_channel_of_real_data(info: DataInfo) -> None:
-    if info.name == "synthetic":
+    if info.name == "synthetic" or info.kind != "images":
         assert (info.mean, info.std) == (None, None)
     else:
         assert info.mean is not None
@@ -72,6 +72,8 @@ def test_own_data_that_are_not_there_are_refused_at_once(tmp_path: Path) -> None
         (f"images:{tmp_path}/file.npz", "file.npz is not a folder; give a folder of images"),
         (f"arrays:{tmp_path}/nowhere.npz", r"nowhere.npz does not exist; give a file of arrays, .npz"),
         (f"arrays:{tmp_path}", "is not a file; give a file of arrays"),
+        (f"text:{tmp_path}/nowhere.txt,block=3", "nowhere.txt does not exist; give a file of text"),
+        (f"tokens:{tmp_path}", "is not a file; give a file of tokens"),
         (f"images:{tmp_path}/{'x' * 300}", "cannot be accessed .File name too long"),
         ("images:~nobody-of-this-name/x", "cannot be found"),
     ):
@@ -82,17 +84,18 @@ def test_own_data_that_are_not_there_are_refused_at_once(tmp_path: Path) -> None
 
 
 def test_own_data_of_no_name_are_refused() -> None:
-    for name in ("images:", "arrays:"):
-        with pytest.raises(
-            UsageError, match=f"'{name}' names no file: use images:FOLDER, arrays:FILE.npz, FILE.py:function or"
-        ):
+    own = "images:FOLDER, arrays:FILE.npz, text:FILE, tokens:FILE.bin, FILE.py:function or"
+    for name in ("images:", "arrays:", "text:", "tokens:", "text:,block=3"):
+        with pytest.raises(UsageError, match=f"'{name}' names no file: use {own}"):
             describe(name)
 
 
 def test_own_data_say_themselves_where_they_are(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="leave --data-dir out"):
         prepare(f"images:{tmp_path}", tmp_path)
-    for name in ("mnist-mini", "synthetic:train=50"):
+    with pytest.raises(UsageError, match="leave --data-dir out"):
+        prepare(f"text:{tmp_path}/a.txt", tmp_path)
+    for name in ("mnist-mini", "synthetic:train=50", "shakespeare", "shakespeare:block=64"):
         with pytest.raises(UsageError, match=f"{name} is not read from files; leave --data-dir out"):
             prepare(name, tmp_path)
 
