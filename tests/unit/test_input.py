@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from paceline.comm.base import Comm
 from paceline.comm.single import SingleComm
 from paceline.comm.threads import thread_world
-from paceline.data.batch import Batch
+from paceline.data.batch import Batch, form_of
 from paceline.data.course import Course
 from paceline.data.input import (
     AHEAD,
@@ -25,13 +26,13 @@ from paceline.data.input import (
     ScatteredInput,
     TargetsInput,
     evaluation_batch,
-    form_of,
 )
 from paceline.data.load import Dataset, Split, load
 from paceline.data.sampler import shuffle
 from paceline.data.table import DataInfo
 from paceline.data.transforms import Prepare, PrepareImages, PrepareTargets
-from paceline.errors import PacelineError
+from paceline.errors import AgreedError, PacelineError
+from paceline.training.setup import _agree_on_data
 
 DATA = "synthetic:3x16x16,classes=5,train=70,test=33"
 READY = PrepareImages(torch.float64, torch.device("cpu"), augment="crop-flip", size=(24, 24))
@@ -83,11 +84,11 @@ def test_ranks_together_see_what_one_sees_augmentation_included(
         assert torch.equal(together, torch.cat([getattr(batch, which) for batch in test]))
 
 
-def mixed(count: int) -> Split:
+def mixed(count: int, seed: int = 0) -> Split:
     """Several inputs and targets, of many dtypes and shapes."""
-    numbers = torch.arange(count)
+    numbers, random = torch.arange(count), torch.Generator().manual_seed(seed)
     inputs = {
-        "wide": (numbers[:, None, None] + torch.rand(count, 3, 2)).double(),
+        "wide": (numbers[:, None, None] + torch.rand(count, 3, 2, generator=random)).double(),
         "half": numbers[:, None].half(),
         "ids": (numbers[:, None] + torch.arange(4)).to(torch.uint16),
         "mask": (numbers % 2 == 0)[:, None],
@@ -128,6 +129,30 @@ def test_inputs_and_targets_may_be_several_tensors_of_any_dtype_and_shape(
     assert len(found) == 63
     tested = torch.cat([batch.targets[1][:, 0] for _, batches in ranks for batch in batches])
     assert tested.tolist() == list(range(33))
+
+
+@pytest.mark.parametrize("where", ["same", "inputs", "targets", "test"])
+def test_ranks_with_other_inputs_or_targets_are_refused(where: str) -> None:
+    """By a digest of all that a user's function has returned; it has the same form on both ranks."""
+    info = replace(MIXED.info, name="mine:load", inputs=form_of(MIXED.train.inputs), about="")
+    one, other = (Dataset(info, mixed(70, seed=1), mixed(33, seed=1)) for _ in range(2))
+    if where == "inputs":
+        other.train.inputs["mask"][69] ^= True
+    elif where != "same":
+        (other.test if where == "test" else other.train).targets[1][5] += 1
+
+    def agree(comm: Comm) -> object:
+        try:
+            return _agree_on_data("mine:load", other if comm.rank else one, comm)
+        except AgreedError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(agree, thread_world(2, 10.0)))
+    if where == "same":
+        assert answers == [(info, (form_of(one.train.inputs), form_of(one.train.targets)))] * 2
+    else:
+        assert all(str(each).startswith("rank 1 has different data than rank 0") for each in answers)
 
 
 def test_a_batch_can_be_changed_without_changing_the_data() -> None:

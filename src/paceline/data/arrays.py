@@ -20,6 +20,7 @@ from paceline.data.samples import PIECE_BYTES, Content, Samples
 from paceline.errors import DataError
 
 KERAS = ("x_train", "y_train", "x_test", "y_test")
+IGNORED = -100  # the target that cross_entropy ignores
 MEDMNIST = ("train_images", "train_labels", "test_images", "test_labels")
 _BROKEN = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, NotImplementedError, RuntimeError)
 
@@ -44,8 +45,101 @@ def in_memory(name: str, array: NDArray[Any]) -> Array:
 
 
 def content(arrays: Sequence[Array]) -> Content:
-    """Training and test images and labels, checked; the values of images are checked when they are read."""
-    x_train, y_train, x_test, y_test = arrays
+    """Training and test inputs and targets, checked; the values of inputs are checked when they are read."""
+    return _images_content(*arrays) if _are_images(*arrays[:2]) else _any_content(*arrays)
+
+
+def _are_images(x: Array, y: Array) -> bool:
+    """Whether these look like images with a class number for each."""
+    dims = len(x.shape)
+    possible = dims == 3 or (dims == 4 and (x.dtype == np.uint8 or 1 in x.shape[1::2] or 3 in x.shape[1::2]))
+    return possible and (x.dtype == np.uint8 or _is_float(x)) and y.dtype.kind in "iu" and len(y.shape) < 3
+
+
+def _is_float(array: Array) -> bool:
+    return array.dtype.kind == "f" and array.dtype.itemsize <= 8
+
+
+def _any_content(x_train: Array, y_train: Array, x_test: Array, y_test: Array) -> Content:
+    """Numbers of any shape and type; integers [n] are class numbers, as for images."""
+    for x, y in ((x_train, y_train), (x_test, y_test)):
+        check_numbers(x)
+        if not (y.dtype.kind in "iu" or _is_float(y)):
+            raise DataError(
+                f"{y.name} has values of type {y.dtype}; targets must be integers, or floating-point numbers of up to "
+                "64 bits"
+            )
+        check_counts(x, y)
+    for one, other in ((x_train, x_test), (y_train, y_test)):
+        whole_targets = (
+            one is y_train and one.dtype.kind in "iu" and other.dtype.kind in "iu"
+        )  # are all stored as int64
+        if one.shape[1:] != other.shape[1:] or (one.dtype != other.dtype and not whole_targets):
+            raise DataError(
+                f"{one.name} has samples of {_shown(one)}, but {other.name} of {_shown(other)}: they must be equal"
+            )
+    if _is_float(y_train):
+        classes, targets = 0, [np.concatenate(list(finite(y))) for y in (y_train, y_test)]
+    elif len(y_train.shape) == 1 or y_train.shape[1:] == (1,):
+        targets = [_labels(y, x) for y, x in ((y_train, x_train), (y_test, x_test))]
+        classes = _classes(y_train, targets[0])
+        _check_known(targets[1], classes, y_train, y_test)
+    else:
+        targets = [y.whole().astype(np.int64) for y in (y_train, y_test)]
+        classes = int(targets[0].max()) + 1
+        for y, values in zip((y_train, y_test), targets, strict=True):
+            wrong = values[(values < 0) & (values != IGNORED)]
+            if wrong.size:
+                raise DataError(f"{y.name} has the class {wrong[0]}; classes must be 0, 1, 2 … ({IGNORED} is ignored)")
+        _check_known(targets[1], classes, y_train, y_test)
+    parts = [Samples(y, partial(finite, x)) for y, x in zip(targets, (x_train, x_test), strict=True)]
+    names = tuple(map(str, range(classes)))
+    dtype = x_train.dtype.newbyteorder("=").name
+    return Content(x_train.shape[1:], dtype, names, parts[0], parts[1], "arrays")
+
+
+def check_numbers(x: Array) -> None:
+    if 0 in x.shape or not x.shape:
+        raise DataError(f"{x.name} is empty: its shape is {x.shape}")
+    if not (x.dtype.kind in "iub" or _is_float(x)):
+        raise DataError(
+            f"{x.name} has values of type {x.dtype}; inputs must be integers, booleans, or floating-point numbers of "
+            "up to 64 bits"
+        )
+
+
+def check_counts(x: Array, y: Array) -> None:
+    if y.shape[:1] != x.shape[:1]:
+        raise DataError(
+            f"{y.name} has the shape {y.shape}, but {x.name} has the shape {x.shape}: the numbers of samples must be "
+            "equal"
+        )
+
+
+def finite(array: Array) -> Iterator[NDArray[Any]]:
+    """Its pieces in the machine's byte order; raises an error at the first number that is not finite."""
+    row = 0
+    for given in array.pieces():
+        piece = given.astype(given.dtype.newbyteorder("="), copy=False)
+        wrong = ~np.isfinite(piece) if piece.dtype.kind == "f" else np.zeros(0, bool)
+        if wrong.any():
+            index = tuple(int(each) for each in np.unravel_index(wrong.argmax(), wrong.shape))
+            raise DataError(
+                f"{array.name} has the value {piece[index]} at {[row + index[0], *index[1:]]}; values must be finite"
+            )
+        row += len(piece)
+        yield piece
+
+
+def _check_known(test: NDArray[np.int64], classes: int, y_train: Array, y_test: Array) -> None:
+    if (most := test.max()) >= classes:
+        raise DataError(
+            f"{y_test.name} has the label {most}, but the largest label of {y_train.name} is {classes - 1}: every "
+            "class needs training samples"
+        )
+
+
+def _images_content(x_train: Array, y_train: Array, x_test: Array, y_test: Array) -> Content:
     channels_last = [_channels_last(images) for images in (x_train, x_test)]
     if x_train.shape[1:] != x_test.shape[1:] or _kind(x_train) != _kind(x_test):
         raise DataError(
@@ -53,23 +147,18 @@ def content(arrays: Sequence[Array]) -> Content:
         )
     train, test = _labels(y_train, x_train), _labels(y_test, x_test)
     classes = _classes(y_train, train)
-    for label in np.unique(test):
-        if label >= classes:
-            raise DataError(
-                f"{y_test.name} has the label {label}, but the largest label of {y_train.name} is {classes - 1}: every "
-                "class needs training samples"
-            )
+    _check_known(test, classes, y_train, y_test)
     a, b, *c = x_train.shape[1:]
     shape = (1, a, b) if not c else (c[0], a, b) if channels_last[0] else (a, b, c[0])
     parts = [
         Samples(labels, partial(_images, images, channels_last[0]))
         for labels, images in ((train, x_train), (test, x_test))
     ]
-    return Content(shape, _kind(x_train), tuple(map(str, range(classes))), *parts)
+    return Content(shape, _kind(x_train), tuple(map(str, range(classes))), parts[0], parts[1])
 
 
 def _shown(array: Array) -> str:
-    return f"{'×'.join(map(str, array.shape[1:]))} {array.dtype}"
+    return f"{'×'.join(map(str, array.shape[1:]))} {array.dtype}".strip()
 
 
 def _channels_last(array: Array) -> bool:
@@ -90,7 +179,7 @@ def _kind(array: Array) -> str:
     """The type in which its images are stored."""
     if array.dtype == np.uint8:
         return "uint8"
-    if array.dtype.kind == "f" and array.dtype.itemsize <= 8:
+    if _is_float(array):
         return "float32"
     raise DataError(f"{array.name} has values of type {array.dtype}; images must be uint8, float16, float32 or float64")
 
@@ -119,7 +208,7 @@ def _classes(array: Array, labels: NDArray[np.int64]) -> int:
     if gap.size:
         raise DataError(
             f"{array.name} has the label {present[-1]}, but no sample of class {gap[0]}: labels must be 0 to the "
-            "number of classes - 1, and every class needs a sample"
+            "number of classes - 1, and every class needs a sample (targets of a regression are floating-point numbers)"
         )
     if len(present) < 2:
         raise DataError(f"{array.name} has only the label 0; there must be 2 or more classes")
@@ -152,7 +241,7 @@ def _images(array: Array, channels_last: bool) -> Iterator[NDArray[Any]]:
 
 
 def open_npz(path: Path) -> Content:
-    """The arrays of an .npz file by their Keras or MedMNIST names; labels are read now, images on use."""
+    """The arrays of an .npz file by their Keras or MedMNIST names; targets are read now, inputs on use."""
     with _reading(path), zipfile.ZipFile(path) as archive:
         names = {name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")}
         wanted = MEDMNIST if len(names & set(MEDMNIST)) > len(names & set(KERAS)) else KERAS

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Values = Any  # a tensor, or a tuple or dict of tensors
+Form = Any  # a text such as "uint8 1x28x28", or a tuple or dict of them
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,26 @@ def each(change: Callable[[Any], Any], values: Values) -> Values:
     if isinstance(values, dict):
         return {name: change(tensor) for name, tensor in values.items()}
     return tuple(change(tensor) for tensor in values) if isinstance(values, tuple) else change(values)
+
+
+def form_of(values: Values) -> Form:
+    """The dtype and shape of a sample of each tensor."""
+
+    def shown(tensor: Tensor) -> str:
+        return f"{str(tensor.dtype).removeprefix('torch.')} {'x'.join(map(str, tensor.shape[1:]))}"
+
+    return each(shown, values)
+
+
+def empty(form: Form, count: int) -> Values:
+    """Tensors of this form for this many samples, with any values."""
+    import torch
+
+    def made(text: str) -> Tensor:
+        dtype, _, shape = text.partition(" ")
+        return torch.empty(count, *map(int, shape.split("x") if shape else ()), dtype=getattr(torch, dtype))
+
+    return each(made, form)
 
 
 def split(values: Values, sizes: Sequence[int]) -> list[Values]:

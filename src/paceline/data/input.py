@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from paceline.comm.base import Comm
-from paceline.data.batch import Batch, Values, each, split, tensors
+from paceline.data.batch import Batch, Form, Values, each, empty, split, tensors
 from paceline.data.course import Course
 from paceline.data.load import Dataset, Records, Split
 from paceline.data.sampler import hold_out, part_of, shuffle
@@ -120,6 +120,11 @@ def evaluation_batch(info: DataInfo, shape: tuple[int, ...]) -> int:
     return max(1 if info.target_shape else 16, min(_EVALUATION_BATCH, _EVALUATION_VALUES // values))
 
 
+def example_inputs(info: DataInfo, shape: Sequence[int], count: int = 2) -> Values:
+    """Zeros in the form of a batch of inputs of this shape, to try out a model."""
+    return each(torch.zeros_like, empty(info.inputs or f"{info.input_dtype} {'x'.join(map(str, shape))}", count))
+
+
 class OwnInput(Input):
     """Every rank has the data set and reads its samples on use."""
 
@@ -181,27 +186,6 @@ class PartInput(Input):
             self._kept[name] = inputs, targets
         sizes = [len(numbers) for numbers in batches_of(self.comm.rank)]
         return zip(split(inputs, sizes), split(targets, sizes), strict=True)
-
-
-# The dtype and shape of one sample of each tensor, such as "uint8 1x28x28": one text, or a tuple or dict of them.
-Form = Any
-
-
-def form_of(values: Values) -> Form:
-    def shown(tensor: Tensor) -> str:
-        return f"{str(tensor.dtype).removeprefix('torch.')} {'x'.join(map(str, tensor.shape[1:]))}"
-
-    return each(shown, values)
-
-
-def empty(form: Form, count: int) -> Values:
-    """Tensors of this form for this many samples, with any values."""
-
-    def made(text: str) -> Tensor:
-        dtype, _, shape = text.partition(" ")
-        return torch.empty(count, *map(int, shape.split("x") if shape else ()), dtype=getattr(torch, dtype))
-
-    return each(made, form)
 
 
 class ScatteredInput(PartInput):

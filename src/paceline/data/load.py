@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from paceline import own_code
-from paceline.data import arrays, cache, idx, mini, packed, synthetic, text
-from paceline.data.batch import Values, each, tensors
+from paceline.data import arrays, cache, idx, mini, packed, samples, synthetic, text
+from paceline.data.batch import Values, each, form_of, tensors
 from paceline.data.fetch import FORMS
 from paceline.data.mapped import Records, open_bytes, views
 from paceline.data.origins import MINI, NAMES, ORIGINS
@@ -106,8 +106,10 @@ def _mapped(name: str, info: DataInfo | None, path: Path) -> Dataset:
             )
         records = FORMS[origin.form].records(path, origin)
     made = views(open_bytes(path), records)
-    if name not in ORIGINS and not all(0 <= labels.min() <= labels.max() < info.classes for labels in made[1::2]):
-        raise DataError(f"{path} is damaged: it has labels outside its {info.classes} classes; remove it")
+    if name not in ORIGINS and info.classes:
+        least = arrays.IGNORED if info.target_shape else 0
+        if not all(least <= targets.min() <= targets.max() < info.classes for targets in made[1::2]):
+            raise DataError(f"{path} is damaged: it has labels outside its {info.classes} classes; remove it")
     return _dataset(info, made, records)
 
 
@@ -137,14 +139,77 @@ def _called(name: str, folder: Path | None) -> Dataset:
                 "expected"
             )
     names = [f"{part} of {name}" for part in arrays.KERAS]
+    if any(isinstance(value, tuple | dict) for value in given):
+        return _several(name, given, names)
     content = arrays.content([arrays.in_memory(n, _array(v, n)) for n, v in zip(names, given, strict=True)])
-    (train,), (test,) = content.train.images(), content.test.images()
-    moments = Moments()
-    moments.add(train)
-    mean, std = moments.result(content.dtype)
-    classes, about = len(content.classes), "made by your own function"
-    info = DataInfo(name, content.shape, classes, len(train), len(test), about, mean, std, normalize=True)
-    return _dataset(info, (train, content.train.labels, test, content.test.labels))
+    (x_train,), (x_test,) = content.train.inputs(), content.test.inputs()
+    y_train, y_test = content.train.targets, content.test.targets
+    moments = None
+    if content.kind == "images":
+        found = Moments()
+        found.add(x_train)
+        moments = found.result(content.dtype)
+    info = samples.describe(
+        name,
+        "made by your own function",
+        content.kind,
+        (content.dtype, content.shape),
+        (y_train.dtype.name, y_train.shape[1:]),
+        (len(y_train), len(y_test)),
+        len(content.classes),
+        moments,
+    )
+    return _dataset(info, (x_train, y_train, x_test, y_test))
+
+
+def _several(name: str, given: Sequence[Any], names: Sequence[str]) -> Dataset:
+    """Several inputs or targets in tuples or dicts; each of them is checked."""
+    made = [_checked_values(*each) for each in zip(given, names, strict=True)]
+    train, test = Split(made[0], made[1]), Split(made[2], made[3])
+    for part, split in (("train", train), ("test", test)):
+        lengths = sorted({len(tensor) for tensor in tensors(split.inputs) + tensors(split.targets)})
+        if len(lengths) > 1:
+            raise DataError(f"x_{part} and y_{part} of {name} have {lengths} samples: the numbers must be equal")
+    forms = [(form_of(split.inputs), form_of(split.targets)) for split in (train, test)]
+    if forms[0] != forms[1]:
+        raise DataError(f"{name} has training samples {forms[0]}, but test samples {forms[1]}: they must be equal")
+    x, y = tensors(train.inputs)[0], tensors(train.targets)[0]
+    info = DataInfo(
+        name,
+        tuple(x.shape[1:]),
+        0 if isinstance(train.targets, tuple | dict) or y.is_floating_point() else int(y.max()) + 1,
+        len(train),
+        len(test),
+        "made by your own function",
+        kind="arrays",
+        input_dtype=samples.as_given(form_of(x)).partition(" ")[0],
+        target_shape=tuple(y.shape[1:]),
+        target_dtype=samples.as_given(form_of(y)).partition(" ")[0],
+        inputs=each(samples.as_given, forms[0][0]) if isinstance(train.inputs, tuple | dict) else None,
+    )
+    return Dataset(info, train, test)
+
+
+def _checked_values(values: Any, name: str) -> Values:
+    if isinstance(values, dict):
+        for key in values:
+            if not isinstance(key, str):
+                raise DataError(f"{name} has the key {key!r}; keys must be names of the model's arguments")
+        made: Values = {key: _checked_tensor(value, f"{key!r} in {name}") for key, value in values.items()}
+    elif isinstance(values, tuple):
+        made = tuple(_checked_tensor(value, f"number {index} in {name}") for index, value in enumerate(values))
+    else:
+        made = _checked_tensor(values, name)
+    if not tensors(made):
+        raise DataError(f"{name} is an empty {type(values).__name__}")
+    return made
+
+
+def _checked_tensor(value: Any, name: str) -> torch.Tensor:
+    array = arrays.in_memory(name, _array(value, name))
+    arrays.check_numbers(array)
+    (piece,) = arrays.finite(array)
+    return torch.from_numpy(piece)
 
 
 def _array(value: Any, name: str) -> NDArray[Any]:

@@ -108,8 +108,8 @@ MINI = _idx(
     "f81cc80ef73b157871bdcd8f6c0f4bddb9217c8777dfdf42b8ec7c636d54e66c",
 )
 
-# Ten tragedies of Shakespeare in Project Gutenberg's editions of 1998; in the public domain. Made by
-# scripts/make_shakespeare.py, which says where they come from and prints these.
+# Ten tragedies of Shakespeare, which are in the public domain, in Project Gutenberg's editions of 1998, as the Open
+# Knowledge Foundation distributes them (CC BY 2.5). Made by scripts/make_shakespeare.py, which prints these.
 SHAKESPEARE = File(
     "shakespeare-tragedies.txt", 1_389_787, "83aeb29f0c37cd1d0d6842619fedfb8e8043a8df616667d3f39f334e254f8d3a"
 )

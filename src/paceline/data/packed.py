@@ -14,13 +14,18 @@ from tqdm import tqdm
 
 from paceline.data import cache
 from paceline.data.mapped import Records
-from paceline.data.samples import Content, Moments
+from paceline.data.samples import Content, Moments, describe
 from paceline.data.table import DataInfo
 from paceline.errors import DataError
 from paceline.messages import LOGGER, bar_options
 
-_FORMAT = "paceline 1"
-_DTYPES = {"U8": "uint8", "F32": "float32"}
+_FORMAT = "paceline 2"
+_DTYPES = {
+    "BOOL": "bool",
+    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+}
 _LONGEST = -1.2345678901234567e-308  # no number needs more characters
 
 
@@ -49,33 +54,38 @@ def write(path: Path, content: Content, source: Path, mark: str) -> None:
 
     The header is written last, because it has the mean and the deviation.
     """
-    tensors, size = _tensors(content.dtype, content.shape, len(content.train.labels), len(content.test.labels))
+    counts, targets = (len(content.train.targets), len(content.test.targets)), content.train.targets
+    tensors, size = _tensors((content.dtype, content.shape), (targets.dtype.name, targets.shape[1:]), counts)
     metadata = {
         "format": _FORMAT,
+        "kind": content.kind,
         "source": _text(os.path.abspath(source)),
         "fingerprint": mark,
         "classes": json.dumps([_text(name) for name in content.classes]),
     }
-    unknown = (_LONGEST,) * content.shape[0]
+    images = content.kind == "images"
+    unknown = (_LONGEST,) * content.shape[0] if images else ()
     length = len(_header(tensors, metadata, unknown, unknown))
-    moments, total = Moments(), len(content.train.labels) + len(content.test.labels)
-    bar = tqdm(total=total, desc=f"packing {source.name}", unit=" images", **bar_options())
+    moments, what = Moments(), "images" if images else "samples"
+    bar = tqdm(total=sum(counts), desc=f"packing {source.name}", unit=f" {what}", **bar_options())
     if bar.disable:
-        LOGGER.info("packing the %s images of %s into %s", f"{total:,}", source, path)
+        LOGGER.info("packing the %s %s of %s into %s", f"{sum(counts):,}", what, source, path)
     with bar, cache.writing(path) as out:
         out.seek(8 + length)
-        for samples in (content.train, content.test):
-            out.write(samples.labels.astype("<i8").tobytes())
-        for samples in (content.train, content.test):
-            for piece in samples.images():
+        for key in tensors:
+            samples = content.train if key.startswith("train") else content.test
+            if key.endswith("targets"):
+                out.write(np.ascontiguousarray(samples.targets).data)
+                continue
+            for piece in samples.inputs():
                 out.write(np.ascontiguousarray(piece).data)
                 bar.update(len(piece))
-                if samples is content.train:
+                if images and samples is content.train:
                     moments.add(piece)
         assert out.tell() == 8 + length + size
         out.seek(0)
         out.write(length.to_bytes(8, "little"))
-        out.write(_header(tensors, metadata, *moments.result(content.dtype)).ljust(length))
+        out.write(_header(tensors, metadata, *(moments.result(content.dtype) if images else ((), ()))).ljust(length))
 
 
 def read(path: Path, name: str, about: str) -> tuple[DataInfo, list[Records], str]:
@@ -85,14 +95,19 @@ def read(path: Path, name: str, about: str) -> tuple[DataInfo, list[Records], st
             length = int.from_bytes(stream.read(8), "little")
             found = os.fstat(stream.fileno()).st_size
             header: dict[str, Any] = json.loads(stream.read(length) if length < found else b"")
-        images, labels = header["train_images"], header["test_labels"]
-        dtype, (train, *shape), (test,) = _DTYPES[images["dtype"]], images["shape"], labels["shape"]
-        tensors, size = _tensors(dtype, shape, train, test)
+        of_inputs, of_targets = header["train_inputs"], header["test_targets"]
+        (train, *shape), (test, *target_shape) = of_inputs["shape"], of_targets["shape"]
+        inputs, targets = (_DTYPES[of_inputs["dtype"]], shape), (_DTYPES[of_targets["dtype"]], target_shape)
+        tensors, size = _tensors(inputs, targets, (train, test))
         metadata = header.pop("__metadata__")
         classes, mean, std = (json.loads(metadata[key]) for key in ("classes", "mean", "std"))
-        mark = metadata["fingerprint"]
+        mark, kind = metadata["fingerprint"], metadata["kind"]
         numbers = [type(number) is float and math.isfinite(number) for number in (*mean, *std)]
-        if header != tensors or metadata["format"] != _FORMAT or numbers != [True, True] * shape[0]:
+        images = kind == "images" and len(shape) == 3 and inputs[0] in ("uint8", "float32") and targets == ("int64", [])
+        if not images and kind != "arrays":
+            raise ValueError(f"its shapes and types are not those of {kind}")
+        expected = [True, True] * (shape[0] if images else 0)
+        if header != tensors or metadata["format"] != _FORMAT or numbers != expected:
             raise ValueError("its header does not describe a packed data set")
         if found != 8 + length + size:
             raise ValueError(f"it should have {8 + length + size} bytes, but has {found}")
@@ -102,31 +117,32 @@ def read(path: Path, name: str, about: str) -> tuple[DataInfo, list[Records], st
         raise DataError(
             f"{path} was not packed by Paceline, or is damaged ({why}): remove it, and it will be packed again"
         ) from why
-    info = DataInfo(name, tuple(shape), len(classes), train, test, about, tuple(mean), tuple(std), normalize=True)
+    info = describe(name, about, kind, inputs, targets, (train, test), len(classes), (mean, std) if images else None)
     records = []
-    for key in ("train_images", "train_labels", "test_images", "test_labels"):
+    for key in ("train_inputs", "train_targets", "test_inputs", "test_targets"):
         (begin, end), (count, *each) = tensors[key]["data_offsets"], tensors[key]["shape"]
-        kind = dtype if each else "int64"
-        records.append(Records(path, 8 + length + begin, (end - begin) // count, count, tuple(each), kind))
+        dtype = _DTYPES[tensors[key]["dtype"]]
+        records.append(Records(path, 8 + length + begin, (end - begin) // count, count, tuple(each), dtype))
     return info, records, mark
 
 
-def _tensors(dtype: str, shape: Sequence[int], train: int, test: int) -> tuple[dict[str, Any], int]:
-    """The header's entries and their total bytes; labels first, so that all values are aligned."""
-    if not all(type(number) is int and number > 0 for number in (*shape, train, test)) or len(shape) != 3:
-        raise ValueError("its shapes are not those of images and labels")
-    name = next(name for name, numpy_name in _DTYPES.items() if numpy_name == dtype)
+Stored = tuple[str, Sequence[int]]  # type and shape of a sample's inputs or targets
+
+
+def _tensors(inputs: Stored, targets: Stored, counts: tuple[int, int]) -> tuple[dict[str, Any], int]:
+    """The header's entries and their total bytes; the widest type first, so that all values are aligned."""
+    if not all(type(number) is int and number > 0 for number in (*inputs[1], *targets[1], *counts)):
+        raise ValueError("it has a shape that is not possible")
+    names = {numpy_name: name for name, numpy_name in _DTYPES.items()}
     entries: dict[str, Any] = {}
     offset = 0
-    for key, kind, dims in (
-        ("train_labels", "I64", [train]),
-        ("test_labels", "I64", [test]),
-        ("train_images", name, [train, *shape]),
-        ("test_images", name, [test, *shape]),
-    ):
-        end = offset + {"I64": 8, "U8": 1, "F32": 4}[kind] * math.prod(dims)
-        entries[key] = {"dtype": kind, "shape": dims, "data_offsets": [offset, end]}
-        offset = end
+    widest = sorted((("targets", targets), ("inputs", inputs)), key=lambda each: -np.dtype(each[1][0]).itemsize)
+    for what, (dtype, shape) in widest:
+        for part, count in zip(("train", "test"), counts, strict=True):
+            end = offset + np.dtype(dtype).itemsize * count * math.prod(shape)
+            dims = [count, *shape]
+            entries[f"{part}_{what}"] = {"dtype": names[dtype], "shape": dims, "data_offsets": [offset, end]}
+            offset = end
     return entries, offset
 
 

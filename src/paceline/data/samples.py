@@ -1,32 +1,72 @@
-"""A user's own samples: all labels, and images piece by piece, so that they need not fit in memory."""
+"""A user's own samples: all targets, and inputs piece by piece, so that they need not fit in memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.data.table import DataInfo
+
 PIECE_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Labels [n], and images in pieces [k, channels, height, width] of bytes or float32; all k add up to n."""
+    """Targets [n, …], and inputs in pieces [k, …]; all k add up to n.
 
-    labels: NDArray[np.int64]
-    images: Callable[[], Iterator[NDArray[Any]]]
+    Images are [k, channels, height, width] of bytes or float32, and their targets are class numbers [n].
+    """
+
+    targets: NDArray[Any]
+    inputs: Callable[[], Iterator[NDArray[Any]]]
 
 
 @dataclass(frozen=True)
 class Content:
-    """A training and a test set with the same shape and type, whose labels are class numbers."""
+    """A training and a test set with the same shapes and types."""
 
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     dtype: str
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # none if targets are floating-point numbers
     train: Samples
     test: Samples
+    kind: str = "images"
+
+
+def describe(
+    name: str,
+    about: str,
+    kind: str,
+    inputs: tuple[str, Sequence[int]],
+    targets: tuple[str, Sequence[int]],
+    counts: tuple[int, int],
+    classes: int,
+    moments: tuple[Sequence[float], Sequence[float]] | None,
+) -> DataInfo:
+    """The description of samples whose inputs and targets have these types and shapes."""
+    mean, std = (tuple(each) for each in moments) if moments else (None, None)
+    return DataInfo(
+        name,
+        tuple(inputs[1]),
+        classes,
+        *counts,
+        about,
+        mean,
+        std,
+        normalize=kind == "images",
+        kind=kind,
+        input_dtype="float32" if kind == "images" else as_given(inputs[0]),
+        target_shape=tuple(targets[1]),
+        target_dtype=as_given(targets[0]),
+    )
+
+
+def as_given(stored: str) -> str:
+    """The type, and the shape if it follows, of stored numbers when a model is given them."""
+    dtype, space, shape = stored.partition(" ")
+    return f"{'float32' if dtype.startswith('float') else dtype if dtype == 'bool' else 'int64'}{space}{shape}"
 
 
 @dataclass

@@ -28,6 +28,7 @@ class DataInfo:
     normalize: bool = False  # default of --normalize
     kind: str = "images"  # or "tokens"; "arrays" is anything else
     input_dtype: str = "float32"  # of what the model is given: float32 (or the model's own dtype), int64 or bool
+    inputs: Any = None  # of several: a tuple or dict of texts such as "float32 3x4"; `shape` is that of the first
     target_shape: tuple[int, ...] = ()  # of one sample's targets; tokens: (block,)
     target_dtype: str = "int64"  # or float32 (or the model's own dtype)
 

@@ -14,17 +14,15 @@ from paceline import own_code
 from paceline.comm.base import Comm
 from paceline.comm.words import all_or_none, share_text
 from paceline.data import table as datasets
-from paceline.data.batch import tensors
+from paceline.data.batch import Form, form_of, tensors
 from paceline.data.input import (
     CountedInput,
-    Form,
     Input,
     OwnInput,
     ScatteredInput,
     TargetsInput,
     TogetherInput,
     as_bytes,
-    form_of,
 )
 from paceline.data.load import Dataset, load
 from paceline.data.prepare import prepare

@@ -1,6 +1,7 @@
 """A user's own arrays, from a file and from a function: what is read, and an error for each thing that is wrong."""
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from paceline.data import arrays
+from paceline.data.input import example_inputs
 from paceline.data.load import Dataset, load
 from paceline.data.prepare import prepare
 from paceline.errors import DataError, UsageError
@@ -184,18 +186,24 @@ def test_values_that_float32_cannot_hold_are_refused(tmp_path: Path) -> None:
     [
         (
             {"x_train": np.zeros((9, 30), np.uint8)},
-            r"x_train of .*FROM has the shape \(9, 30\); images must have the shape \[n, height",
+            "x_train of .*FROM has samples of 30 uint8, but x_test of .*FROM of 5×6 uint8: they must be equal",
         ),
         ({"x_train": np.zeros((9, 2, 5, 6), np.uint8)}, r"shape \(9, 2, 5, 6\); images .* with 1 or 3 channels"),
         ({"x_train": np.zeros((0, 5, 6), np.uint8)}, r"x_train of .*FROM is empty: its shape is \(0, 5, 6\)"),
         ({"x_test": np.zeros((4, 5, 0), np.uint8)}, "x_test of .*FROM is empty"),
         (
             {"x_train": np.zeros((9, 5, 6), np.int64)},
-            "x_train of .*FROM has values of type int64; images must be uint8, float16",
+            "x_train of .*FROM has samples of 5×6 int64, but x_test of .*FROM of 5×6 uint8: they must be equal",
         ),
-        ({"x_train": np.zeros((9, 5, 6), bool)}, "has values of type bool; images must be uint8"),
-        ({"x_train": np.zeros((9, 5, 6), complex)}, "has values of type complex128; images must be uint8"),
-        ({"x_train": np.zeros((9, 5, 6), np.longdouble)}, "has values of type float128; images must be uint8"),
+        ({"x_train": np.zeros((9, 5, 6), bool)}, "x_train of .*FROM has samples of 5×6 bool, but x_test"),
+        (
+            {"x_train": np.zeros((9, 5, 6), complex)},
+            "has values of type complex128; inputs must be integers",
+        ),
+        ({"x_train": np.zeros((9, 5, 6), np.longdouble)}, "has values of type float128; inputs must be .* of up to 64"),
+        ({"x_train": np.zeros((9, 5, 6), "S3")}, r"has values of type \|S3; inputs must be integers, booleans, or"),
+        ({"x_train": np.zeros((), np.uint8)}, r"x_train of .*FROM is empty: its shape is \(\)"),
+        ({"x_train": np.zeros((9, 0), np.uint8)}, r"x_train of .*FROM is empty: its shape is \(9, 0\)"),
         (
             {"x_test": np.zeros((4, 5, 7), np.uint8)},
             "x_train of .* has images of 5×6 uint8, but x_test of .* of 5×7 uint8",
@@ -206,8 +214,8 @@ def test_values_that_float32_cannot_hold_are_refused(tmp_path: Path) -> None:
         ),
         ({"y_train": np.arange(8) % 3}, "y_train of .*FROM has 8 labels, but x_train of .* has 9 images"),
         ({"y_test": np.zeros(0, int)}, "y_test of .*FROM has 0 labels, but x_test of .* has 4 images"),
-        ({"y_train": np.arange(9) % 3 / 1}, "y_train of .*FROM has values of type float64; labels must be integers"),
-        ({"y_train": np.arange(9) % 2 == 1}, "y_train of .*FROM has values of type bool; labels must be integers"),
+        ({"y_train": np.arange(9) % 3 / 1}, "y_train of .*FROM has samples of float64, but y_test of .* of int64"),
+        ({"y_train": np.arange(9) % 2 == 1}, "y_train of .*FROM has values of type bool; targets must be integers"),
         ({"y_train": np.eye(9, dtype=int)}, r"y_train of .*FROM has the shape \(9, 9\); labels must have the shape"),
         ({"y_train": np.arange(9) % 3 - 1}, "y_train of .*FROM has the label -1; labels must be 0, 1, 2 …"),
         (
@@ -226,6 +234,173 @@ def test_values_that_float32_cannot_hold_are_refused(tmp_path: Path) -> None:
 )
 def test_wrong_arrays_are_refused_with_their_name_and_value(tmp_path: Path, change: Arrays, reason: str) -> None:
     check_refused(tmp_path, good() | change, reason)
+
+
+# Other data than images with a class each.
+
+
+def table(x_inner: tuple[int, ...], x_dtype: Any, y_inner: tuple[int, ...], y_dtype: Any) -> Arrays:
+    rng = np.random.default_rng(3)
+    made: Arrays = {}
+    for part, count in (("train", 9), ("test", 4)):
+        made[f"x_{part}"] = (rng.normal(0, 9, (count, *x_inner)) ** 2).astype(x_dtype)
+        made[f"y_{part}"] = (rng.normal(0, 2, (count, *y_inner)) ** 2).astype(y_dtype)
+    made["y_train"].flat[0] = max(made["y_train"].max(), made["y_test"].max())  # every class is in the training set
+    return made
+
+
+KINDS = [
+    ((13,), np.float32, (), np.float32),
+    ((13,), np.float64, (2, 3), np.float64),
+    ((4, 5, 6), np.float16, (1,), np.float16),
+    ((2, 7, 7), np.float32, (7, 7), np.int16),  # a class for each pixel
+    ((16,), np.uint16, (16,), np.int64),
+    ((3, 8, 8), np.uint8, (), np.float32),
+    ((5, 3, 8, 8), np.uint8, (2,), np.float32),
+    ((), np.float32, (), ">f8"),
+    ((6,), bool, (), np.float32),
+    ((6,), ">i4", (), np.float32),
+]
+
+
+@pytest.mark.parametrize(("x_inner", "x_dtype", "y_inner", "y_dtype"), KINDS)
+def test_inputs_and_targets_of_any_shape_and_type_are_read(
+    tmp_path: Path, x_inner: tuple[int, ...], x_dtype: Any, y_inner: tuple[int, ...], y_dtype: Any
+) -> None:
+    given = table(x_inner, x_dtype, y_inner, y_dtype)
+    kinds = {"f": "float32", "b": "bool"}
+    for data in both(tmp_path, given):
+        info = data.info
+        assert (info.kind, info.shape, info.target_shape, info.train, info.test) == ("arrays", x_inner, y_inner, 9, 4)
+        assert info.input_dtype == kinds.get(np.dtype(x_dtype).kind, "int64")
+        assert info.target_dtype == kinds.get(np.dtype(y_dtype).kind, "int64")
+        assert (info.mean, info.std, info.normalize) == (None, None, False)
+        assert info.classes == (0 if info.target_dtype == "float32" else given["y_train"].max() + 1)
+        for split, part in ((data.train, "train"), (data.test, "test")):
+            assert split.inputs.tolist() == given[f"x_{part}"].tolist()
+            assert split.targets.tolist() == given[f"y_{part}"].tolist()
+            assert split.inputs.numpy().dtype == np.dtype(x_dtype).newbyteorder("=")
+            inputs, targets = split.take(torch.tensor([2, 1]))
+            assert inputs.tolist() == given[f"x_{part}"][[2, 1]].tolist()
+            assert targets.tolist() == given[f"y_{part}"][[2, 1]].tolist()
+    example = example_inputs(info, info.shape, 3)
+    assert (example.shape, str(example.dtype)) == ((3, *x_inner), f"torch.{info.input_dtype}")
+
+
+def test_rows_with_class_numbers_are_checked_as_images_are(tmp_path: Path) -> None:
+    given = good(np.float32, (13,))
+    for data in both(tmp_path, given):
+        assert (data.info.kind, data.info.shape, data.info.classes) == ("arrays", (13,), 3)
+        assert data.train.targets.tolist() == given["y_train"].tolist()
+    column = given | {"y_train": given["y_train"][:, None], "y_test": given["y_test"][:, None].astype(np.int8)}
+    for data in both(tmp_path, column):
+        assert data.test.targets.tolist() == given["y_test"].tolist()
+    shutil.rmtree(tmp_path / "cache")
+    check_refused(tmp_path, given | {"y_train": np.arange(9) % 2 * 2}, "no sample of class 1: .* of a regression are")
+    check_refused(tmp_path, given | {"y_test": np.array([0, 1, 2, 3])}, "y_test of .* has the label 3, but the largest")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"y_test": np.zeros((4, 2))}, "y_train of .*FROM has samples of 3 float64, but y_test of .* of 2 float64"),
+        ({"y_test": np.zeros((4, 3), np.float32)}, "has samples of 3 float64, but y_test of .* of 3 float32"),
+        ({"x_test": np.zeros((4, 14))}, "x_train of .*FROM has samples of 13 float64, but x_test of .* of 14 float64"),
+        (
+            {"y_train": np.zeros((8, 3))},
+            r"y_train of .*FROM has the shape \(8, 3\), but x_train of .* \(9, 13\): the",
+        ),
+        (
+            {"y_train": np.full((9, 3), np.nan)},
+            r"y_train of .*FROM has the value nan at \[0, 0\]; values must be fin",
+        ),
+        (
+            {"x_test": np.full((4, 13), np.inf)},
+            r"x_test of .*FROM has the value inf at \[0, 0\]; values must be fin",
+        ),
+        ({"y_train": np.zeros((9, 3), complex)}, "y_train .* complex128; targets must be integers, or floating-point"),
+        (
+            {"y_train": np.full((9, 3), -1), "y_test": np.zeros((4, 3), int)},
+            r"y_train of .*FROM has the class -1; classes must be 0, 1, 2 … \(-100 is ignored\)",
+        ),
+        (
+            {"y_train": np.ones((9, 3), int), "y_test": np.full((4, 3), 2)},
+            "y_test of .*FROM has the label 2, but the largest label of y_train of .* is 1",
+        ),
+    ],
+)
+def test_wrong_numbers_are_refused_with_their_name_and_value(tmp_path: Path, change: Arrays, reason: str) -> None:
+    check_refused(tmp_path, table((13,), np.float64, (3,), np.float64) | change, reason)
+
+
+def test_the_target_that_is_ignored_is_allowed_in_sequences(tmp_path: Path) -> None:
+    given = table((5,), np.int64, (5,), np.int64)
+    given["y_train"][3, 2] = given["y_test"][0, 1] = -100
+    for data in both(tmp_path, given):
+        assert data.train.targets[3, 2] == data.test.targets[0, 1] == -100
+
+
+def test_packed_numbers_can_be_read_with_mpi_io(tmp_path: Path) -> None:
+    data = load(saved(tmp_path, table((5,), np.float16, (2,), np.float64)))
+    assert data.train.where is not None
+    for records, tensor in zip(data.train.where, (data.train.inputs, data.train.targets), strict=True):
+        assert records.offset % tensor.itemsize == 0
+        raw = records.path.read_bytes()
+        start = records.offset + records.stride * 3
+        assert raw[start : start + records.stride] == tensor[3].numpy().tobytes()
+
+
+def several(count: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(count)
+    inputs = {"ids": rng.integers(0, 50, (count, 6)), "extra": torch.from_numpy(rng.normal(size=(count, 2)))}
+    return inputs, (rng.normal(size=count), rng.integers(0, 3, (count, 4)).astype(np.int32))
+
+
+def test_a_function_may_return_several_inputs_and_targets() -> None:
+    train, test = several(9), several(4)
+    data = load(returned((train, test)))
+    info = data.info
+    assert (info.kind, info.shape, info.classes, info.train, info.test) == ("arrays", (6,), 0, 9, 4)
+    assert info.inputs == {"ids": "int64 6", "extra": "float32 2"}
+    inputs, targets = data.test.take(torch.tensor([3, 0]))
+    assert inputs["ids"].tolist() == test[0]["ids"][[3, 0]].tolist()
+    assert inputs["extra"].dtype == torch.float64
+    assert [each.tolist() for each in targets] == [each[[3, 0]].tolist() for each in test[1]]
+    example = example_inputs(info, info.shape)
+    assert {name: (each.dtype, each.shape) for name, each in example.items()} == {
+        "ids": (torch.int64, (2, 6)),
+        "extra": (torch.float32, (2, 2)),
+    }
+    (x, _), (z, _) = train, test
+    pair = load(returned((((x["ids"], x["extra"]), np.arange(9) % 3), ((z["ids"], z["extra"]), np.arange(4) % 3))))
+    assert (pair.info.inputs, pair.info.classes) == (("int64 6", "float32 2"), 3)
+    assert pair.info.target_shape == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            {"ids": np.zeros((9, 7), int)},
+            "has training samples .*int64 7.*, but test samples .*int64 6.*: they must",
+        ),
+        ({"ids": np.zeros((8, 6), int)}, r"x_train and y_train of .*:make have \[8, 9\] samples"),
+        ({"ids": np.full((9, 6), np.nan)}, r"'ids' in x_train of .*:make has the value nan at \[0, 0\]"),
+        ({"ids": [1, 2]}, "'ids' in x_train of .*:make is a list instead of a numpy array or a torch tensor"),
+        ({"ids": (np.zeros(9), np.zeros(9))}, "'ids' in x_train of .*:make is a tuple instead of"),
+        ({"more": np.zeros(9)}, "has training samples .*more.*, but test samples"),
+        ({3: np.zeros(9)}, "x_train of .*:make has the key 3; keys must be names of the model's arguments"),
+    ],
+)
+def test_wrong_ones_of_several_are_named(change: Any, reason: str) -> None:
+    (inputs, targets), test = several(9), several(4)
+    with pytest.raises(DataError, match=reason):
+        load(returned(((inputs | change, targets), test)))
+
+
+def test_no_inputs_at_all_are_refused() -> None:
+    with pytest.raises(DataError, match=r"x_train of .*:make is an empty tuple"):
+        load(returned((((), np.zeros(9)), ((), np.zeros(4)))))
 
 
 def test_missing_names_are_named(tmp_path: Path) -> None:

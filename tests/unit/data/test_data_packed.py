@@ -47,14 +47,14 @@ def test_it_is_one_file_that_safetensors_reads(tmp_path: Path, own: Path) -> Non
     assert path.name.startswith("own-pictures-")
     assert list(path.parent.iterdir()) == [path]
     data, tensors = load(f"images:{own}"), load_file(path)
-    assert torch.equal(tensors["train_images"], data.train.inputs)
-    assert torch.equal(tensors["train_labels"], data.train.targets)
-    assert torch.equal(tensors["test_images"], data.test.inputs)
-    assert torch.equal(tensors["test_labels"], data.test.targets)
+    assert torch.equal(tensors["train_inputs"], data.train.inputs)
+    assert torch.equal(tensors["train_targets"], data.train.targets)
+    assert torch.equal(tensors["test_inputs"], data.test.inputs)
+    assert torch.equal(tensors["test_targets"], data.test.targets)
     assert data.train.targets.dtype == torch.int64
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
-    assert metadata["format"] == "paceline 1"
+    assert metadata["format"] == "paceline 2"
     assert metadata["source"] == str(own)
     assert json.loads(metadata["classes"]) == ["a", "b"]
     assert json.loads(metadata["mean"]) == list(data.info.mean or ())
@@ -75,7 +75,7 @@ def test_it_is_mapped_and_aligned(own: Path) -> None:
 def test_names_that_are_no_text_do_no_harm(tmp_path: Path) -> None:
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/own\xff"))
     folder_of(folder, {os.fsdecode(b"a\xff"): 3, "ü\n": 3})
-    assert len(load_file(packing(folder))["train_images"]) == 4
+    assert len(load_file(packing(folder))["train_inputs"]) == 4
 
 
 def test_mean_and_deviation_are_of_the_training_images(own: Path) -> None:
@@ -162,17 +162,20 @@ def with_header(path: Path, header: object, rest: bytes) -> None:
 @pytest.mark.parametrize(
     ("key", "inner", "value"),
     [
-        ("train_images", "dtype", "U16"),
-        ("train_images", "dtype", "F32"),
-        ("train_images", "shape", [9, 3, 5, 7]),
-        ("train_images", "shape", [9, 90]),
-        ("train_images", "shape", 9),
-        ("train_images", "shape", [-9, 3, 5, -6]),
-        ("test_labels", "shape", [2.0]),
-        ("train_labels", "data_offsets", [8, 80]),
-        ("train_labels", "dtype", "I32"),
+        ("train_inputs", "dtype", "U16"),
+        ("train_inputs", "dtype", "F32"),
+        ("train_inputs", "shape", [9, 3, 5, 7]),
+        ("train_inputs", "shape", [9, 90]),
+        ("train_inputs", "shape", 9),
+        ("train_inputs", "shape", [-9, 3, 5, -6]),
+        ("test_targets", "shape", [2.0]),
+        ("train_targets", "data_offsets", [8, 80]),
+        ("train_targets", "dtype", "I32"),
         ("more", "dtype", "U8"),
         ("__metadata__", "format", "paceline 0"),
+        ("__metadata__", "kind", "tokens"),
+        ("__metadata__", "kind", "arrays"),
+        ("__metadata__", "kind", None),
         ("__metadata__", "mean", "[0.5]"),
         ("__metadata__", "mean", "[NaN, 0.5, 0.5]"),
         ("__metadata__", "classes", "no JSON"),

@@ -14,8 +14,9 @@ from paceline.comm.base import Comm
 from paceline.comm.single import SingleComm
 from paceline.comm.threads import thread_world
 from paceline.data import mini, text
+from paceline.data.batch import form_of
 from paceline.data.course import Course
-from paceline.data.input import Input, OwnInput, ScatteredInput, form_of
+from paceline.data.input import Input, OwnInput, ScatteredInput
 from paceline.data.load import Dataset, load
 from paceline.data.mapped import open_bytes, views
 from paceline.data.origins import SHAKESPEARE
