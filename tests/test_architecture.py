@@ -72,7 +72,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "paceline.data.course": ("strict_json",),
     "paceline.data": ("errors", "messages", "layout", "own_code", "plugins", "run.atomic"),
     "paceline.data.input": ("errors", "layout", "data", "comm.base"),
-    "paceline.models": ("errors", "own_code", "plugins"),
+    "paceline.models": ("errors", "own_code", "plugins", "data.batch"),
     "paceline.plugins": ("errors",),
     "paceline.comm": ("errors", "messages", "layout", "plugins"),
     "paceline.collectives": ("comm", "layout"),

@@ -352,7 +352,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("own")
 def test_a_users_own_model_is_tried_without_storage_and_left_as_it_was() -> None:
     name, shape = "deferred_models:net", (1, 8, 8)
-    deferred = check_parts(lambda: construct(name, shape, 3), lambda model: check(name, shape, 3, model))
+    deferred = check_parts(lambda: construct(name, shape, 3), lambda model: check(name, torch.zeros(2, *shape), (3,), model))
     deferred.check()
     assert deferred.model.training
 

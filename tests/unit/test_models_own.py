@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from paceline.errors import UsageError
-from paceline.models.build import build
+from paceline.models.build import build, check, construct
 from paceline.models.table import check_fits, describe
 
 SHAPE = (3, 12, 16)
@@ -87,6 +87,27 @@ class WrongSize(Net):
 
 def fails(classes):
     raise ValueError("no such depth")
+
+
+class Bigrams(nn.Module):
+    """The next token from the last; notes how it was made."""
+
+    def __init__(self, block, vocabulary):
+        super().__init__()
+        self.made = (block, vocabulary)
+        self.table = nn.Embedding(vocabulary, vocabulary)
+
+    def forward(self, x):
+        return self.table(x)
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(3, 1)
+
+    def forward(self, a, b):
+        return {"sum": self.dense(a) + b}
 '''
 
 # As torchvision.models: keyword-only weights, and num_classes handed down.
@@ -161,14 +182,14 @@ def test_the_table_knows_nothing_of_it() -> None:
 
 
 @pytest.mark.parametrize(("name", "says"), [
-    ("one_too_many", "returned 8 numbers per image, but the data set has 7 classes: .*classes or num_classes"),
+    ("one_too_many", "returned 8 numbers instead of 7, the number of classes in the data set: .* num_classes"),
     ("not_a_module", "returned an object of type int instead of a torch.nn.Module"),
     ("the_class", "returned the class Net instead of a torch.nn.Module"),
     ("frozen", "has nothing to train"),
     ("not_flat", r"in evaluation, returned a tensor of float32 and shape \[2, 7, 12, 16\]; .*\[2, 7\] is expected"),
     ("Integers", r"in evaluation, returned a tensor of int64 and shape \[2, 7\]; a floating-point tensor"),
-    ("Auxiliary", r"in training, returned an object of type tuple; .*\[2, 7\] is expected for 2 images"),
-    ("WrongSize", r"in evaluation, fails on images of shape \[2, 3, 12, 16\]: .*mine\.py, line 67; in layer 'dense'"),
+    ("Auxiliary", r"in training, returned an object of type tuple; .*\[2, 7\] is expected for 2 samples"),
+    ("WrongSize", r"in evaluation, fails on inputs of shape \[2, 3, 12, 16\]: .*mine\.py, line 67; in layer 'dense'"),
     ("layers_alone", r"in evaluation, fails on .*RuntimeError: .* \(in layer '1', Linear\(in_features=5"),
     ("fails", r"called with classes=7, failed: ValueError: no such depth \(.*mine\.py, line 71\)"),
 ])  # fmt: skip
@@ -181,3 +202,26 @@ def test_a_model_that_cannot_be_trained_is_refused_with_the_reason(name: str, sa
 def test_dropout_needs_a_parameter_of_that_name(name: str) -> None:
     with pytest.raises(UsageError, match=rf"--dropout 0.5: model {name} has no parameter `dropout`"):
         build(name, (3, 16, 16), 7, dropout=0.5)
+
+
+def test_models_of_tokens_are_tried_with_tokens() -> None:
+    name, tokens = "mine:Bigrams", torch.zeros(2, 6, dtype=torch.int64)
+    model = construct(name, (6,), 5)
+    assert model.made == (6, 5)
+    check(name, tokens, (6, 5), model)
+    with pytest.raises(UsageError, match=r"returned 5 numbers instead of 9, the number of classes"):
+        check(name, tokens, (6, 9), model)
+    with pytest.raises(UsageError, match=r"shape \[2, 6, 5\]; .* of shape \[2, 5\] is expected for 2 samples"):
+        check(name, tokens, (5,), model)
+    with pytest.raises(UsageError, match=r"in evaluation, fails on inputs of shape \[2, 6\]: .*table"):
+        check(name, torch.zeros(2, 6), (6, 5), model)  # not integers
+
+
+@pytest.mark.parametrize("inputs", [
+    (torch.zeros(2, 3), torch.zeros(2, 1)),
+    {"b": torch.zeros(2, 1, dtype=torch.float64), "a": torch.zeros(2, 3, dtype=torch.float64)},
+], ids=["tuple", "dict"])  # fmt: skip
+def test_inputs_and_outputs_may_be_anything_that_the_task_allows(inputs: object) -> None:
+    check("mine:Two", inputs, None, construct("mine:Two", (3,), 1))
+    with pytest.raises(UsageError, match="returned an object of type dict; a floating-point tensor"):
+        check("mine:Two", inputs, (1,), construct("mine:Two", (3,), 1))

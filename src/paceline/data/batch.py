@@ -73,6 +73,13 @@ def empty(form: Form, count: int) -> Values:
     return each(made, form)
 
 
+def call(model: Callable[..., Any], inputs: Values) -> Any:
+    """The model's output: of a tensor, of several in order, or of several by name."""
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+
 def split(values: Values, sizes: Sequence[int]) -> list[Values]:
     """The samples in parts of these sizes."""
     if isinstance(values, dict):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline import own_code
+from paceline.data.batch import Values, call, each, tensors
 from paceline.errors import UsageError
 from paceline.models.table import describe
 
@@ -19,9 +20,10 @@ def build(
     dropout: float | None = None,
     hidden: Sequence[int] | None = None,
 ) -> nn.Module:
-    """The model for images of `shape` (channels, height, width), initialised from torch's current random state."""
+    """The model for images of `shape` (channels, height, width), or of the kind that a model of the table takes,
+    initialised from torch's current random state."""
     model = construct(name, shape, classes, dropout, hidden)
-    check(name, shape, classes, model)
+    check(name, torch.zeros(2, *shape), (classes,), model)
     return model
 
 
@@ -46,7 +48,11 @@ def construct(
 
 def _own(name: str, shape: tuple[int, ...], classes: int, dropout: float | None) -> nn.Module:
     """A user's model; its function is called with those of the offered values that its signature names."""
-    offered: dict[str, object] = {"shape": shape, "channels": shape[0], "image_size": shape[1]}
+    offered: dict[str, object] = {"shape": shape}
+    if len(shape) == 3:
+        offered |= {"channels": shape[0], "image_size": shape[1]}
+    if len(shape) == 1:
+        offered |= {"block": shape[0], "vocabulary": classes}
     offered |= {"classes": classes, "num_classes": classes}
     if dropout is not None:
         if "dropout" not in own_code.parameters(name, "model"):
@@ -64,39 +70,47 @@ def _own(name: str, shape: tuple[int, ...], classes: int, dropout: float | None)
     return model
 
 
-def check(name: str, shape: Sequence[int], classes: int, model: nn.Module) -> None:
-    """Refuse a user's model that does not take two black images in evaluation and in training; leave no trace in it."""
+def check(name: str, inputs: Values, output: Sequence[int] | None, model: nn.Module) -> None:
+    """Refuse a user's model that does not take a batch like `inputs` in evaluation and in training.
+
+    Floating-point inputs are converted to the type of the model's weights. `output` is the expected shape of the output
+    for one sample, whose last number are the classes; None if the output may be anything. The model stays as it was.
+    """
     if describe(name):
         return
     like = next(model.parameters())
-    images = torch.zeros(2, *shape, device=like.device, dtype=like.dtype)
+    inputs = each(lambda t: t.to(like.device, like.dtype if t.is_floating_point() else t.dtype), inputs)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        _forward(name, model.eval(), images, classes)
+        _forward(name, model.eval(), inputs, output)
         before = [buffer.clone() for buffer in model.buffers()]
-        _forward(name, model.train(), images, classes)
+        _forward(name, model.train(), inputs, output)
         for buffer, value in zip(model.buffers(), before, strict=True):
             buffer.copy_(value)
 
 
-def _forward(name: str, model: nn.Module, images: Tensor, classes: int) -> None:
-    mode = "training" if model.training else "evaluation"
+def _forward(name: str, model: nn.Module, inputs: Values, output: Sequence[int] | None) -> None:
+    mode, given = "training" if model.training else "evaluation", tensors(inputs)
     try:
-        out: Any = model(images)
+        out: Any = call(model, inputs)
     except Exception as error:
-        if images.is_meta and (isinstance(error, NotImplementedError) or "on meta tensors" in str(error)):
+        if given[0].is_meta and (isinstance(error, NotImplementedError) or "on meta tensors" in str(error)):
             return  # its code looks at values, which are not there yet: that is no fault of it
+        shapes = ", ".join(str(list(t.shape)) for t in given)
         raise UsageError(
-            f"model {name}, in {mode}, fails on images of shape {list(images.shape)}: {own_code.reason(error, model)}"
+            f"model {name}, in {mode}, fails on inputs of shape {shapes}: {own_code.reason(error, model)}"
         ) from error
-    expected = f"a floating-point tensor of shape [{len(images)}, {classes}] is expected for {len(images)} images"
+    if output is None:
+        return
+    shape = (len(given[0]), *output)
+    expected = f"a floating-point tensor of shape {list(shape)} is expected for {shape[0]} samples"
     if not isinstance(out, Tensor):
         raise UsageError(f"model {name}, in {mode}, returned an object of type {type(out).__name__}; {expected}")
-    if out.dim() == 2 and len(out) == len(images) and out.shape[1] != classes:
+    if out.shape[:-1] == shape[:-1] and out.shape[-1] != shape[-1]:
         raise UsageError(
-            f"model {name} returned {out.shape[1]} numbers per image, but the data set has {classes} classes: use the "
-            f"parameter classes or num_classes for the size of its last layer"
+            f"model {name} returned {out.shape[-1]} numbers instead of {shape[-1]}, the number of classes in the data "
+            f"set: use the parameter classes or num_classes for the size of its last layer"
         )
-    if out.shape != (len(images), classes) or not out.is_floating_point():
+    if out.shape != shape or not out.is_floating_point():
         dtype = str(out.dtype).removeprefix("torch.")
         raise UsageError(
             f"model {name}, in {mode}, returned a tensor of {dtype} and shape {list(out.shape)}; {expected}"

@@ -71,7 +71,7 @@ def how_to_build(spec: RunSpec, data: DataInfo) -> tuple[Make, Check]:
     """What constructs the model, and what refuses it where it does not fit the data."""
     shape, classes = spec.image_shape(data), data.classes
     return partial(construct, spec.model, shape, classes, spec.dropout, spec.hidden), partial(
-        check, spec.model, shape, classes
+        check, spec.model, torch.zeros(2, *shape), (classes,)
     )
 
 
