@@ -34,8 +34,8 @@ def test_every_model_has_a_line_that_fits(lines: list[str]) -> None:
 def test_columns_are_aligned(lines: list[str]) -> None:
     end = lines[0].index("used with") - 2
     for line, info in zip(lines[1:], TABLE.values(), strict=False):
-        assert line[:end].endswith(f" {info.min_size}x{info.min_size}")
-        assert line[end:] == f"  {info.used_with}"
+        assert line[:end].endswith(" -" if info.takes == "tokens" else f" {info.min_size}x{info.min_size}")
+        assert line[end:] == f"  {info.used_with}".rstrip()
 
 
 def test_numbers_are_the_published_ones(lines: list[str]) -> None:
@@ -44,6 +44,7 @@ def test_numbers_are_the_published_ones(lines: list[str]) -> None:
     assert cells["resnet50v2"][1:3] == ["25,568,360", "25,613,800"]
     assert cells["resnet152v2"][1:3] == ["60,236,904", "60,380,648"]
     assert cells["mnist-cnn"][1:8] == ["690,590", "690,590", "2.6", "0.008", "1x28x28", "10", "22x22"]
+    assert cells["gpt2"][1:] == ["124,439,808", "124,439,808", "475", "145.8", "1024", "tokens", "50257", "-"]
 
 
 def test_every_model_is_explained_and_so_is_the_way_to_ones_own(lines: list[str]) -> None:

@@ -20,7 +20,14 @@ from paceline.models.deferred import Deferred, build_whole, defer, module_seed
 from paceline.models.table import TABLE
 
 SEED = 5
-DEEP = {"vgg19", "resnet152", "resnet101v2", "resnet152v2"}  # more of the same layers, by the same functions
+DEEP = {
+    "vgg19",
+    "resnet152",
+    "resnet101v2",
+    "resnet152v2",
+    "gpt-10m",
+    "gpt2",
+}  # more of the same layers, by the same functions
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
@@ -57,7 +64,8 @@ def check_parts(make: Callable[[], nn.Module], check: Callable[[nn.Module], None
 @pytest.mark.parametrize("name", [name for name in TABLE if name not in DEEP])
 def test_parts_of_every_model_of_the_table_start_as_the_whole_does(name: str) -> None:
     size = max(16, TABLE[name].min_size)
-    check_parts(lambda: build(name, (3, size, size), 10))
+    shape = (size,) if TABLE[name].takes == "tokens" else (3, size, size)
+    check_parts(lambda: build(name, shape, 10))
 
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
@@ -352,7 +360,9 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("own")
 def test_a_users_own_model_is_tried_without_storage_and_left_as_it_was() -> None:
     name, shape = "deferred_models:net", (1, 8, 8)
-    deferred = check_parts(lambda: construct(name, shape, 3), lambda model: check(name, torch.zeros(2, *shape), (3,), model))
+    deferred = check_parts(
+        lambda: construct(name, shape, 3), lambda model: check(name, torch.zeros(2, *shape), (3,), model)
+    )
     deferred.check()
     assert deferred.model.training
 

@@ -278,8 +278,8 @@ def test_gradients_are_ready_in_the_order_of_a_real_backward(name: str, shape: t
 def test_the_multiply_adds_are_those_of_the_table(name: str) -> None:
     info = models.TABLE[name]
     with torch.device("meta"):
-        model = build(name, info.image, info.classes)
-    timing = measure(model, info.image)
+        model = build(name, info.shape, info.classes)
+    timing = measure(model, info.shape)
     assert timing.macs == pytest.approx(macs(name), rel=1e-3)
     assert timing.forward == pytest.approx(1 / 3, abs=0.02)
 

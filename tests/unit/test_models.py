@@ -15,7 +15,7 @@ from paceline.models.properties import properties_of
 from paceline.models.table import TABLE, check_fits, describe
 
 MNIST = (1, 28, 28)
-NAMES = list(TABLE)
+NAMES = [name for name, info in TABLE.items() if info.takes == "images"]
 SMALL = ["mnist-cnn", "shallow-cnn", "mlp"]
 LARGE = [name for name in NAMES if name not in SMALL]
 FAMILIES = [*SMALL, "alexnet", "vgg16", "resnet18", "resnet50", "resnet50v2"]  # one of each code
@@ -26,6 +26,10 @@ PUBLISHED = {
     **{"alexnet": 61_100_840, "vgg16": 138_357_544, "vgg19": 143_667_240},
     **{"resnet18": 11_689_512, "resnet50": 25_557_032, "resnet152": 60_192_808},
     **{"resnet50v2": 25_613_800, "resnet101v2": 44_675_560, "resnet152v2": 60_380_648},
+    # Ours, by hand: embeddings of tokens and positions, blocks of 12 width² + 13 width, the last norm.
+    "gpt": (256 + 128) * 128 + 4 * (12 * 128**2 + 13 * 128) + 2 * 128,
+    "gpt-10m": (256 + 256) * 384 + 6 * (12 * 384**2 + 13 * 384) + 2 * 384,
+    "gpt2": 124_439_808,
 }
 
 
@@ -39,16 +43,17 @@ def without_memory(name: str, shape: tuple[int, ...], classes: int = 10) -> nn.M
         return build(name, shape, classes)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TABLE)
 def test_counts_and_costs_are_the_tables_and_the_published_ones(name: str) -> None:
     info = TABLE[name]
-    model = without_memory(name, info.image, info.classes).eval()
+    model = without_memory(name, info.shape, info.classes).eval()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     statistics = sum(b.numel() for key, b in model.named_buffers() if key.endswith(("running_mean", "running_var")))
     assert (parameters, statistics) == (info.parameters, info.statistics)
     assert PUBLISHED[name] == parameters + (statistics if name in V2 else 0)
     with FlopCounterMode(display=False) as counter:
-        model(torch.zeros(1, *info.image, device="meta"))
+        dtype = torch.int64 if info.takes == "tokens" else torch.float32
+        model(torch.zeros(1, *info.shape, dtype=dtype, device="meta"))
     assert f"{counter.get_total_flops() / 2e9:.4g}" == f"{info.gmacs:.4g}"
 
 
@@ -128,6 +133,19 @@ def test_images_under_the_smallest_size_are_refused(name: str, side: int) -> Non
     if name in ("mnist-cnn", "shallow-cnn", "alexnet"):  # the others pad, and would go on with pixels of padding
         with pytest.raises(RuntimeError, match="too small"):
             model(torch.zeros(1, *small, device="meta"))
+
+
+def test_data_of_another_kind_are_refused() -> None:
+    check_fits("gpt", (128,), "tokens")
+    check_fits("mlp", (8,), "arrays")
+    with pytest.raises(UsageError, match="model gpt takes tokens, but the data set has images; choose another model"):
+        check_fits("gpt", MNIST)
+    with pytest.raises(UsageError, match="model mlp takes images, but the data set has tokens"):
+        check_fits("mlp", (128,), "tokens")
+    with pytest.raises(
+        UsageError, match=r"model resnet18 takes images \(.*\), but the data set has samples of shape \[8\]"
+    ):
+        check_fits("resnet18", (8,), "arrays")
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if "resnet" in name])

@@ -9,15 +9,16 @@ from paceline.models.table import TABLE, ModelInfo
 from paceline.strict_json import dump
 
 INTERNAL = ("build", "channels_last")
-COLUMNS = ("parameters", "with stats", "MB", "GFLOPs", "image", "classes", "smallest")
+COLUMNS = ("parameters", "with stats", "MB", "GFLOPs", "input", "classes", "smallest")
 NOTES = """
-Counts are for the image and classes shown. Parameters are trainable; stats are the running means and variances of
-batch-norm, which Keras counts, too; MB is both as 32-bit floats, in 2^20 bytes; GFLOPs are 10^9 multiply-adds of the
-forward pass of one image. Below 64 pixels AlexNet and the ResNets start with a 3x3 convolution with stride 1.
+Counts are for the input and classes shown: an image, or a block of tokens and the vocabulary. Parameters are
+trainable; stats are the running means and variances of batch-norm, which Keras counts, too; MB is both as 32-bit
+floats, in 2^20 bytes; GFLOPs are 10^9 multiply-adds of the forward pass of one image or block. Below 64 pixels AlexNet
+and the ResNets start with a 3x3 convolution with stride 1.
 
-Your own model: --model package.module:function, called with those of the arguments shape, channels, image_size,
-classes, num_classes and dropout that its signature names; torchvision's models, if it is installed: --model
-torchvision.models:resnet50.
+Your own model: --model package.module:function, called with those of the arguments shape, channels, image_size (of
+images), block, vocabulary (of tokens), classes, num_classes and dropout that its signature names; torchvision's models,
+if it is installed: --model torchvision.models:resnet50.
 """
 
 
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     texts = [("model", "used with"), *((info.name, info.used_with) for info in TABLE.values())]
     for (name, used_with), row in zip(texts, rows, strict=True):
         cells = "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        print(f"{name:<12} {cells}  {used_with}".rstrip())
+        print(f"{name:<11} {cells}  {used_with}".rstrip())
     print()
     for info in TABLE.values():
         print(f"{info.name:<12} {info.about}")
@@ -62,7 +63,7 @@ def _numbers(info: ModelInfo) -> tuple[str, ...]:
         f"{total:,}",
         f"{total * 4 / 2**20:.0f}" if total > 2**20 else f"{total * 4 / 2**20:.1f}",
         f"{info.gmacs:.1f}" if info.gmacs >= 0.1 else f"{info.gmacs:.1g}",
-        "x".join(map(str, info.image)),
+        "x".join(map(str, info.shape)) + " tokens" * (info.takes == "tokens"),
         str(info.classes),
-        f"{info.min_size}x{info.min_size}",
+        f"{info.min_size}x{info.min_size}" if info.takes == "images" else "-",
     )

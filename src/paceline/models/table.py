@@ -11,10 +11,11 @@ from paceline.plugins import Table
 @dataclass(frozen=True)
 class ModelInfo:
     """The description of a model, without building it. `build` is `module:function`, which is called with the shape of
-    the images, the number of classes, `dropout`, and `hidden` if the model has hidden sizes.
+    a sample, the number of classes, `dropout`, and `hidden` if the model has hidden sizes.
 
-    The counts are for images of shape `image` and for `classes`: `parameters` are trainable, `statistics` are the
-    running means and variances of batch-norm, `gmacs` are the 10^9 multiply-adds of the forward pass of one image.
+    The counts are for samples of `shape` and for `classes`: `parameters` are trainable, `statistics` are the running
+    means and variances of batch-norm, `gmacs` are the 10^9 multiply-adds of the forward pass of one sample. For a model
+    of tokens, a sample is a block of tokens, and the classes are the vocabulary.
     """
 
     name: str
@@ -25,11 +26,12 @@ class ModelInfo:
     about: str
     statistics: int = 0
     gmacs: float = 0.0
-    image: tuple[int, int, int] = (3, 224, 224)
+    shape: tuple[int, ...] = (3, 224, 224)
     classes: int = 1000
     used_with: str = ""  # the data in published studies of parallel training
     hidden: tuple[int, ...] = ()
     channels_last: bool = True
+    takes: str = "images"  # or tokens: the kind of data
 
 
 _MNIST = (1, 28, 28)
@@ -62,6 +64,12 @@ _MODELS = (
               97_664, 7.194, used_with="shown, not trained (Torres)"),
     ModelInfo("resnet152v2", "resnet_v2:build152", 60_236_904, 0.0, 9, "pre-activation, as in Keras (He et al. 2016)",
               143_744, 10.91, used_with=_TORRES),
+    ModelInfo("gpt", "gpt:build", 842_496, 0.0, 1, "like GPT-2: 4 layers, 4 heads, width 128",
+              0, 0.1216, (128,), 256, channels_last=False, takes="tokens"),
+    ModelInfo("gpt-10m", "gpt:build_10m", 10_844_160, 0.0, 1, "like GPT-2: 6 layers, 6 heads, width 384",
+              0, 3.045, (256,), 256, channels_last=False, takes="tokens"),
+    ModelInfo("gpt2", "gpt:build_gpt2", 124_439_808, 0.0, 1, "transformer, 12 layers, 12 heads (Radford et al. 2019)",
+              0, 145.8, (1024,), 50_257, channels_last=False, takes="tokens"),
 )
 # fmt: on
 TABLE = Table("paceline.models", ModelInfo, (replace(info, build=f"paceline.models.{info.build}") for info in _MODELS))
@@ -76,11 +84,23 @@ def describe(name: str) -> ModelInfo | None:
     return None
 
 
-def check_fits(name: str, shape: Sequence[int]) -> None:
-    """Refuse images that are too small for the model's layers; a user's own model is not checked."""
+def check_fits(name: str, shape: Sequence[int], kind: str = "images") -> None:
+    """Refuse data of another kind than the model takes, or images that are too small; a user's own is not checked."""
     info = describe(name)
-    if info and min(shape[1:]) < info.min_size:
-        size = info.min_size
+    if info is None:
+        return
+    if kind != info.takes and "tokens" in (kind, info.takes):
+        raise UsageError(
+            f"model {name} takes {info.takes}, but the data set has {kind}; choose another model (paceline models) or "
+            f"data set (paceline data list)"
+        )
+    size = info.min_size
+    if size > 1 and len(shape) != 3:
+        raise UsageError(
+            f"model {name} takes images (channels, height, width), but the data set has samples of shape "
+            f"{list(shape)}; choose another model (paceline models)"
+        )
+    if len(shape) == 3 and min(shape[1:]) < size:
         raise UsageError(
             f"model {name} needs images of at least {size}x{size} pixels, but these are {shape[1]}x{shape[2]}; "
             f"enlarge them (--image-size {size} or more) or choose another model (paceline models)"
