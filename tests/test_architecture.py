@@ -85,9 +85,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "collectives.plan",
         "tasks.base",
     ),
-    "paceline.pipeline": ("errors", "layout", "comm", "data.batch", "tasks.base", "tasks.scoring"),
+    "paceline.pipeline": ("errors", "layout", "comm", "data.batch", "models.attention", "tasks.base", "tasks.scoring"),
     "paceline.pipeline.schedule": ("errors",),
-    "paceline.tensor": ("errors", "layout", "own_code", "comm", "pipeline.tracing"),
+    "paceline.tensor": ("errors", "layout", "own_code", "comm", "models.attention", "pipeline.tracing"),
     "paceline.strategies": (
         "__version__",
         "errors",

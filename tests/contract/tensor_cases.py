@@ -15,6 +15,7 @@ from paceline.comm.base import Comm
 from paceline.comm.metered import MeteredComm
 from paceline.data.batch import Batch
 from paceline.layout import share
+from paceline.models.gpt import Gpt
 from paceline.strategies.engine import Lockstep, StepTimer
 from paceline.strategies.sequential import Sequential
 from paceline.strategies.synchronous import Options
@@ -227,6 +228,39 @@ def weights_differ(strategy: TensorParallel, alone: Lockstep) -> float:
     own = {name: p.detach() for name, p in strategy.model.named_parameters()} | dict(strategy.model.named_buffers())
     wanted = parts_of(whole, dict(strategy.split), strategy.shards_comm)
     return difference({n: t.double() for n, t in own.items()}, {n: t.double() for n, t in wanted.items()})
+
+
+def transformer(layers: int) -> Gpt:
+    """Six heads; every Linear is wide."""
+    return fill(Gpt(layers, 6, 132, 5, 20, 0.0))
+
+
+def transformer_trains(comm: Comm, steps: int = 4) -> float:
+    """The largest difference of any weight between a split transformer and a plain loop over the whole one."""
+    plain, model = transformer(2), transformer(2)
+    split = split_wide(model, comm)
+    assert len(split) == 2 * 6, "the weights of 8 layers, the biases of 4"
+    for each in (plain, model):
+        optimizer = make_optimizer(each, "sgd")
+        for step in range(steps):
+            x = torch.randint(0, 20, (3, 6), generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            F.cross_entropy(each(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten()).backward()
+            optimizer.step()
+    whole, own = ({name: p.detach() for name, p in each.named_parameters()} for each in (plain, model))
+    return difference(own, parts_of(whole, split, comm))
+
+
+def calls_of_a_transformer(comm: Comm, layers: int) -> list[int]:
+    """Sums over shards, forward and backward; and all other messages."""
+    metered, model = MeteredComm(comm), transformer(layers)
+    split_wide(model, metered)
+    before = metered.meter.total().opaque_calls
+    out = model(torch.zeros(2, 5, dtype=torch.int64))
+    forward = metered.meter.total().opaque_calls - before
+    out.sum().backward()
+    total = metered.meter.total()
+    return [forward, total.opaque_calls - before - forward, total.messages_sent]
 
 
 def drops_the_same(comm: Comm) -> list[float]:

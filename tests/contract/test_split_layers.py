@@ -41,6 +41,19 @@ def test_a_layer_sends_what_its_table_says(shards: int) -> None:
         }
 
 
+@pytest.mark.parametrize(("transport", "shards"), [("threads", 2), ("threads", 3), ("gloo", 3), ("mpi", 2)])
+def test_a_transformer_split_by_heads_trains_what_the_whole_one_trains(
+    worlds: Worlds, transport: str, shards: int
+) -> None:
+    assert max(worlds.get(transport, shards).run(cases.transformer_trains)) <= 1e-10
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+def test_each_half_of_a_block_is_summed_once_forward_and_once_backward(shards: int) -> None:
+    for layers in (1, 3):
+        assert ThreadWorld(shards).run(cases.calls_of_a_transformer, layers=layers) == [[2 * layers] * 2 + [0]] * shards
+
+
 @pytest.mark.parametrize("transport", ["gloo", "mpi"])
 def test_shards_that_draw_alike_drop_the_same_values(worlds: Worlds, transport: str) -> None:
     for difference, drew in worlds.get(transport, 2).run(cases.drops_the_same):

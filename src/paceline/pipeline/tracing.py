@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
+from paceline.models.attention import CausalAttention
+
 # While torch.fx traces a model, calls of modules in other threads go astray.
 TRACING = threading.RLock()
 
@@ -63,6 +65,9 @@ class TracedModel:
 
 class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True  # or what is computed from buffers alone is not in the graph
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, CausalAttention) or super().is_leaf_module(m, module_qualified_name)
 
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None

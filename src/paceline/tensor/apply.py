@@ -2,7 +2,9 @@
 
 The rule: a Linear or Conv2d with at least WIDE weights, and an output for every shard, is split by its outputs, which
 are gathered. If one Linear feeds another through elementwise functions only, the first one's outputs are not gathered,
-and the second one is split by its inputs: one sum instead of a gather and a sum. All other layers are on every shard.
+and the second one is split by its inputs: one sum instead of a gather and a sum. Attention between two Linears counts
+as such a function, because it computes each head separately: a shard has some of the heads, and the number of shards
+must divide that of heads. All other layers are on every shard, also embeddings, and an output layer with their weights.
 """
 
 from __future__ import annotations
@@ -44,6 +46,10 @@ def split_wide(
     if not chosen:
         raise UsageError(_nothing_to_split(name or type(model).__name__, reasons, comm.size))
     pairs = uses.pairs({path for path in chosen if isinstance(wide[path], nn.Linear)})
+    for first, second in pairs.items():
+        heads = uses.heads(first, second)
+        if heads is not None and heads % comm.size:
+            raise UsageError(_uneven_heads(name or type(model).__name__, first, heads, comm.size))
     # Their own communicator: their messages must not mix with others.
     own = comm.dup() if comm.size > 1 else comm
     # If ranks are threads, none may compute while another is tracing, because tracing changes nn.Module for all.
@@ -83,6 +89,12 @@ def _shared_weights(model: nn.Module) -> set[int]:
     """The ids of parameters that have several names."""
     names = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     return {each for each, count in names.items() if count > 1}
+
+
+def _uneven_heads(name: str, layer: str, heads: int, shards: int) -> str:
+    *most, last = [str(number) for number in range(1, heads + 1) if heads % number == 0]
+    possible = f"{', '.join(most)} or {last}" if most else last
+    return f"model {name}: {heads} heads cannot be divided over {shards} shards (layer {layer}): use {possible}"
 
 
 def _nothing_to_split(name: str, reasons: dict[str, str | None], shards: int) -> str:

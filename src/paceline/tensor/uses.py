@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import fx, nn
 
+from paceline.models.attention import CausalAttention
 from paceline.own_code import reason
 from paceline.pipeline.tracing import TRACING, traced
 from paceline.tensor.elementwise import is_elementwise
@@ -39,7 +41,7 @@ class Uses:
         return None
 
     def pairs(self, linears: set[str]) -> dict[str, str]:
-        """Pairs of Linears of which the first feeds only the second, through elementwise functions only."""
+        """Pairs of Linears of which the first feeds only the second, through elementwise functions and attention."""
         if not self.traces or any(has_hooks(module) for module in self.model.modules()):
             return {}  # a hook must see whole values
         wished: dict[str, str] = {}
@@ -53,16 +55,32 @@ class Uses:
         """The only Linear that a Linear's output goes to."""
         if node.op != "call_module" or node.target not in linears:
             return None
+        for user, module in self._following(node):
+            if module and user.target in linears:
+                return str(user.target)
+            if not (isinstance(module, CausalAttention) or is_elementwise(user, module)):
+                return None
+        return None
+
+    def _following(self, node: fx.Node) -> Iterator[tuple[fx.Node, nn.Module | None]]:
+        """The only users of a node, of that one, and so on, with the modules that they call."""
         while len(node.users) == 1:
             (user,) = node.users
             if user.all_input_nodes != [node]:
-                return None
-            if user.op == "call_module" and user.target in linears:
-                return str(user.target)
-            module = self.model.get_submodule(str(user.target)) if user.op == "call_module" else None
-            if not is_elementwise(user, module):
-                return None
+                return
+            yield user, self.model.get_submodule(str(user.target)) if user.op == "call_module" else None
             node = user
+
+    def heads(self, first: str, second: str) -> int | None:
+        """The number of heads of the attention between the Linears of a pair; None if there is none."""
+        node = next(node for graph in self.traces for node in graph.nodes if node.target == first)
+        for user, module in self._following(node):
+            if isinstance(module, CausalAttention):
+                layer = self.model.get_submodule(first)
+                assert isinstance(layer, nn.Linear)
+                return layer.out_features // (3 * module.head_size)
+            if user.target == second:
+                return None
         return None
 
     def _agrees(self, graph: fx.Graph, a: str, b: str, linears: set[str]) -> bool:

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from paceline.comm.base import Comm
 from paceline.comm.single import SingleComm
 from paceline.errors import UsageError
+from paceline.models.attention import CausalAttention
 from paceline.models.build import build
+from paceline.models.gpt import Gpt
 from paceline.tensor.apply import WIDE, split_wide
 from paceline.tensor.layers import ChannelConv2d, ColumnLinear, RowLinear
 
@@ -115,6 +117,33 @@ def test_two_dense_layers_are_a_pair_if_only_elementwise_modules_are_between_the
 )
 def test_what_becomes_of_an_output_decides(forward: Callable[[Any, Tensor], Any], split: dict[str, str]) -> None:
     assert how(Wide(forward)) == split
+
+
+HALF = {"qkv": "kept", "project": "row"}
+BLOCK = HALF | {"widen": "kept", "narrow": "row"}
+
+
+def test_a_transformer_is_split_by_heads_and_its_embeddings_are_whole() -> None:
+    assert how(Gpt(2, 4, W, 8, 200, 0.0)) == {
+        f"blocks.{i}.{name}": kind for i in (0, 1) for name, kind in BLOCK.items()
+    }
+    with torch.device("meta"):
+        large = build("gpt2", (1024,), 50257, dropout=0.1)  # drops sums only, which are whole
+    assert how(large) == {f"blocks.{i}.{name}": kind for i in range(12) for name, kind in BLOCK.items()}
+
+
+@pytest.mark.parametrize(("heads", "use"), [(6, "1, 2, 3 or 6"), (5, "1 or 5"), (1, "1")])
+def test_shards_must_divide_the_heads(heads: int, use: str) -> None:
+    model = Gpt(1, heads, 30 * heads * (6 // heads), 8, 20, 0.0)
+    says = rf"^model m: {heads} heads cannot be divided over 4 shards \(layer blocks.0.qkv\): use {use}$"
+    with pytest.raises(UsageError, match=says):
+        split_wide(model, Four(), "m")
+
+
+def test_attention_whose_output_is_used_elsewhere_is_whole() -> None:
+    wide = Wide(lambda m, x: m.b(y := m.attend(m.a(x))) + y.sum(), attend=CausalAttention(16))
+    wide.a = nn.Linear(W, 3 * W)
+    assert how(wide) == APART
 
 
 def test_a_model_that_can_take_more_than_images_is_traced_with_its_defaults() -> None:
