@@ -51,7 +51,7 @@ def lopsided(channels: int, classes: int) -> nn.Module:
 def traced(name: str, size: int) -> tuple[Deferred, Graph]:
     shape = (3, size, size)
     deferred = defer(lambda: lopsided(3, 10) if name == "lopsided" else build(name, shape, 10, 0.0), 0)
-    return deferred, trace(deferred.model, shape, torch.float32, torch.contiguous_format, name)
+    return deferred, trace(deferred.model, torch.empty(1, *shape, device="meta"), torch.contiguous_format, name)
 
 
 class Contender:

@@ -86,7 +86,7 @@ def contenders(
     """A step of ours, a step of theirs, on the same weights."""
     shape, rank = (3, size, size), comm.rank
     deferred = defer(lambda: build(model, shape, 10, 0.0), 0)
-    graph = trace(deferred.model, shape, torch.float32, torch.contiguous_format, model)
+    graph = trace(deferred.model, torch.empty(1, *shape, device="meta"), torch.contiguous_format, model)
     edges = edges_of(graph, comm, batch // MICROS)
     fill(graph.model, deferred, graph.owned(edges[rank], edges[rank + 1]))
     first, final = rank == 0, rank == comm.size - 1

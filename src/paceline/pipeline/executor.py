@@ -58,7 +58,7 @@ class Executor:
     ) -> None:
         self.graph, self.comm, self.neighbours, self.scorer, self.recompute = graph, comm, neighbours, scorer, recompute
         self.taken, self.given = graph.crossing(start), graph.crossing(stop)
-        # The images of all micro-batches are views of one tensor: changing some in place would change the others.
+        # The inputs of all micro-batches are views of one tensor: changing some in place would change the others.
         self._copies = neighbours.before is None and graph.changes_input()
         self.training, self.evaluation = (graph.stage(start, stop, training=on) for on in (True, False))
 
@@ -103,7 +103,7 @@ class Executor:
         """The sums over all batches on the last stage; zeros on the others."""
         sums, sends = Sums(), deque[list[Work]]()
         for batch in batches:
-            inputs = [batch.inputs]
+            inputs = self.graph.arguments(batch.inputs)
             if self.neighbours.before is not None:
                 inputs, works = self._receive(self.taken, batch.count, self.neighbours.before, ACTIVATIONS)
                 _finish(works)
@@ -146,7 +146,9 @@ class Executor:
         return [self.comm.isend(f.flat(t), to, tag) for f, t in zip(forms, tensors, strict=True) if f.numel]
 
     def _forward(self, number: int) -> None:
-        micro = self._micros.setdefault(number, Micro([self._batches[number].inputs], []))
+        if self.neighbours.before is None:
+            self._micros[number] = Micro(self.graph.arguments(self._batches[number].inputs), [])
+        micro = self._micros[number]
         forms = self._forms(self.taken, self._batches[number].count)
         for tensor, form in zip(micro.inputs, forms, strict=True):
             tensor.requires_grad_(form.grad)

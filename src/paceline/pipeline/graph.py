@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from paceline.data.batch import Values, tensors
 from paceline.errors import UsageError
 from paceline.pipeline.plan import Cut
 from paceline.pipeline.tracing import TRACING, TracedModel, traced, without_compiler
@@ -52,14 +52,13 @@ class Form:
 class Graph:
     """A traced model: its nodes in program order, and the values between them.
 
-    A position p is a possible cut, before node p. Position 0 and the last one are the two ends.
+    `example` is a batch of inputs of any size, on the meta device. A position p is a possible cut, before node p.
+    Position 0 and the last one are the two ends.
     """
 
-    def __init__(
-        self, model: nn.Module, image: Sequence[int], dtype: torch.dtype, layout: torch.memory_format, name: str
-    ) -> None:
-        self.model, self.image, self.dtype, self.layout, self.name = model, tuple(image), dtype, layout, name
-        self.traces = {False: _trace(model.eval()), True: _trace(model.train())}
+    def __init__(self, model: nn.Module, example: Values, layout: torch.memory_format, name: str) -> None:
+        self.model, self.example, self.layout, self.name = model, example, layout, name
+        self.traces = {on: _trace(model.train(on), example) for on in (False, True)}
         self.training = self.traces[True].graph
         self.bare = copy.deepcopy(model)  # stays without storage when the model's layers get values
         for layer in self.bare.modules():
@@ -67,14 +66,24 @@ class Graph:
                 layer.momentum = 0.1  # type: ignore[assignment]
         if not _is_part(self.traces[False].graph, self.training):
             raise UsageError("it computes other layers in evaluation than in training")
-        inputs = [node for node in self.training.nodes if node.op == "placeholder"]
-        if len(inputs) != 1:
-            raise UsageError(f"its forward takes {len(inputs)} inputs instead of one, the images")
-        self.input = inputs[0]
+        self.inputs = [node for node in self.training.nodes if node.op == "placeholder"]
+        if len(self.inputs) != len(tensors(example)):
+            taken, given = len(self.inputs), len(tensors(example))
+            raise UsageError(f"its forward takes {taken} input{'s' * (taken != 1)} of a batch that has {given}")
         self.nodes = [node for node in self.training.nodes if node.op not in ("placeholder", "output")]
         self.output = next(node for node in self.training.nodes if node.op == "output").all_input_nodes[0]
-        self.places = {node.name: position for position, node in enumerate(self.nodes)} | {self.input.name: -1}
+        self.places = {node.name: position for position, node in enumerate(self.nodes)}
+        self.places |= {node.name: -1 for node in self.inputs}
         self.names = [_title(node) for node in self.nodes]
+
+    def arguments(self, inputs: Values) -> list[Tensor]:
+        """The tensors of a batch in the order of the graph's inputs."""
+        return [inputs[node.target] for node in self.inputs] if isinstance(inputs, dict) else tensors(inputs)
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of the inputs of one sample."""
+        return sum(t.nbytes // len(t) for t in tensors(self.example))
 
     @lru_cache(maxsize=8)  # noqa: B019  a graph lives as long as its run
     def walk(self, batch: int, *, training: bool = True) -> Walk:
@@ -91,16 +100,16 @@ class Graph:
     def crossing(self, position: int) -> list[str]:
         """The values computed before this position and used after it, in program order."""
         if position in (0, len(self.nodes)):
-            return [self.input.name] if position == 0 else []
-        made = [self.input, *self.nodes[:position]]
+            return [node.name for node in self.inputs] if position == 0 else []
+        made = [*self.inputs, *self.nodes[:position]]
         return [
             n.name for n in made if any(self.places.get(user.name, len(self.nodes)) >= position for user in n.users)
         ]
 
     def changes_input(self) -> bool:
-        """Whether a node changes the images in place."""
+        """Whether a node changes an input in place."""
         walk = self.walk(2)
-        return walk.forms[self.input.name].storage in walk.changed
+        return any(walk.forms[node.name].storage in walk.changed for node in self.inputs)
 
     def owned(self, start: int, stop: int) -> list[str]:
         """The names of the parameters and buffers that the nodes from start to stop use."""
@@ -214,8 +223,8 @@ class Walk(fx.Interpreter):
         self._storages: dict[int, int] = {}
         self._made: dict[int, int] = {}
         with torch.inference_mode(False), torch.enable_grad(), torch.device("meta"), without_compiler():
-            image = torch.empty(batch, *graph.image, dtype=graph.dtype, device="meta")
-            self.run(image.to(memory_format=graph.layout))
+            inputs = [t.new_empty(batch, *t.shape[1:]) for t in graph.arguments(graph.example)]
+            self.run(*(t.to(memory_format=graph.layout) if t.dim() == 4 else t for t in inputs))
         self.forms = {name: self.form(value) for name, value in self.results.items() if isinstance(value, Tensor)}
 
     def run_node(self, n: fx.Node) -> Any:
@@ -247,15 +256,15 @@ class Walk(fx.Interpreter):
         return Form(tuple(t.shape), dense.stride(), t.dtype, t.requires_grad, self.storage(t))
 
 
-def trace(model: nn.Module, image: Sequence[int], dtype: torch.dtype, layout: torch.memory_format, name: str) -> Graph:
-    """The graph of a model on the meta device, for images of this shape."""
+def trace(model: nn.Module, example: Values, layout: torch.memory_format, name: str) -> Graph:
+    """The graph of a model on the meta device, for batches like the example."""
     try:
         with TRACING:
-            graph = Graph(model, image, dtype, layout, name)
+            graph = Graph(model, example, layout, name)
             graph.walk(2)
             if changing := graph.changed_constant():
                 raise UsageError(
-                    f"{changing} changes in place a tensor that forward creates without the images "
+                    f"{changing} changes in place a tensor that forward creates without its inputs "
                     f"(use x.new_zeros instead)"
                 )
     except Exception as error:
@@ -274,8 +283,8 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [tensor for item in inside for tensor in tensors_in(item)]
 
 
-def _trace(model: nn.Module) -> TracedModel:
-    trace = traced(model)
+def _trace(model: nn.Module, example: Values) -> TracedModel:
+    trace = traced(model, example)
     if trace.draws:
         raise UsageError(
             "its forward draws random numbers in Python code, which would be the same in every step (torch.rand_like "

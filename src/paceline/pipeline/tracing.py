@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
+from paceline.data.batch import Values
 from paceline.models.attention import CausalAttention
 
 # While torch.fx traces a model, calls of modules in other threads go astray.
@@ -46,7 +47,7 @@ def without_compiler() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TracedModel:
-    """What forward does. The constants are tensors that it makes without the images; they are not the model's."""
+    """What forward does. The constants are tensors that it makes without its inputs; they are not the model's."""
 
     graph: fx.Graph
     constants: dict[str, Tensor]
@@ -66,17 +67,30 @@ class TracedModel:
 class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True  # or what is computed from buffers alone is not in the graph
 
+    def __init__(self, inputs: Values) -> None:
+        super().__init__()
+        self.inputs = inputs
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, CausalAttention) or super().is_leaf_module(m, module_qualified_name)
 
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:
-        """Forward is called with images alone: what else it takes has its default."""
+        """Forward is called with the inputs alone: what else it takes has its default."""
         del is_module, concrete_args
-        first, *others = list(inspect.signature(root_fn).parameters.values())[1:]
-        needed = [p for p in others if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        return root_fn, [self.root, *(self.create_proxy("placeholder", p.name, (), {}) for p in (first, *needed))]
+        parameters = list(inspect.signature(root_fn).parameters.values())[1:]
+        if isinstance(self.inputs, dict):
+            names = [p.name for p in parameters if p.name in self.inputs]
+        else:
+            count = len(self.inputs) if isinstance(self.inputs, tuple) else 1
+            positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            needed = (p for p in parameters[count:] if p.default is p.empty and p.kind in positional)
+            names = [p.name for p in (*parameters[:count], *needed)]
+        proxies = [self.create_proxy("placeholder", name, (), {}) for name in names]
+        if isinstance(self.inputs, dict):
+            return lambda root, *values: root_fn(root, **dict(zip(names, values, strict=True))), [self.root, *proxies]
+        return root_fn, [self.root, *proxies]
 
 
 class _Draws(TorchFunctionMode):
@@ -104,14 +118,14 @@ def _is_random(name: str) -> bool:
     return any(torch.Tag.nondeterministic_seeded in getattr(operation, each).tags for each in overloads)
 
 
-def traced(model: nn.Module) -> TracedModel:
-    """Whatever forward raises is raised."""
+def traced(model: nn.Module, inputs: Values = None) -> TracedModel:
+    """What forward does with inputs of this form: a tensor unless given. Whatever forward raises is raised."""
     constants, draws = dict[str, Tensor](), _Draws()
     with TRACING:
         before, state = [(module, _contents(module)) for module in model.modules()], _random_state()
         try:
             with draws:
-                graph = _Tracer().trace(model)
+                graph = _Tracer(inputs).trace(model)
             for node in graph.nodes:
                 made = vars(model).get(str(node.target)) if node.op == "get_attr" else None
                 if isinstance(made, Tensor) and str(node.target) not in before[0][1][0]:

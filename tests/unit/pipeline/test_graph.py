@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.data.batch import Values, call, each, tensors
 from paceline.errors import UsageError
 from paceline.models.build import build
 from paceline.pipeline.graph import Graph, trace
@@ -21,9 +22,12 @@ from paceline.pipeline.profile import count, measure
 BATCH = 3
 
 
-def graph_of(model: nn.Module, shape: tuple[int, ...] = (2, 8, 8)) -> Graph:
-    bare = copy.deepcopy(model).to("meta")
-    return trace(bare, shape, torch.float32, torch.contiguous_format, "m")
+def graph_of(model: nn.Module, shape: tuple[int, ...] = (2, 8, 8), dtype: torch.dtype = torch.float32) -> Graph:
+    return traced_with(model, torch.empty(1, *shape, dtype=dtype, device="meta"))
+
+
+def traced_with(model: nn.Module, example: Values) -> Graph:
+    return trace(copy.deepcopy(model).to("meta"), example, torch.contiguous_format, "m")
 
 
 class Skips(nn.Module):
@@ -62,7 +66,7 @@ def test_what_skips_a_stage_crosses_every_cut_on_its_way() -> None:
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_stages_one_after_the_other_are_the_model(stages: int) -> None:
     model = Skips()
-    graph = trace(copy.deepcopy(model).to("meta"), (2, 8, 8), torch.float32, torch.contiguous_format, "m")
+    graph = graph_of(model)
     graph.model = model
     x, end = torch.randn(BATCH, 2, 8, 8), len(graph.nodes)
     valid = [p for p, cut in enumerate(graph.cuts(BATCH)) if cut.reason is None and 0 < p < end]
@@ -75,6 +79,55 @@ def test_stages_one_after_the_other_are_the_model(stages: int) -> None:
             owned += graph.owned(start, stop)
         assert torch.equal(values[0], expected), chosen
         assert sorted(owned) == sorted(name for name, _ in model.named_parameters())
+
+
+class Several(nn.Module):
+    """Takes tokens, a scale that is used at the end, and by name only a mask, which is not needed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.dense, self.out = nn.Embedding(10, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, ids: Tensor, scale: Tensor, *, mask: Tensor | None = None) -> Tensor:
+        x = self.dense(self.tokens(ids))
+        x = x if mask is None else x * mask.unsqueeze(-1)
+        out: Tensor = self.out(x) * scale
+        return out
+
+
+IDS, SCALE = torch.arange(BATCH * 5).view(BATCH, 5) % 10, torch.rand(BATCH, 1, 1)
+INPUTS = {
+    "tuple": (IDS, SCALE),
+    "dict": {"scale": SCALE, "ids": IDS},
+    "by name only": {"mask": torch.ones(BATCH, 5), "scale": SCALE, "ids": IDS},
+}
+
+
+@pytest.mark.parametrize("inputs", INPUTS.values(), ids=INPUTS)
+def test_a_model_may_have_several_inputs_of_any_type(inputs: Values) -> None:
+    model = Several()
+    graph = traced_with(model, each(lambda t: t[:1].to("meta"), inputs))
+    graph.model = model
+    assert graph.sample_bytes == sum(t[0].nbytes for t in tensors(inputs))
+    end, expected = len(graph.nodes), call(model, inputs)
+    cuts = graph.cuts(BATCH)
+    valid = [p for p, cut in enumerate(cuts) if cut.reason is None and 0 < p < end]
+    assert len(valid) >= 3
+    for position in valid:
+        first, second = graph.stage(0, position, training=True), graph.stage(position, end, training=True)
+        assert torch.equal(second(*first(*graph.arguments(inputs)))[0], expected)
+    after_tokens = cuts[1]  # no gradient for the other inputs, which go on
+    assert after_tokens.forward_bytes - after_tokens.backward_bytes == sum(
+        t.nbytes for t in tensors(inputs) if t is not IDS
+    )
+
+
+def test_inputs_that_forward_does_not_take_are_refused() -> None:
+    example = {"ids": torch.empty(1, 5, dtype=torch.int64, device="meta"), "scale": torch.empty(1, 1, 1, device="meta")}
+    with pytest.raises(UsageError, match="its forward takes 2 inputs of a batch that has 3"):
+        traced_with(Several(), example | {"labels": example["ids"]})
+    with pytest.raises(UsageError, match="missing 1 required positional argument: 'scale'"):
+        traced_with(Several(), {"ids": example["ids"]})
 
 
 class Tied(nn.Module):
@@ -105,9 +158,8 @@ class Sized(nn.Module):
 
 
 def test_no_cut_divides_what_must_stay_together() -> None:
-    with torch.device("meta"):
-        model = Tied().to(torch.float64)
-    tied = trace(model, (2, 8, 8), torch.float64, torch.contiguous_format, "m")
+    with torch.device("meta"):  # moving it there would give each layer its own weights
+        tied = graph_of(Tied().double(), dtype=torch.float64)
     reasons = {name: cut.reason for name, cut in zip(tied.names, tied.cuts(BATCH), strict=False)}
     words = "enter and leave use the same weights (enter.weight)"
     assert reasons == {"mean": None, "enter": None, "middle": words, "again": words, "leave": words}
@@ -159,7 +211,7 @@ class Deciding(nn.Module):
     ("model", "words"),
     [(Deciding("value"), "cannot be traced to a graph, .*control flow"),
      (Deciding("mode"), "computes other layers in evaluation than in training"),
-     (nn.Bilinear(2, 2, 2), "takes 2 inputs instead of one, the images")],
+     (nn.Bilinear(2, 2, 2), "its forward takes 2 inputs of a batch that has 1")],
     ids=["value", "mode", "inputs"],
 )  # fmt: skip
 def test_a_model_that_cannot_be_cut_is_refused_in_words(model: nn.Module, words: str) -> None:
@@ -307,7 +359,8 @@ def sgd(weights: Any) -> torch.optim.Optimizer:
 def test_a_profile_has_the_models_bytes(name: str) -> None:
     with torch.device("meta"):
         model = build(name, (1, 22, 22), 10)
-    profile = measure(trace(model, (1, 22, 22), torch.float32, torch.contiguous_format, name), 2, sgd, 7)
+    graph = graph_of(model, (1, 22, 22))
+    profile = measure(graph, 2, sgd, 7)
     total = sum(p.numel() for p in model.parameters())
     state = sum(t.nbytes for t in model.state_dict().values() if t.is_floating_point())
     assert sum(node.parameters for node in profile.nodes) == total
@@ -318,7 +371,7 @@ def test_a_profile_has_the_models_bytes(name: str) -> None:
     assert all(node.forward > 0 for node in profile.nodes)
     assert all(node.backward > 0 for node in profile.nodes if node.parameters)
     assert (profile.base_bytes, profile.micro_size) == (7, 2)
-    without = count(trace(model, (1, 22, 22), torch.float32, torch.contiguous_format, name), 2)
+    without = count(graph, 2)
     assert [node.parameters for node in without.nodes] == [node.parameters for node in profile.nodes]
     assert without.cuts == profile.cuts
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +36,8 @@ def trace_model(spec: RunSpec, data: DataInfo, model: nn.Module, place: Place) -
     """The graph of a model without storage, in the precision and memory layout of the training."""
     layout = memory_layout(spec)
     model = model.to(place.dtype, memory_format=layout)  # type: ignore[call-overload]
-    return trace(model, spec.image_shape(data), place.dtype, layout, spec.model)
+    example = torch.empty(1, *spec.image_shape(data), dtype=place.dtype, device="meta")
+    return trace(model, example, layout, spec.model)
 
 
 def micro_size(spec: RunSpec) -> int:
@@ -62,7 +62,7 @@ def make_plan(
         give_back_memory()
         nodes = [replace(n, forward=n.forward * speed, backward=n.backward * speed, update=n.update * speed)
                  for n in profile.nodes]  # fmt: skip
-        batch = spec.batch_size * math.prod(graph.image) * graph.dtype.itemsize
+        batch = spec.batch_size * graph.sample_bytes
         profile = replace(profile, nodes=tuple(nodes), batch_bytes=batch, copies=1.0 if spec.validation else 0.0)
     else:
         profile = count(graph, micro_size(spec))
