@@ -78,9 +78,9 @@ class Checkpoints:
         """Save the state after this many updates: waits until an earlier one is written, and copies."""
         self._check()
         everyone = tuple(range(self.comm.size))
-        held = [*state.hold_model(self.model, lambda cut: everyone, own_buffers=self.comm.size > 1)]
+        held = [*state.hold_model(self.model, lambda name, cut: everyone, own_buffers=self.comm.size > 1)]
         if self.optimizer:
-            held += state.hold_optimizer(self.model, self.optimizer, lambda cut: everyone)
+            held += state.hold_optimizer(self.model, self.optimizer, lambda name, cut: everyone)
         self._saver.copy([*held, *state.random_state(self.comm.device)])
         facts = {
             "scheduler": self.scheduler.state_dict() if self.scheduler else None,

@@ -39,8 +39,8 @@ class Cut:
         return math.prod(self.shape) // self.shape[self.dim]
 
 
-# The ranks that have the same values: of whole tensors, or of those that are cut.
-Holders = Callable[[Cut | None], tuple[int, ...]]
+# The ranks that have the same values of a parameter or buffer, by its name, or of the cut of it.
+Holders = Callable[[str, Cut | None], tuple[int, ...]]
 
 
 def hold(
@@ -67,10 +67,10 @@ def hold_model(
     for name, tensor in stored.items():
         if not tensor.is_meta:
             cut = cuts.get(name)
-            yield hold(MODEL + name, tensor, cut, holders(cut), own=own or (own_buffers and name in buffers))
+            yield hold(MODEL + name, tensor, cut, holders(name, cut), own=own or (own_buffers and name in buffers))
     for name, tensor in buffers.items():
         if name not in stored and not tensor.is_meta:
-            yield hold(TRANSIENT + name, tensor, None, holders(None), own=own_buffers)
+            yield hold(TRANSIENT + name, tensor, None, holders(name, None), own=own_buffers)
 
 
 def hold_optimizer(
@@ -86,7 +86,7 @@ def hold_optimizer(
         for key, value in sorted(optimizer.state.get(parameter, {}).items()):
             if isinstance(value, Tensor):
                 cut = (cuts or {}).get(name) if value.shape == parameter.shape else None
-                yield hold(f"{OPTIMIZER}{name}.{key}", value, cut, holders(cut), own=own)
+                yield hold(f"{OPTIMIZER}{name}.{key}", value, cut, holders(name, cut), own=own)
 
 
 def load_model(model: nn.Module, checkpoint: Checkpoint, cuts: Mapping[str, Cut], rank: int | None) -> None:

@@ -271,8 +271,8 @@ class Lockstep(Engine):
         """The model, with its own names of parameters."""
         return self.model
 
-    def holders(self, cut: Cut | None) -> tuple[int, ...]:
-        """The ranks that have the same values as this one: of whole tensors, or of those that are cut."""
+    def holders(self, name: str, cut: Cut | None) -> tuple[int, ...]:
+        """The ranks that have the same values as this one of the parameter or buffer of this name, or of its cut."""
         return tuple(range(self.comm.size))
 
     def cuts(self) -> Mapping[str, Cut]:
@@ -302,7 +302,7 @@ class Lockstep(Engine):
         if self._optimizer is not None:
             yield from state.hold_optimizer(model, self._optimizer, holders, cuts, own=own or self.own_moments)
         for name, tensor in best.items():
-            yield state.hold(state.BEST + name, tensor, cuts.get(name), holders(cuts.get(name)))
+            yield state.hold(state.BEST + name, tensor, cuts.get(name), holders(name, cuts.get(name)))
         yield from state.random_state(self.comm.device)
 
     def restore(self, checkpoint: Checkpoint, *, same: bool) -> Restored:

@@ -113,7 +113,7 @@ class Pipeline(PartEngine):
         assert self.whole is not None
         return self.whole.model
 
-    def holders(self, cut: Cut | None) -> tuple[int, ...]:
+    def holders(self, name: str, cut: Cut | None) -> tuple[int, ...]:
         return tuple(self.options.grid.replicas_of(self.comm.rank))
 
     @property

@@ -105,7 +105,7 @@ class TensorParallel(PartEngine):
         own = [gradient for name, gradient in self.gradients().items() if first or name in self.split]
         return float(get_total_norm(own)) ** 2 if own else 0.0
 
-    def holders(self, cut: Cut | None) -> tuple[int, ...]:
+    def holders(self, name: str, cut: Cut | None) -> tuple[int, ...]:
         shards, every = self.shards_comm, range(self.comm.size)
         return tuple(every[shards.rank :: shards.size] if cut else every)
 
