@@ -512,6 +512,7 @@ def _check_together(spec: RunSpec, world: World | None, here: bool) -> None:
 
 def check_data(spec: RunSpec, data: datasets.DataInfo) -> None:
     """What depends on the data set: before any process starts where its size is known, else as soon as it is loaded."""
+    _check_task(spec, data)
     if data.kind == "images":
         models.check_fits(spec.model, spec.image_shape(data))
     else:
@@ -529,6 +530,26 @@ def check_data(spec: RunSpec, data: datasets.DataInfo) -> None:
             batch = f"a global batch of {spec.batch_size} x {spec.shares} {who} = {spec.update_batch} samples"
             lower = "--batch-size or --workers"
         raise UsageError(f"{batch} is larger than the training set of {spec.data} ({samples}): lower {lower}")
+
+
+def _check_task(spec: RunSpec, data: datasets.DataInfo) -> None:
+    """Refuse data that do not fit the task or the model."""
+    model, numbers = models.describe(spec.model), data.target_dtype.startswith("float")
+    if model and {model.takes, data.kind} == {"images", "tokens"}:
+        fitting = [name for name, each in models.TABLE.items() if each.takes == data.kind]
+        raise UsageError(f"model {spec.model} takes {model.takes}, but {spec.data} has {data.kind}: use one of "
+                         f"{', '.join(fitting)}, or your own")  # fmt: skip
+    found = "floating-point targets" if numbers else "one class for each sample"
+    if not numbers and data.target_shape:
+        found = f"integer targets of shape {list(data.target_shape)}"
+    fits = {
+        tasks.CLASSIFICATION: not numbers and not data.target_shape,
+        tasks.LANGUAGE_MODEL: not numbers and bool(data.target_shape),
+        tasks.REGRESSION: numbers,
+    }
+    if not fits.get(spec.objective, True):
+        better = next(task.name for task, fit in fits.items() if fit)
+        raise UsageError(f"--task {spec.task}: {spec.data} has {found}; use --task {better}, or a function of your own")
 
 
 def _refuse_image_options(spec: RunSpec, data: datasets.DataInfo) -> None:

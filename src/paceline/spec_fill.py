@@ -41,9 +41,11 @@ def choose(values: dict[str, Any], sources: dict[str, str], world: World | None)
     if values["decay"] == "step" and values["decay_factor"] is None:
         fill("decay_factor", DEFAULT_DECAY_FACTOR, "default for step")
     data = datasets.describe(values["data"])
+    kind = datasets.kind_of(values["data"])
     if values["task"] is None:
-        kind = datasets.kind_of(values["data"])
         fill("task", tasks.USUAL[kind], f"default for {kind}")
+    if kind == "tokens" and sources["model"] == "default":
+        fill("model", "gpt", "default for tokens")
     if values["normalize"] is None and data is not None:  # that of own data is chosen when they are loaded
         fill("normalize", data.normalize, f"default for {data.name}")
     if (asked := emulation.read(values["compute"])) is not None:

@@ -140,8 +140,10 @@ def describe(name: str) -> DataInfo | None:
 
 
 def kind_of(name: str) -> str:
-    """`images`, `tokens` or `arrays`; a user's own data counts as images until it is loaded."""
-    return "images"
+    """`images`, `tokens` or `arrays`; the latter are any that a user's own data may be."""
+    if info := describe(name):
+        return info.kind
+    return "tokens" if text_of(name) else "images" if name.startswith("images:") else "arrays"
 
 
 def in_file(name: str) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
@@ -31,15 +30,15 @@ class Timing:
     order: tuple[int, ...]
 
 
-def measure(model: nn.Module, shape: tuple[int, ...]) -> Timing:
+def measure(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Timing:
     """Run forward and backward on torch's meta device, where tensors have shapes and no values, and count operations.
 
-    Only convolutions and matrix products are counted; other operations are assumed to take no time.
+    `shape` and `dtype` are those of an input; by default the dtype is the model's. Only convolutions and matrix
+    products are counted; other operations are assumed to take no time.
     """
     weights = {name: _meta(p) for name, p in model.named_parameters()}
     trainable = [weights[name] for name, p in model.named_parameters() if p.requires_grad]
-    inputs = torch.empty(_SAMPLES, *shape, device="meta", dtype=trainable[0].dtype)
-    targets = torch.empty(_SAMPLES, device="meta", dtype=torch.int64)
+    inputs = torch.empty(_SAMPLES, *shape, device="meta", dtype=dtype or trainable[0].dtype)
     counter, done = FlopCounterMode(display=False), dict[int, int]()
 
     def note(number: int) -> Callable[[Tensor], None]:
@@ -51,7 +50,7 @@ def measure(model: nn.Module, shape: tuple[int, ...]) -> Timing:
         state = weights | {name: torch.empty_like(b, device="meta") for name, b in model.named_buffers()}
         output = functional_call(model, state, (inputs,))
         forward = counter.get_total_flops()
-        F.cross_entropy(output, targets, reduction="sum").backward()
+        output.sum().backward()
     total = counter.get_total_flops()
     ready = tuple(done.get(number, total) / total if total else 1.0 for number in range(len(trainable)))
     return Timing(forward / 2 / _SAMPLES, forward / total if total else 1 / 3, ready, tuple(done))

@@ -77,6 +77,7 @@ def begin_summary(spec: RunSpec) -> Summary:
         servers=spec.servers or 0,
         transport=spec.transport if spec.ranks > 1 else "single",
         model=spec.model,
+        task=spec.objective.name,
         data=spec.data,
         batch_size=spec.batch_size,
         global_batch=spec.update_batch,

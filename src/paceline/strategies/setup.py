@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from paceline import own_code
 from paceline.data import table as datasets
+from paceline.data.batch import each
 from paceline.data.load import load
 from paceline.data.table import DataInfo
 from paceline.emulation import table as emulation
@@ -27,6 +29,7 @@ from paceline.models.deferred import RANDOM, Check, Make, build_whole
 from paceline.spec import RunSpec
 from paceline.strategies.weights import start_from
 from paceline.tasks.scoring import Scorer
+from paceline.tasks.table import CLASSIFICATION, LANGUAGE_MODEL
 
 
 @dataclass(frozen=True)
@@ -69,10 +72,26 @@ def make_model(spec: RunSpec, data: DataInfo, place: Place) -> tuple[nn.Module, 
 
 def how_to_build(spec: RunSpec, data: DataInfo) -> tuple[Make, Check]:
     """What constructs the model, and what refuses it where it does not fit the data."""
-    shape, classes = spec.image_shape(data), data.classes
-    return partial(construct, spec.model, shape, classes, spec.dropout, spec.hidden), partial(
-        check, spec.model, torch.zeros(2, *shape), (classes,)
+    outputs = data.classes or math.prod(data.target_shape)  # of the last layer
+    expected = None
+    if spec.objective in (CLASSIFICATION, LANGUAGE_MODEL):
+        expected = (*data.target_shape, outputs)
+    return partial(construct, spec.model, spec.image_shape(data), outputs, spec.dropout, spec.hidden), partial(
+        check, spec.model, example(spec, data, 2), expected
     )
+
+
+def example(spec: RunSpec, data: DataInfo, count: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
+    """Inputs of zeros for this many samples, of the form that the model is given; `dtype` is that of its weights."""
+
+    def zeros(form: str) -> Tensor:
+        kind, _, shape = form.partition(" ")
+        own: torch.dtype = getattr(torch, kind)
+        sizes = map(int, shape.split("x") if shape else ())
+        return torch.zeros(count, *sizes, dtype=dtype if own.is_floating_point else own, device=device)
+
+    shape = "x".join(map(str, spec.image_shape(data)))
+    return each(zeros, data.inputs or f"{data.input_dtype} {shape}")
 
 
 def initial_weights(spec: RunSpec) -> dict[str, Tensor]:
@@ -129,7 +148,7 @@ def make_emulation(spec: RunSpec, data: DataInfo, model: nn.Module, place: Place
     if asked is None:
         return None
     try:
-        timing = measure(model, spec.image_shape(data))
+        timing = measure(model, spec.image_shape(data), example(spec, data, 1).dtype if data.inputs is None else None)
     except Exception as error:
         raise UsageError(
             f"--compute {spec.compute}: the operations of model {spec.model} cannot be counted without computing them "

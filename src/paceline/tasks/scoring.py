@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline import own_code
-from paceline.data.batch import Batch, Values, tensors
+from paceline.data.batch import Batch, Values, call, tensors
 from paceline.errors import UsageError
 from paceline.tasks.base import Sums, Task
 
@@ -34,7 +34,7 @@ class Scorer:
 
     def __call__(self, model: nn.Module, batch: Batch) -> Score:
         with self.autocast(tensors(batch.inputs)[0].device.type):
-            output = run(model, batch.inputs)
+            output = call(model, batch.inputs)
         return self.score(output, batch.targets)
 
     def autocast(self, device: str = "cpu") -> Any:
@@ -68,13 +68,6 @@ class Scorer:
         if not math.isfinite(weight) or weight < 0:
             raise UsageError(f"{title} the weight {weight:g}: the number of samples or targets that count is expected")
         return loss, weight, metric
-
-
-def run(model: nn.Module, inputs: Values) -> Any:
-    """Call the model with the inputs."""
-    if isinstance(inputs, dict):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
 def _failed(error: Exception, output: Any, targets: Values) -> str:

@@ -152,3 +152,5 @@ class Progress:
             summary.add_test(self._tests[max(self._tests)])
         summary.update_seconds = self.recorder.update_seconds(self.spec.method.round(vars(self.spec)))
         summary.samples_per_second = self.recorder.samples_per_second()
+        if self.task.per_target and summary.samples_per_second and self.samples:
+            summary.tokens_per_second = summary.samples_per_second * self.learned.sums.weight / self.samples

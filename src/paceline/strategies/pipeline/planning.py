@@ -23,7 +23,7 @@ from paceline.pipeline.profile import count, measure
 from paceline.pipeline.resident import give_back_memory, resident_bytes
 from paceline.spec import RunSpec, check_data
 from paceline.strategies.partitioned import build_without_storage
-from paceline.strategies.setup import Place, choose_place, make_optimizer, memory_layout
+from paceline.strategies.setup import Place, choose_place, example, make_optimizer, memory_layout
 
 Told = Callable[[int, int], None]
 
@@ -36,8 +36,7 @@ def trace_model(spec: RunSpec, data: DataInfo, model: nn.Module, place: Place) -
     """The graph of a model without storage, in the precision and memory layout of the training."""
     layout = memory_layout(spec)
     model = model.to(place.dtype, memory_format=layout)  # type: ignore[call-overload]
-    example = torch.empty(1, *spec.image_shape(data), dtype=place.dtype, device="meta")
-    return trace(model, example, layout, spec.model)
+    return trace(model, example(spec, data, 1, place.dtype, "meta"), layout, spec.model)
 
 
 def micro_size(spec: RunSpec) -> int:
