@@ -115,7 +115,7 @@ def _of(some_of: int, all_of: int) -> str:
 def _score(one: Group, values: Sequence[float]) -> str:
     """The median, with the range of the runs, and the perplexity of a language model."""
     middle, form, notes = median(values), measure_of(one).text, list[str]()
-    if len(values) > 1:
+    if form(min(values)) != form(max(values)):
         notes.append(spread(Interval(middle, min(values), max(values)), form))
     if (surprise := perplexity(one.first, middle)) is not None:
         notes.append(f"perplexity {number(surprise)}")

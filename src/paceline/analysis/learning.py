@@ -13,7 +13,7 @@ import numpy as np
 from paceline.analysis.runs import Run
 from paceline.analysis.scaling import Group
 from paceline.analysis.statistics import Interval, Series
-from paceline.analysis.wording import accuracy, number
+from paceline.analysis.wording import accuracy, loss
 from paceline.run.records import CLASSIFICATION, LANGUAGE_MODEL
 
 MOST_POINTS = 400
@@ -36,7 +36,7 @@ class Measure:
     alike: float  # with few runs, a smaller difference is not significant
 
     def text(self, value: float) -> str:
-        return accuracy(value) if self is ACCURACY else number(value)
+        return accuracy(value) if self is ACCURACY else loss(value)
 
     def best(self, values: Iterable[float]) -> float | None:
         return max(values, key=lambda value: self.sign * value, default=None)

@@ -61,6 +61,11 @@ def accuracy(value: float) -> str:
     return f"{100 * value:.2f} %"
 
 
+def loss(value: float) -> str:
+    """Four significant digits, as small differences count: 0.03124, 1.430."""
+    return f"{value:#.4g}" if 1e-4 <= abs(value) < 1000 else number(value)
+
+
 def seconds(value: float) -> str:
     for unit, length in (("h", 3600.0), ("min", 60.0)):
         if value >= 2 * length:

@@ -35,6 +35,7 @@ from paceline.report.figure import (
     Page,
     Panel,
     accuracies,
+    around,
     categories,
     doublings,
     from_zero,
@@ -61,7 +62,7 @@ from paceline.report.traces import (
     wrapped,
 )
 
-NOT_FROM_ZERO = "The accuracy axis does not start at 0."
+NOT_FROM_ZERO = "The {} axis does not start at 0."
 BAR = 36  # pixels for a bar whose label has two lines
 WIDE_LABEL = 20  # letters in a line of a bar's label
 LINE = 16  # pixels for each additional line of it
@@ -140,23 +141,26 @@ def _by_workers(study: Study, measure: Measure, called: str, heading: str) -> Ch
     for sheet in arrange(study, strands, words, SAME_PANEL, without=("workers",)):
         for title, part in sheet.panels.items():
             x = whole_numbers("workers", [one.workers for styled in part for one in styled.thing.groups])
-            panels = [Panel("", x, from_zero(f"{of} loss"), [_results(each, of, "loss", at) for each in part])]
+            traces = [_results(each, of, measure.name, at) for each in part]
+            panels = [Panel("", x, _result_axis(of, measure, traces), traces)]
             if measure is ACCURACY:
-                traces = [_results(each, of, "accuracy", at) for each in part]
-                panels = [Panel("", x, _accuracy_axis(of, traces), traces), *panels]
+                panels.append(Panel("", x, from_zero(f"{of} loss"), [_results(each, of, "loss", at) for each in part]))
             pages.append(Page(_both(sheet, title), panels))
     rows = [one | {key: value for key, value in two.items() if "loss" in key} for one, two in
             zip(_result_rows(groups, of, measure.name), _result_rows(groups, of, "loss"), strict=True)]  # fmt: skip
-    what, note = ("accuracy and loss", NOT_FROM_ZERO) if measure is ACCURACY else ("loss", "")
-    text = caption(f"Final {what} ({of}) by number of workers.", SPREAD, note, groups=groups, timed=False)
+    what = "accuracy and loss" if measure is ACCURACY else "loss"
+    text = caption(f"Final {what} ({of}) by number of workers.",
+                   SPREAD, NOT_FROM_ZERO.format(measure.name), groups=groups, timed=False)  # fmt: skip
     return chart(called, heading, text, pages, rows)
 
 
-def _accuracy_axis(of: str, traces: Sequence[Trace]) -> dict[str, Any]:
+def _result_axis(of: str, measure: Measure, traces: Sequence[Trace]) -> dict[str, Any]:
+    """Of what settings are compared by: an axis on which differences are visible."""
     drawn = [(y, y - low, y + high) for trace in traces
              for y, low, high in zip(trace["y"], trace["error_y"]["arrayminus"], trace["error_y"]["array"], strict=True)
              if np.isfinite(y)]  # fmt: skip
-    return accuracies(f"{of} accuracy, %", [low for _, low, _ in drawn], [high for _, _, high in drawn])
+    lows, highs = [low for _, low, _ in drawn], [high for _, _, high in drawn]
+    return accuracies(f"{of} accuracy, %", lows, highs) if measure is ACCURACY else around(f"{of} loss", lows, highs)
 
 
 def _both(sheet: Sheet[Any], title: str) -> str:
@@ -186,11 +190,13 @@ def _by_batch(study: Study, strands: Sequence[Strand], what: str, title: str) ->
         for heading, part in sheet.panels.items():
             x = doublings("batch size, samples per update", [at(one)[0] for each in part for one in each.thing.groups])
             traces = [_results(each, of, what, at) for each in part]
-            y = _accuracy_axis(of, traces) if what == "accuracy" else from_zero(f"{of} loss")
+            measure = measure_of(part[0].thing.groups[0])
+            y = _result_axis(of, measure, traces) if what == measure.name else from_zero(f"{of} loss")
             panels.append(Panel(heading, x, y, traces))
         pages.append(Page(sheet.name, panels))
     text = caption(f"Final {what} ({of}) by global batch size.",
-                   SPREAD, NOT_FROM_ZERO if what == "accuracy" else "", groups=groups, timed=False)  # fmt: skip
+                   SPREAD, NOT_FROM_ZERO.format(what) if any(measure_of(one).name == what for one in groups) else "",
+                   groups=groups, timed=False)  # fmt: skip
     return chart(f"{what}-by-batch", title, text, pages, _result_rows(groups, of, what))
 
 
@@ -211,7 +217,7 @@ def _learning(study: Study, called: str, title: str, x: str, column: int) -> Cha
         for sheet in arrange(study, groups, lambda one: one.setting, SAME_PANEL):
             for heading, part in sheet.panels.items():
                 traces = [_by_epoch(styled, of, column) for styled in part]
-                y = _accuracy_axis(of, traces) if measure is ACCURACY else from_zero(f"{of} loss")
+                y = _result_axis(of, measure, traces)
                 loss = Panel("", from_zero(x), from_zero("training loss"))
                 for styled in part:
                     loss.traces += _on_the_way(styled, column)

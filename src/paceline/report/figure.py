@@ -17,6 +17,7 @@ TEXT, FAINT, GRID, IDEAL = "#333333", "#666666", "#e6e6e6", "#999999"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 LEAST_SPAN = 2.0  # per cent, of an axis of accuracies
+LEAST_PART = 0.1  # of the highest value, of an axis of losses
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,13 @@ def accuracies(title: str, lows: Sequence[float], highs: Sequence[float]) -> dic
     low, high = min(lows, default=0.0), max(highs, default=100.0)
     room = max(0.06 * (high - low), (LEAST_SPAN - (high - low)) / 2)
     return axis(title, range=[max(0.0, low - room), min(100.4, high + room)])
+
+
+def around(title: str, lows: Sequence[float], highs: Sequence[float]) -> dict[str, Any]:
+    """An axis around the values that need not start at 0, but never so narrow that small differences look large."""
+    low, high = min(lows, default=0.0), max(highs, default=1.0)
+    room = max(0.06 * (high - low), (LEAST_PART * abs(high) - (high - low)) / 2)
+    return axis(title, range=[low - room, high + room])
 
 
 def whole_numbers(title: str, values: Iterable[int]) -> dict[str, Any]:

@@ -403,8 +403,8 @@ def test_language_models_are_compared_by_loss_and_perplexity(tmp_path: Path) -> 
     runs = spoken(tmp_path, 32, 0.05, [1.50, 1.51, 1.52]) + spoken(tmp_path, 64, 0.05, [1.70, 1.71, 1.72])
     soonest, best, sizes = texts(runs, "learned")
     assert "A validation loss of 1.6 (perplexity 4.95) is reached" in soonest
-    assert best.startswith("The best test loss is 1.51 (1.50 to 1.52; perplexity 4.53), with ")
-    assert "has the highest, 1.71 (1.70 to 1.72; perplexity 5.53)" in best
+    assert best.startswith("The best test loss is 1.510 (1.500 to 1.520; perplexity 4.53), with ")
+    assert "has the highest, 1.710 (1.700 to 1.720; perplexity 5.53)" in best
     assert "its test loss is 1.71" in sizes
     assert "32 is the" not in sizes
     assert not any("accurac" in each.text for each in findings(group(runs), [], []))
