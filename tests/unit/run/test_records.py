@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from raw_lines import raw_lines
 
+from paceline.launch.folder import begin_summary
 from paceline.layout import Grid
 from paceline.run.atomic import write_whole
 from paceline.run.folder import read_bench, read_summary, write_bench, write_summary
@@ -33,6 +34,7 @@ from paceline.run.records import (
     Summary,
     Validation,
 )
+from paceline.spec import resolve
 
 SUMMARY = Summary(
     status=COMPLETED,
@@ -345,3 +347,9 @@ def test_a_file_has_the_mode_of_any_new_file_whoever_wrote_it(tmp_path: Path, ma
     assert {(path.name, path.stat().st_mode & 0o777) for path in tmp_path.iterdir()} == {
         (name, 0o666 & ~mask) for name in "abc"
     }
+
+
+def test_a_run_records_its_task_from_its_start() -> None:
+    spoken = {"data": "shakespeare", "model": "gpt", "task": "language-model"}
+    assert begin_summary(resolve(("flag", spoken)).spec).task == "language-model"
+    assert begin_summary(resolve().spec).task == "classification"
