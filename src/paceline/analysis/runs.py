@@ -238,6 +238,8 @@ def _faults(run: Run) -> Iterator[str]:
         for step in steps
         if step.epoch >= len(steps)
     )
+    counts = s.confusion or []
+    yield from ("confusion does not have as many columns as rows" for row in counts if len(row) != len(counts))
     if s.workers != s.grid.replicas * s.grid.stages * s.grid.shards:
         yield f"{s.workers} workers cannot be {s.grid}"
     named = {row["rank"] for row in run.environment["ranks"]}

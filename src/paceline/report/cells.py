@@ -16,11 +16,15 @@ LONG = 32  # letters: a cell with more is wrapped
 
 @dataclass(frozen=True)
 class Cell:
-    """The text of a table's cell; `note` is in small letters below it, such as an interval."""
+    """The text of a table's cell; `note` is in small letters below it, such as an interval.
+
+    `shade` is how dark it is, from 0 to 1, in a table that is a heat map.
+    """
 
     text: str
     note: str = ""
     number: bool = True
+    shade: float = 0.0
 
     @property
     def long(self) -> bool:

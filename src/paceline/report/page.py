@@ -79,6 +79,7 @@ def _sections(study: Study, charts: Sequence[Chart]) -> list[Section]:
         Section("limits", "Limitations", bench.limits if bench else ()),
         Section("charts", "Charts", [sections.drawing(chart) for chart in charts if chart is not first]),
         Section("results", "All results", tables.results_table(study)),
+        Section("classes", "Accuracy by class", tables.classes_table(study)),
         Section("paper", "Comparison with the paper", tables.paper_table(study) if bench and bench.paper else None),
         Section("missing", "Failed and omitted runs",
                 sections.missing(tables.missing(study), bench.left_out if bench else ())),

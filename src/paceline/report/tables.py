@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import sqrt
 from statistics import median
 from typing import Any
 
@@ -22,6 +23,9 @@ Row = dict[str, Any]
 
 # CPU time is shown if it differs from wall time by more than this fraction.
 DIFFERS = 0.1
+
+# A heat map of more classes would not be readable.
+MOST_CLASSES = 20
 
 # Measures that can be compared even if the paper trained on other data, or for longer.
 PACE = ("update_seconds", "samples_per_second", "speedup")
@@ -217,6 +221,26 @@ def results_table(study: Study) -> Results:
     columns = {name: cells for name, cells in columns.items() if any(each.text != NOTHING for each in cells)}
     made = table(list(columns), list(zip(*columns.values(), strict=True)), kind="results")
     return Results(same if len(rows) > 1 else "", made)
+
+
+def classes_table(study: Study) -> TableData | None:
+    """Of a single classifier: how much of each class is correct, and what it was taken for, as a heat map."""
+    counts = study.runs[0].summary.confusion if len(study.runs) == 1 else None
+    if not counts:
+        return None
+    names, few = [f"{number:,}" for number in range(len(counts))], len(counts) <= MOST_CLASSES
+    rows = []
+    for name, row in enumerate(counts):
+        all_of, wrong = sum(row), [0 if other == name else count for other, count in enumerate(row)]
+        worst = wrong.index(max(wrong))
+        rows.append([
+            Cell(names[name]), Cell(f"{all_of:,}"), Cell(percent(row[name] / all_of if all_of else None)),
+            Cell(f"{names[worst]} ({wrong[worst]:,})" if any(wrong) else NOTHING),
+            *(Cell(f"{count:,}", shade=sqrt(count / all_of)) if count else Cell("") for count in row if few),
+        ])  # fmt: skip
+    heads = ["class", "samples", "correct", "most often taken for", *(names if few else ())]
+    note = "The columns on the right are predicted classes: the darker, the larger the part of the row's samples."
+    return table(heads, rows, kind="classes", note=note if few else "")
 
 
 def matches(one: Group, wanted: dict[str, Any]) -> bool:

@@ -45,6 +45,7 @@ class Summary:
 
     `task` is what the model was trained for. Every task has a loss; accuracies are there if the task has one, and
     `train_metrics`, `validation_metrics` (a table for each epoch) and `test_metrics` are its other figures by name.
+    `confusion` says how often the test samples of each class (a row) were taken for each class (a column).
 
     `model_properties` are `dropout` and `batch-norm`, where the model has such layers; None in folders of before.
 
@@ -102,6 +103,7 @@ class Summary:
     test_loss: float | None = None
     test_accuracy: float | None = None
     test_metrics: dict[str, float] = field(default_factory=dict)
+    confusion: list[list[int]] | None = None
     total_seconds: Seconds | None = None
     samples_per_second: float | None = None
     tokens_per_second: float | None = None

@@ -150,6 +150,38 @@ def test_parts_come_in_their_order_and_the_contents_lead_to_them(study: Study) -
     assert {a.get("id") for _, a in seen.tags} >= set(links)
 
 
+def test_a_single_classifier_shows_what_each_class_was_taken_for(tmp_path: Path) -> None:
+    confusion = [[8, 2, 0], [0, 9, 1], [0, 0, 0]]  # no sample is of the last class
+    write_run(tmp_path / "a", steady(0.1), confusion=confusion, test_accuracy=0.85)
+    study = read_study([tmp_path])
+    made = tables.classes_table(study)
+    assert made is not None
+    assert made.headers == ("class", "samples", "correct", "most often taken for", "0", "1", "2")
+    texts = [[each.text for each in row] for row in made.rows]
+    assert texts[0] == ["0", "10", "80.00 %", "1 (2)", "8", "2", ""]
+    assert texts[2] == ["2", "0", "–", "–", "", "", ""]
+    assert [each.shade**2 for each in made.rows[1][4:]] == pytest.approx([0, 0.9, 0.1])
+    html = page(study, [], PLOTLY)
+    assert 'style="--shade: 89%"' in html
+    assert "Accuracy by class" in html
+    write_run(tmp_path / "b", steady(0.1), confusion=confusion, workers=2)
+    assert tables.classes_table(read_study([tmp_path])) is None, "several runs are compared in other ways"
+
+
+def test_many_classes_are_a_table_without_a_heat_map(tmp_path: Path) -> None:
+    size = tables.MOST_CLASSES + 1
+    write_run(tmp_path / "a", steady(0.1), confusion=[[int(i == j) for j in range(size)] for i in range(size)])
+    made = tables.classes_table(read_study([tmp_path]))
+    assert made is not None
+    assert (len(made.headers), len(made.rows), made.note) == (4, size, "")
+
+
+def test_a_confusion_that_is_not_square_is_damaged(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", steady(0.1), confusion=[[1, 2], [3]])
+    [left] = read_study([tmp_path]).left_out
+    assert "confusion" in left.why
+
+
 def test_badges_say_what_is_not_the_real_thing(study: Study, tmp_path: Path) -> None:
     assert sections.badges(study) == ("quick form",)
     write(tmp_path / "a", MadeUp(compute="emulated:k80", steps=20))
