@@ -7,12 +7,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from live_run import MPIEXEC, PACELINE, launchers
 from own_modules import write_modules
 from PIL import Image
+from safetensors.torch import load_file
 
 from paceline.run.folder import read_summary
 from paceline.run.records import COMPLETED
@@ -99,3 +102,27 @@ def test_a_script_finds_its_own_modules_from_any_folder(tmp_path: Path) -> None:
     command = [sys.executable, "tools/go.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stdout) == (0, "completed\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--read", "scatter", "--strategy", "ring"], ["--strategy", "ps-sync"]], ids=["scatter", "ps-sync"]
+)
+def test_rows_of_numbers_train_the_same_model_however_they_are_read(arguments: list[str], tmp_path: Path) -> None:
+    """64-bit floats with classes, which are no images; compared with one process."""
+    random = np.random.default_rng(0)
+    arrays: dict[str, Any] = {}
+    for part, count in (("train", 30), ("test", 11)):
+        arrays |= {f"x_{part}": random.normal(size=(count, 5)), f"y_{part}": np.arange(count) % 3}
+    np.savez(tmp_path / "rows.npz", **arrays)
+    common = ["--model", "mlp", "--data", "arrays:rows.npz", "--dtype", "float64", "--epochs", "2", "--threads", "1"]
+    common += ["--global-batch", "8", "--optimizer", "sgd"]
+    variables = dict(os.environ) | {"PACELINE_CACHE": str(tmp_path / "cache")}
+    for name, own in (("one", ["--workers", "1"]), ("two", ["--workers", "2", *arguments])):
+        done = subprocess.run(
+            [*PACELINE, *common, *own, "--name", name], cwd=tmp_path, env=variables, capture_output=True, text=True,
+            timeout=100, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    one, two = (load_file(tmp_path / "runs" / name / "model.safetensors") for name in ("one", "two"))
+    for key, weights in one.items():
+        torch.testing.assert_close(two[key], weights, rtol=0, atol=1e-12)

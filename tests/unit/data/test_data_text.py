@@ -21,7 +21,7 @@ from paceline.data.load import Dataset, load
 from paceline.data.mapped import open_bytes, views
 from paceline.data.origins import SHAKESPEARE
 from paceline.data.prepare import prepare
-from paceline.data.table import Text, describe, in_file
+from paceline.data.table import Text, describe, in_file, kind_of
 from paceline.data.transforms import Prepare
 from paceline.errors import AgreedError, DataError, UsageError
 from paceline.training.setup import _agree_on_data
@@ -169,6 +169,16 @@ def test_ranks_together_see_what_one_sees(make: Callable[[Dataset, Comm], Input]
         assert torch.equal(whole.targets, whole.inputs + 1)
         assert whole.inputs.dtype == torch.int64
     assert sum(len(parts[-1][0]) for parts in ranks) == 10
+
+
+def test_the_kind_of_a_data_set_is_known_from_its_name_if_it_can_be() -> None:
+    kinds = {
+        "tokens": ("shakespeare", "shakespeare:block=8", "text:nowhere.txt", "tokens:nowhere.bin,block=3"),
+        "images": ("mnist", "synthetic:3x8x8", "images:nowhere"),
+        "arrays": ("arrays:nowhere.npz", "mine:load"),  # possibly images
+    }
+    for kind, names in kinds.items():
+        assert {kind_of(name) for name in names} == {kind}
 
 
 # The text in the package.
