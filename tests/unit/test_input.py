@@ -162,6 +162,7 @@ def test_a_batch_can_be_changed_without_changing_the_data() -> None:
         for _ in range(2):
             (batch,) = source.evaluation("test")[1]
             assert torch.equal(batch.inputs["rows"], MIXED.test.inputs["rows"].long())
+            assert torch.equal(batch.targets[0], MIXED.test.targets[0])
             batch.inputs["rows"].zero_()
             batch.targets[0].zero_()
             assert MIXED.test.targets[0][1] == 1

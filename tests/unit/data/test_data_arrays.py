@@ -254,6 +254,7 @@ KINDS = [
     ((13,), np.float64, (2, 3), np.float64),
     ((4, 5, 6), np.float16, (1,), np.float16),
     ((2, 7, 7), np.float32, (7, 7), np.int16),  # a class for each pixel
+    ((3, 7, 7), np.uint8, (7, 7), np.int64),
     ((16,), np.uint16, (16,), np.int64),
     ((3, 8, 8), np.uint8, (), np.float32),
     ((5, 3, 8, 8), np.uint8, (2,), np.float32),
