@@ -513,10 +513,9 @@ def _check_together(spec: RunSpec, world: World | None, here: bool) -> None:
 def check_data(spec: RunSpec, data: datasets.DataInfo) -> None:
     """What depends on the data set: before any process starts where its size is known, else as soon as it is loaded."""
     _check_task(spec, data)
-    if data.kind == "images":
-        models.check_fits(spec.model, spec.image_shape(data))
-    else:
+    if data.kind != "images":
         _refuse_image_options(spec, data)
+    models.check_fits(spec.model, spec.image_shape(data), data.kind)
     if spec.normalize and data.mean is None:
         raise UsageError(f"--normalize: the means of {data.name} are not known; leave it out")
     if spec.validation and not spec.validation_samples(data):

@@ -41,7 +41,7 @@ def pictures(folder: Path) -> Path:
     return folder / "pictures"
 
 
-MODEL = (["--model", "mine:one_too_many", "--data", "mine:load"], ["mine:one_too_many", "4", "3 classes"])
+MODEL = (["--model", "mine:one_too_many", "--data", "mine:load"], ["mine:one_too_many", "4 numbers instead of 3"])
 RANDOM = (["--model", "mine:build", "--data", "mine:unseeded"], ["different data than rank 0", "seed"])
 LABELS = (["--model", "mine:build", "--data", "mine:wild"], ["mine:wild", "-1"])
 IMAGE = (["--model", "mlp", "--data", "images:pictures"], ["broken.png"])

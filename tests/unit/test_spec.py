@@ -423,8 +423,15 @@ def test_a_spec_that_is_resolved_again_with_other_workers_keeps_the_batch_that_w
 )
 def test_options_for_images_are_refused_for_other_data(given: Values, kind: str) -> None:
     data = DataInfo("mine.py:load", (64,), 256, 1000, 100, "", kind=kind, target_shape=(64,))
-    spec = resolve(("flag", {"data": "json:loads", "model": "json:loads"})).spec
+    spec = resolve(("flag", {"data": "json:loads", "model": "json:loads", "task": "language-model"})).spec
     check_data(spec, data)
     flag = "--" + min(given).replace("_", "-")
     with pytest.raises(UsageError, match=f"^{flag} is for images, but json:loads has {kind}: leave it out"):
         check_data(replace(spec, **given), data)
+
+
+def test_a_model_of_images_is_refused_for_rows_of_numbers() -> None:
+    rows = DataInfo("mine.py:load", (13,), 3, 1000, 100, "", kind="arrays")
+    check_data(resolve(("flag", {"data": "json:loads", "model": "mlp"})).spec, rows)
+    with pytest.raises(UsageError, match=r"^model resnet18 takes images .* has samples of shape \[13\]"):
+        check_data(resolve(("flag", {"data": "json:loads", "model": "resnet18"})).spec, rows)

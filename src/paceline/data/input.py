@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.comm.base import Comm
-from paceline.data.batch import Batch, Form, Values, each, empty, split, tensors
+from paceline.data.batch import Batch, Form, Values, empty, split, tensors
 from paceline.data.course import Course
 from paceline.data.load import Dataset, Records, Split
 from paceline.data.sampler import hold_out, part_of, shuffle
@@ -118,11 +118,6 @@ def evaluation_batch(info: DataInfo, shape: tuple[int, ...]) -> int:
     """
     values = max(math.prod(shape), math.prod(info.target_shape) * info.classes)
     return max(1 if info.target_shape else 16, min(_EVALUATION_BATCH, _EVALUATION_VALUES // values))
-
-
-def example_inputs(info: DataInfo, shape: Sequence[int], count: int = 2) -> Values:
-    """Zeros in the form of a batch of inputs of this shape, to try out a model."""
-    return each(torch.zeros_like, empty(info.inputs or f"{info.input_dtype} {'x'.join(map(str, shape))}", count))
 
 
 class OwnInput(Input):

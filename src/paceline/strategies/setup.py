@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from paceline import own_code
 from paceline.data import table as datasets
-from paceline.data.batch import each
+from paceline.data.batch import each, empty
 from paceline.data.load import load
 from paceline.data.table import DataInfo
 from paceline.emulation import table as emulation
@@ -84,14 +84,11 @@ def how_to_build(spec: RunSpec, data: DataInfo) -> tuple[Make, Check]:
 def example(spec: RunSpec, data: DataInfo, count: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
     """Inputs of zeros for this many samples, of the form that the model is given; `dtype` is that of its weights."""
 
-    def zeros(form: str) -> Tensor:
-        kind, _, shape = form.partition(" ")
-        own: torch.dtype = getattr(torch, kind)
-        sizes = map(int, shape.split("x") if shape else ())
-        return torch.zeros(count, *sizes, dtype=dtype if own.is_floating_point else own, device=device)
+    def zeros(like: Tensor) -> Tensor:
+        return torch.zeros_like(like, dtype=dtype if like.is_floating_point() else like.dtype, device=device)
 
     shape = "x".join(map(str, spec.image_shape(data)))
-    return each(zeros, data.inputs or f"{data.input_dtype} {shape}")
+    return each(zeros, empty(data.inputs or f"{data.input_dtype} {shape}", count))
 
 
 def initial_weights(spec: RunSpec) -> dict[str, Tensor]:

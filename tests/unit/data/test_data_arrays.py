@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from paceline.data import arrays
-from paceline.data.input import example_inputs
 from paceline.data.load import Dataset, load
 from paceline.data.prepare import prepare
 from paceline.errors import DataError, UsageError
+from paceline.spec import RunSpec
+from paceline.strategies.setup import example
 
 Arrays = dict[str, Any]  # of numpy arrays
 MODULE = "own_arrays_of_the_test"
@@ -284,8 +285,8 @@ def test_inputs_and_targets_of_any_shape_and_type_are_read(
             inputs, targets = split.take(torch.tensor([2, 1]))
             assert inputs.tolist() == given[f"x_{part}"][[2, 1]].tolist()
             assert targets.tolist() == given[f"y_{part}"][[2, 1]].tolist()
-    example = example_inputs(info, info.shape, 3)
-    assert (example.shape, str(example.dtype)) == ((3, *x_inner), f"torch.{info.input_dtype}")
+    inputs = example(RunSpec(), info, 3)
+    assert (inputs.shape, str(inputs.dtype)) == ((3, *x_inner), f"torch.{info.input_dtype}")
 
 
 def test_rows_with_class_numbers_are_checked_as_images_are(tmp_path: Path) -> None:
@@ -367,10 +368,10 @@ def test_a_function_may_return_several_inputs_and_targets() -> None:
     assert inputs["ids"].tolist() == test[0]["ids"][[3, 0]].tolist()
     assert inputs["extra"].dtype == torch.float64
     assert [each.tolist() for each in targets] == [each[[3, 0]].tolist() for each in test[1]]
-    example = example_inputs(info, info.shape)
-    assert {name: (each.dtype, each.shape) for name, each in example.items()} == {
+    tried = example(RunSpec(), info, 2, torch.float64)
+    assert {name: (each.dtype, each.shape) for name, each in tried.items()} == {
         "ids": (torch.int64, (2, 6)),
-        "extra": (torch.float32, (2, 2)),
+        "extra": (torch.float64, (2, 2)),
     }
     (x, _), (z, _) = train, test
     pair = load(returned((((x["ids"], x["extra"]), np.arange(9) % 3), ((z["ids"], z["extra"]), np.arange(4) % 3))))
