@@ -238,7 +238,7 @@ class Common:
         assert self.workers is not None, "resolve first"
         return self.workers + self.method.servers(vars(self))
 
-    def image_shape(self, data: datasets.DataInfo) -> tuple[int, ...]:
+    def input_shape(self, data: datasets.DataInfo) -> tuple[int, ...]:
         """The shape of one sample as the model is given it; of images: channels, height and width."""
         return (data.shape[0], self.image_size, self.image_size) if self.image_size else data.shape
 
@@ -515,7 +515,7 @@ def check_data(spec: RunSpec, data: datasets.DataInfo) -> None:
     _check_task(spec, data)
     if data.kind != "images":
         _refuse_image_options(spec, data)
-    models.check_fits(spec.model, spec.image_shape(data), data.kind)
+    models.check_fits(spec.model, spec.input_shape(data), data.kind)
     if spec.normalize and data.mean is None:
         raise UsageError(f"--normalize: the means of {data.name} are not known; leave it out")
     if spec.validation and not spec.validation_samples(data):

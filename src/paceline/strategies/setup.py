@@ -76,7 +76,7 @@ def how_to_build(spec: RunSpec, data: DataInfo) -> tuple[Make, Check]:
     expected = None
     if spec.objective in (CLASSIFICATION, LANGUAGE_MODEL):
         expected = (*data.target_shape, outputs)
-    return partial(construct, spec.model, spec.image_shape(data), outputs, spec.dropout, spec.hidden), partial(
+    return partial(construct, spec.model, spec.input_shape(data), outputs, spec.dropout, spec.hidden), partial(
         check, spec.model, example(spec, data, 2), expected
     )
 
@@ -87,7 +87,7 @@ def example(spec: RunSpec, data: DataInfo, count: int, dtype: torch.dtype = torc
     def zeros(like: Tensor) -> Tensor:
         return torch.zeros_like(like, dtype=dtype if like.is_floating_point() else like.dtype, device=device)
 
-    shape = "x".join(map(str, spec.image_shape(data)))
+    shape = "x".join(map(str, spec.input_shape(data)))
     return each(zeros, empty(data.inputs or f"{data.input_dtype} {shape}", count))
 
 
@@ -145,7 +145,7 @@ def make_emulation(spec: RunSpec, data: DataInfo, model: nn.Module, place: Place
     if asked is None:
         return None
     try:
-        timing = measure(model, spec.image_shape(data), example(spec, data, 1).dtype if data.inputs is None else None)
+        timing = measure(model, spec.input_shape(data), example(spec, data, 1).dtype if data.inputs is None else None)
     except Exception as error:
         raise UsageError(
             f"--compute {spec.compute}: the operations of model {spec.model} cannot be counted without computing them "

@@ -61,7 +61,7 @@ def make_input(spec: RunSpec, comm: Comm, place: Place) -> Input:
 def _prepare(spec: RunSpec, info: DataInfo, place: Place) -> Prepare:
     if info.kind != "images":
         return Prepare(place.dtype, place.device)
-    _, height, width = spec.image_shape(info)
+    _, height, width = spec.input_shape(info)
     normalize = info.normalize if spec.normalize is None else spec.normalize
     return PrepareImages(
         place.dtype,

@@ -313,7 +313,7 @@ def _rules(spec: RunSpec, info: DataInfo) -> Rules:
         patience=spec.timeout,
         validation=spec.validation_samples(info),
         test=info.test if spec.test else 0,
-        evaluation_batch=evaluation_batch(info, spec.image_shape(info)),
+        evaluation_batch=evaluation_batch(info, spec.input_shape(info)),
         save_every=CHECKPOINT_EVERY if spec.checkpoint_every is None else spec.checkpoint_every,
         save_seconds=spec.checkpoint_seconds,
         skips=MOST_SKIPPED if spec.on_nan == SKIP else 0,
