@@ -49,6 +49,15 @@ class Form:
         return row if self.dtype in SENT else row.view(torch.uint8)
 
 
+@dataclass(frozen=True)
+class Shared:
+    """A parameter or buffer that several nodes use, with its names in the model and these nodes."""
+
+    tensor: Tensor
+    names: tuple[str, ...]
+    nodes: tuple[int, ...]
+
+
 class Graph:
     """A traced model: its nodes in program order, and the values between them.
 
@@ -125,9 +134,13 @@ class Graph:
         for first, changed in walk.changed.values():
             for position in range(max(first, 0) + 1, changed + 1):
                 reasons[position] = f"{self.names[changed]} changes the output of {self._name(first)} in place"
-        for name, (first, again) in self._shared().items():
-            for position in range(first + 1, again + 1):
-                reasons[position] = f"{self.names[first]} and {self.names[again]} use the same weights ({name})"
+        copied = {each.names for each in self.copied()}
+        for shared in self._shared():
+            first, again = shared.nodes[0], shared.nodes[-1]
+            for position in range(first + 1, again + 1) if shared.names not in copied else ():
+                what = "weights, which forward changes" if isinstance(shared.tensor, nn.Parameter) else "buffer"
+                users = f"{self.names[first]} and {self.names[again]}"
+                reasons[position] = f"{users} use the same {what} ({shared.names[0]})"
         cuts = []
         for position in range(last + 1):
             names = self.crossing(position) if 0 < position < last else []
@@ -183,14 +196,24 @@ class Graph:
                 return f"{title} returns a value only in training"
         return None
 
-    def _shared(self) -> dict[str, tuple[int, int]]:
-        """Weights that several nodes use, with the first and the last of these nodes."""
-        spans: dict[int, tuple[str, int, int]] = {}
+    def copied(self) -> list[Shared]:
+        """Parameters that several nodes use and none changes: each stage with one of these nodes can have a copy.
+
+        A gradient of a copy is a part of the gradient, and all parts are summed.
+        """
+        walk = self.walk(2)
+        changed = {n.target for n in self.nodes if n.op == "get_attr" and n.name in walk.forms
+                   and walk.forms[n.name].storage in walk.changed}  # fmt: skip
+        return [each for each in self._shared()
+                if isinstance(each.tensor, nn.Parameter) and not changed & set(each.names)]  # fmt: skip
+
+    def _shared(self) -> list[Shared]:
+        found: dict[int, tuple[Tensor, dict[str, None], dict[int, None]]] = {}
         for position, node in enumerate(self.nodes):
             for name, tensor in self._weights(node).items():
-                known = spans.get(id(tensor), (name, position, position))
-                spans[id(tensor)] = (known[0], known[1], position)
-        return {name: (first, last) for name, first, last in spans.values() if last > first}
+                _, names, nodes = found.setdefault(id(tensor), (tensor, {}, {}))
+                names[name] = nodes[position] = None
+        return [Shared(tensor, tuple(names), tuple(nodes)) for tensor, names, nodes in found.values() if len(nodes) > 1]
 
     def _weights(self, node: fx.Node) -> dict[str, Tensor]:
         """The parameters and buffers that a node uses, by the model's names."""

@@ -21,7 +21,7 @@ from operator import add
 from typing import NamedTuple
 
 from paceline.errors import UsageError, nearest
-from paceline.pipeline.plan import MEMORY, Cut, Device, Node, Profile, Stage, StagePlan
+from paceline.pipeline.plan import MEMORY, Copied, Cut, Device, Node, Profile, Stage, StagePlan
 from paceline.pipeline.schedule import SCHEDULES, in_flight
 from paceline.pipeline.sizes import in_bytes
 
@@ -101,15 +101,20 @@ def equal_layers(profile: Profile, stages: int) -> tuple[int, ...]:
 
 
 def equal_parameters(profile: Profile, stages: int) -> tuple[int, ...]:
-    """The valid cuts nearest to equal numbers of parameters per stage."""
-    return _nearest(profile, stages, [0, *accumulate(node.parameters for node in profile.nodes)])
+    """The valid cuts nearest to equal numbers of parameters per stage; a shared one counts wherever it is used."""
+    amounts = [node.parameters for node in profile.nodes]
+    for each in profile.copied:
+        for position in each.nodes:
+            amounts[position] += each.parameters
+    return _nearest(profile, stages, [0, *accumulate(amounts)])
 
 
 def after_layers(profile: Profile, names: Sequence[str]) -> tuple[int, ...]:
     """The positions after the nodes with these names, or after the last node inside the layer with such a name."""
     found = []
     for name in names:
-        inside = [p for p, node in enumerate(profile.nodes) if node.name == name or node.name.startswith(f"{name}.")]
+        inside = [p for p, node in enumerate(profile.nodes) if node.name == name]
+        inside = inside or [p for p, node in enumerate(profile.nodes) if node.name.startswith(f"{name}.")]
         if not inside:
             known = [profile.nodes[p - 1].name for p in profile.valid()[1:-1]]
             more = f" and {len(known) - 12} more" if len(known) > 12 else ""
@@ -151,6 +156,8 @@ class _Range(NamedTuple):
     micro: int  # kept from forward to backward, for one micro-batch
     inputs: int  # its inputs for one micro-batch
     working: int
+    copied: int = 0  # weights that other stages may have, too, with their gradients and optimizer state
+    update: float = 0.0  # seconds of the optimizer for these
 
 
 class _Prices:
@@ -173,9 +180,7 @@ class _Prices:
         self._seconds = [0.0, *accumulate(n.forward + n.backward + n.update / micros for n in nodes)]
         self._forward = [0.0, *accumulate(n.forward for n in nodes)]
         self._transfer = [cut.bytes / bandwidth if bandwidth else 0.0 for cut in profile.cuts]
-        self._weights = [n.weight_bytes + round(profile.copies * n.weight_bytes) for n in nodes]
-        fixed = (w + n.gradient_bytes + n.optimizer_bytes for w, n in zip(self._weights, nodes, strict=True))
-        self._fixed = [0, *accumulate(fixed)]
+        self._fixed = [0, *accumulate(map(self._held_by, nodes))]
         self._held = [in_flight(schedule, len(devices), micros, stage) for stage in range(len(devices))]
         # A stage that holds one micro-batch at a time saves nothing by recomputing it, and does not.
         self._again = [recompute and held > 1 for held in self._held]
@@ -204,7 +209,18 @@ class _Prices:
             if (self._seconds[stop] - self._seconds[start]) / self._fast > self.slowest:
                 return  # longer ranges do not fit either
             outputs = sum(sizes[storage] for storage in profile.cuts[stop].storages if storage not in inside)
-            yield _Range(start, stop, micro + outputs, inputs, working + self._on_their_way(start, stop))
+            working_now, copied = working + self._on_their_way(start, stop), self._copied(start, stop)
+            more = (sum(map(self._held_by, copied)), sum(each.update for each in copied)) if copied else ()
+            yield _Range(start, stop, micro + outputs, inputs, working_now, *more)
+
+    def _copied(self, start: int, stop: int) -> list[Copied]:
+        return [each for each in self.profile.copied if any(start <= node < stop for node in each.nodes)]
+
+    def _weights(self, of: Node | Copied) -> int:
+        return of.weight_bytes + round(self.profile.copies * of.weight_bytes)
+
+    def _held_by(self, of: Node | Copied) -> int:
+        return self._weights(of) + of.gradient_bytes + of.optimizer_bytes
 
     def _on_their_way(self, start: int, stop: int) -> int:
         """Bytes of messages: the next activation and gradient to be received, and the last two gradients being sent."""
@@ -218,11 +234,11 @@ class _Prices:
 
     def excess(self, stage: int, of: _Range) -> float:
         """Bytes that the device lacks; negative if it has more than enough."""
-        needed = self.profile.base_bytes + self._fixed[of.stop] - self._fixed[of.start] + of.working
+        needed = self.profile.base_bytes + self._fixed[of.stop] - self._fixed[of.start] + of.copied + of.working
         return needed + self.activations(stage, of) - self._limits[stage]
 
     def compute(self, stage: int, of: _Range) -> float:
-        seconds = self._seconds[of.stop] - self._seconds[of.start]
+        seconds = self._seconds[of.stop] - self._seconds[of.start] + of.update / self.micros
         if self._again[stage]:
             seconds += self._forward[of.stop] - self._forward[of.start]
         return seconds / self.devices[stage].speed
@@ -249,11 +265,12 @@ class _Prices:
 
     def _stage(self, number: int, start: int, stop: int) -> Stage:
         nodes, of = self.profile.nodes[start:stop], next(r for r in self.ranges(start) if r.stop == stop)
+        held: list[Node | Copied] = [*nodes, *self._copied(start, stop)]
         memory = (
             self.profile.base_bytes,
-            sum(self._weights[start:stop]),
-            sum(node.gradient_bytes for node in nodes),
-            sum(node.optimizer_bytes for node in nodes),
+            sum(map(self._weights, held)),
+            sum(each.gradient_bytes for each in held),
+            sum(each.optimizer_bytes for each in held),
             self.activations(number, of),
             of.working,
         )
@@ -261,7 +278,7 @@ class _Prices:
             start=start,
             stop=stop,
             layers=tuple(node.name for node in nodes),
-            parameters=sum(node.parameters for node in nodes),
+            parameters=sum(each.parameters for each in held),
             seconds=self.compute(number, of),
             transfer_seconds=self.transfer(of),
             forward_bytes=self.profile.cuts[stop].forward_bytes,

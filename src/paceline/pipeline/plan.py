@@ -42,6 +42,18 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class Copied:
+    """A weight that several nodes use: each stage with one of them has a copy, which is not counted in the nodes."""
+
+    nodes: tuple[int, ...]
+    parameters: int
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    update: float  # seconds of an optimizer step
+
+
+@dataclass(frozen=True)
 class Profile:
     """The cost of each node of a model. cuts[p] is before node p; cuts[0] and the last one are the ends."""
 
@@ -52,6 +64,7 @@ class Profile:
     micro_size: int  # samples
     batch_bytes: int = 0  # of a replica's whole prepared batch; the first stage has several
     copies: float = 0.0  # copies of the weights that a rank keeps besides those it trains
+    copied: tuple[Copied, ...] = ()
 
     def __post_init__(self) -> None:
         assert len(self.cuts) == len(self.nodes) + 1

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from paceline.pipeline.graph import Form, Graph, Walk, tensors_in
-from paceline.pipeline.plan import Node, Profile
+from paceline.pipeline.graph import Form, Graph, Shared, Walk, tensors_in
+from paceline.pipeline.plan import Copied, Node, Profile
 from paceline.pipeline.resident import most_added
 
 MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
@@ -27,11 +27,12 @@ ELSEWHERE = 8 << 20
 
 @dataclass
 class _Run:
-    """One node, ready to run: a function of fresh inputs, the inputs, its weights."""
+    """One node, ready to run: a function of fresh inputs, the inputs, its weights, and those that count for it."""
 
     call: Callable[[Sequence[Tensor]], Any]
     inputs: list[Tensor]
     weights: list[Tensor]
+    counted: list[Tensor]
 
 
 def measure(
@@ -51,11 +52,15 @@ def measure(
         storage = walk.storage(tensor)
         sizes[storage] = max(sizes.get(storage, 0), tensor.nbytes)
     seen: set[str] = set()
+    copied = graph.copied()
+    shared = {name for each in copied for name in each.names}
+    # What a node keeps of the model's weights is there anyway.
+    held = {walk.forms[n.name].storage for n in graph.nodes if n.op == "get_attr" and n.name in walk.forms}
     for number, (node, title) in enumerate(zip(graph.nodes, graph.names, strict=True)):
         told(number, len(graph.nodes))
-        key = _key(graph, walk, node)
+        key = _key(graph, walk, node, shared)
         if key not in known:
-            known[key] = _measure(_prepare(graph, walk, node), make_optimizer)
+            known[key] = _measure(_prepare(graph, walk, node, shared), make_optimizer)
         found = known[key]
         inputs = [tensor for source in node.all_input_nodes for tensor in tensors_in(walk.results[source.name])]
         kept = {walk.storage(tensor) for i, tensor in enumerate(inputs) if i in found.kept}
@@ -65,19 +70,31 @@ def measure(
         if own <= seen:  # its weights are shared with another node, and counted there
             found = replace(found, parameters=0, weight_bytes=0, gradient_bytes=0, optimizer_bytes=0, update=0.0)
         seen |= own
-        nodes.append(replace(found, name=title, kept=frozenset(kept)))
+        nodes.append(replace(found, name=title, kept=frozenset(kept - held)))
     by_number = tuple(sizes.get(number, 0) for number in range(max(sizes) + 1))
-    return Profile(tuple(nodes), graph.cuts(micro_size), by_number, base_bytes, micro_size)
+    copies = tuple(_copied(each, make_optimizer) for each in copied)
+    return Profile(tuple(nodes), graph.cuts(micro_size), by_number, base_bytes, micro_size, copied=copies)
 
 
-def _key(graph: Graph, walk: Walk, node: fx.Node) -> Any:
+def _copied(shared: Shared, make_optimizer: MakeOptimizer | None) -> Copied:
+    """What a copy of a weight costs on each stage; without the optimizer, only its size."""
+    like, update, optimizer_bytes = shared.tensor, 0.0, 0
+    if make_optimizer and like.requires_grad:
+        weight = _fill(torch.empty_like(like, device="cpu")).requires_grad_()
+        update, optimizer_bytes = _update([weight], make_optimizer)
+    trained, size = like.requires_grad, like.nbytes
+    return Copied(shared.nodes, like.numel() * trained, size, size * trained, optimizer_bytes, update)
+
+
+def _key(graph: Graph, walk: Walk, node: fx.Node, shared: set[str]) -> Any:
     """A key that is equal for nodes with the same cost."""
     what: Any = node.target
     if node.op == "call_module":
         layer = graph.model.get_submodule(str(node.target))
         if any(layer.children()):
             return node.name
-        what = (type(layer), repr(layer), [(tuple(p.shape), p.requires_grad) for p in layer.parameters()])
+        named = layer.named_parameters(str(node.target))
+        what = (type(layer), repr(layer), [(tuple(p.shape), p.requires_grad, name in shared) for name, p in named])
     if node.op == "get_attr":
         return node.name
     place = {source: number for number, source in enumerate(node.all_input_nodes)}
@@ -86,8 +103,8 @@ def _key(graph: Graph, walk: Walk, node: fx.Node) -> Any:
     return repr((node.op, what, shape, forms))
 
 
-def _prepare(graph: Graph, walk: Walk, node: fx.Node) -> _Run:
-    """The node with synthetic inputs and weights."""
+def _prepare(graph: Graph, walk: Walk, node: fx.Node, shared: set[str]) -> _Run:
+    """The node with synthetic inputs and weights; shared ones are not counted."""
     made: dict[fx.Node, Any] = {source: _real(walk.results[source.name], walk) for source in node.all_input_nodes}
     inputs = [tensor for value in made.values() for tensor in tensors_in(value)]
 
@@ -104,11 +121,12 @@ def _prepare(graph: Graph, walk: Walk, node: fx.Node) -> _Run:
             args, kwargs = fresh(tensors)
             return layer(*args, **kwargs)
 
-        return _Run(call, inputs, list(layer.parameters()))
+        named = dict(layer.named_parameters(str(node.target)))
+        return _Run(call, inputs, [*named.values()], [p for name, p in named.items() if name not in shared])
     if node.op == "get_attr":
         value = _real(walk.results[node.name], walk)
         weights = [t for t in tensors_in(value) if t.requires_grad]
-        return _Run(lambda _: value, [], weights)
+        return _Run(lambda _: value, [], weights, [] if node.target in shared else weights)
 
     def function(tensors: Sequence[Tensor]) -> Any:
         args, kwargs = fresh(tensors)
@@ -117,7 +135,7 @@ def _prepare(graph: Graph, walk: Walk, node: fx.Node) -> _Run:
         assert callable(node.target)
         return node.target(*args, **kwargs)
 
-    return _Run(function, inputs, [])
+    return _Run(function, inputs, [], [])
 
 
 def _filled(layer: nn.Module) -> nn.Module:
@@ -155,7 +173,7 @@ def _swap(value: Any, coming: Any) -> Any:
 
 
 def _measure(run: _Run, make_optimizer: MakeOptimizer) -> Node:
-    trained = [weight for weight in run.weights if weight.requires_grad]
+    trained = [weight for weight in run.counted if weight.requires_grad]
     kept, internal = _kept(run)
     passes, first = list[tuple[float, float]](), list[float]()
     begun = time.perf_counter()
@@ -173,7 +191,7 @@ def _measure(run: _Run, make_optimizer: MakeOptimizer) -> Node:
         backward=backward,
         update=update - (backward - median(first[1:]) if first else 0.0),
         parameters=sum(weight.numel() for weight in trained),
-        weight_bytes=sum(weight.nbytes for weight in run.weights),
+        weight_bytes=sum(weight.nbytes for weight in run.counted),
         gradient_bytes=sum(weight.nbytes for weight in trained),
         optimizer_bytes=optimizer_bytes,
         working_bytes=_working(run),
@@ -252,6 +270,8 @@ def _update(weights: list[Tensor], make_optimizer: MakeOptimizer) -> tuple[float
     """Seconds of an optimizer step for these weights, and the bytes of the optimizer state."""
     if not weights:
         return 0.0, 0
+    for weight in weights:  # one without a gradient, as a function's, would not be updated
+        weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
     optimizer, seconds = make_optimizer(weights), []
     for _ in range(RUNS):
         start = time.perf_counter()
@@ -263,14 +283,16 @@ def _update(weights: list[Tensor], make_optimizer: MakeOptimizer) -> tuple[float
 
 def count(graph: Graph, micro_size: int) -> Profile:
     """A profile without running anything: parameters, and the traffic of each cut."""
-    nodes = []
+    nodes, copied = [], graph.copied()
+    shared = {name for each in copied for name in each.names}
     for number, title in enumerate(graph.names):
-        own = dict(_trained(graph, number))
+        own = {name: weight for name, weight in _trained(graph, number) if name not in shared}
         weights = sum(weight.nbytes for weight in own.values())
         parameters = sum(weight.numel() for weight in own.values())
         nodes.append(Node(title, 0.0, 0.0, 0.0, parameters, weights, weights, 0, 0, 0, frozenset()))
     walk = graph.walk(micro_size)
-    return Profile(tuple(nodes), graph.cuts(micro_size), (0,) * walk.storages, 0, micro_size)
+    copies = tuple(_copied(each, None) for each in copied)
+    return Profile(tuple(nodes), graph.cuts(micro_size), (0,) * walk.storages, 0, micro_size, copied=copies)
 
 
 def _trained(graph: Graph, number: int) -> Iterable[tuple[str, Tensor]]:

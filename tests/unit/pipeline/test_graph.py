@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from paceline.data.batch import Values, call, each, tensors
 from paceline.errors import UsageError
 from paceline.models.build import build
+from paceline.models.gpt import Gpt
 from paceline.pipeline.graph import Graph, trace
+from paceline.pipeline.partition import Device, plan_at
 from paceline.pipeline.profile import count, measure
 
 BATCH = 3
@@ -143,6 +145,22 @@ class Tied(nn.Module):
         return out
 
 
+class OneStatistic(nn.Module):
+    """Two norms that share their running means, and weights that forward changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.norm1, self.norm2 = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.BatchNorm1d(8)
+        self.norm2.running_mean = self.norm1.running_mean
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.dense(x.mean((1, 2))).relu()
+        x = self.norm2(self.norm1(F.linear(x, self.dense.weight.detach().mul_(0.5))).relu())
+        out: Tensor = self.out(x)
+        return out
+
+
 class Sized(nn.Module):
     """A number and a tuple are on their way from one layer to another."""
 
@@ -157,12 +175,24 @@ class Sized(nn.Module):
         return out
 
 
-def test_no_cut_divides_what_must_stay_together() -> None:
+def test_weights_that_several_layers_use_can_be_on_several_stages() -> None:
     with torch.device("meta"):  # moving it there would give each layer its own weights
-        tied = graph_of(Tied().double(), dtype=torch.float64)
-    reasons = {name: cut.reason for name, cut in zip(tied.names, tied.cuts(BATCH), strict=False)}
-    words = "enter and leave use the same weights (enter.weight)"
-    assert reasons == {"mean": None, "enter": None, "middle": words, "again": words, "leave": words}
+        tied = graph_of(Tied())
+    assert not any(cut.reason for cut in tied.cuts(BATCH))
+    (shared,) = tied.copied()
+    assert (shared.names, shared.nodes) == (("enter.weight", "leave.weight"), (1, 4))
+    assert tied.owned(0, 3) == ["enter.weight", "middle.weight", "middle.bias"]
+    assert tied.owned(4, 5) == ["leave.weight"]
+
+
+def test_no_cut_divides_what_must_stay_together() -> None:
+    with torch.device("meta"):
+        graph = graph_of(OneStatistic())
+    reasons = {name: cut.reason for name, cut in zip(graph.names, graph.cuts(BATCH), strict=False)}
+    words = "dense and dense.weight use the same weights, which forward changes (dense.weight)"
+    assert reasons["relu"] == reasons["dense.weight"] == words
+    assert reasons["relu_1"] == reasons["norm2"] == "norm1 and norm2 use the same buffer (norm1.running_mean)"
+    assert (reasons["dense"], reasons["norm1"], reasons["out"]) == (None, None, None)
     sized = graph_of(Sized())
     reasons = {name: cut.reason for name, cut in zip(sized.names, sized.cuts(BATCH), strict=False)}
     assert reasons["lstm"] == "size returns a value that is not a tensor"
@@ -374,6 +404,30 @@ def test_a_profile_has_the_models_bytes(name: str) -> None:
     without = count(graph, 2)
     assert [node.parameters for node in without.nodes] == [node.parameters for node in profile.nodes]
     assert without.cuts == profile.cuts
+
+
+@pytest.mark.parametrize("run", [True, False], ids=["measured", "counted"])
+def test_a_weight_that_several_stages_have_counts_on_each_of_them_once(run: bool) -> None:
+    with torch.device("meta"):
+        model = Gpt(2, 2, 16, 8, 50, 0.0)
+    graph = graph_of(model, (8,), torch.int64)
+    profile = measure(graph, 2, sgd, 0) if run else count(graph, 2)
+    total, tokens = sum(p.numel() for p in model.parameters()), model.tokens.weight
+    (copied,) = profile.copied
+    assert [graph.names[node] for node in copied.nodes] == ["tokens", "tokens.weight"]
+    assert (copied.parameters, copied.weight_bytes, copied.gradient_bytes) == (tokens.numel(), *[tokens.nbytes] * 2)
+    assert copied.optimizer_bytes == (tokens.nbytes if run else 0)
+    after = [graph.names.index(name) + 1 for name in ("blocks.0.add_1", "blocks.1.add_3")]
+    for positions in ((), after[:1], after):
+        devices = [Device()] * (len(positions) + 1)
+        stages = plan_at(profile, positions, devices, "1f1b", 2, None, False, "given").stages
+        copies = min(len(stages), 2) - 1
+        assert sum(stage.parameters for stage in stages) == total + copies * tokens.numel()
+        for what in ("weights", "gradients", "optimizer") if run else ():
+            assert sum(stage.memory[what] for stage in stages) == 4 * total + copies * tokens.nbytes
+    if run:  # the output layer keeps its weights, and the first stage the positions': they are there anyway
+        held = {graph.walk(2).forms[n.name].storage for n in graph.nodes if n.op == "get_attr"}
+        assert not any(held & node.kept for node in profile.nodes)
 
 
 def test_what_a_profile_says_is_kept_for_backward_is_what_autograd_keeps() -> None:

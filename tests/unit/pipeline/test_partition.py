@@ -25,6 +25,7 @@ from paceline.pipeline.partition import (
     find,
     plan_at,
 )
+from paceline.pipeline.plan import Copied
 from paceline.pipeline.schedule import in_flight
 from paceline.pipeline.sizes import in_bytes
 
@@ -302,6 +303,8 @@ def test_a_cut_is_found_by_the_name_of_a_layer_or_of_what_it_is_in() -> None:
     profile = chain([1.0] * 5, nodes=[node(name) for name in names])
     assert after_layers(profile, ["stem", "layer1"]) == (1, 3)
     assert after_layers(profile, ["layer1.0", "layer10.conv"]) == (2, 4)
+    tied = chain([1.0] * 3, nodes=[node(name) for name in ("tokens", "norm", "tokens.weight")])
+    assert after_layers(tied, ["tokens"]) == (1,)
     with pytest.raises(UsageError) as caught:
         after_layers(profile, ["layer2.conv"])
     assert str(caught.value) == (
@@ -315,3 +318,19 @@ def test_a_plan_survives_json() -> None:
     for bandwidth in (None, 1e6):
         plan = best(profile, Device(), Device(), bandwidth=bandwidth)
         assert StagePlan.from_dict(json.loads(json.dumps(plan.as_dict()))) == plan
+
+
+def test_a_weight_on_several_stages_needs_memory_on_each_and_time_of_the_optimizer() -> None:
+    """The first and the last node share 100 bytes, so that wherever the cut is both stages have them."""
+    profile = replace(chain([1.0] * 4), copied=(Copied((0, 3), 25, 100, 100, 200, 8.0),))
+    for position in (1, 2, 3):
+        plan = plan_at(profile, [position], [Device()] * 2, "1f1b", 4, None, False, "given")
+        assert [stage.memory_bytes for stage in plan.stages] == [400, 400]
+        assert [stage.seconds for stage in plan.stages] == [position + 2.0, 4 - position + 2.0]
+        assert [stage.parameters for stage in plan.stages] == [25, 25]
+    three = plan_at(profile, [1, 2], [Device()] * 3, "1f1b", 4, None, False, "given")
+    assert [stage.memory_bytes for stage in three.stages] == [400, 0, 400]
+    assert best(profile, Device(memory=400), Device(memory=400)).positions() == (2,)
+    with pytest.raises(UsageError, match="stage 1 has 399 B and needs at best 400 B"):
+        best(profile, Device(memory=400), Device(memory=399))
+    assert equal_parameters(replace(profile, copied=(Copied((0, 1), 25, 0, 0, 0, 0.0),)), 2) == (1,)

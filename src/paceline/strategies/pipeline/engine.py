@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -58,13 +58,22 @@ class PipelineOptions:
 
 
 class Pipeline(PartEngine):
-    """Runs one stage; `executor` has its layers, and communicates with neighbouring stages."""
+    """Runs one stage; `executor` has its layers, and communicates with neighbouring stages.
+
+    `stages_of` says which stages have each parameter and buffer: if there are several, they sum its gradient, so that
+    their copies stay equal.
+    """
 
     def __init__(
-        self, comm: Comm, executor: Executor, optimizer: torch.optim.Optimizer | None, options: PipelineOptions
+        self,
+        comm: Comm,
+        executor: Executor,
+        optimizer: torch.optim.Optimizer | None,
+        options: PipelineOptions,
+        stages_of: Mapping[str, Sequence[int]],
     ) -> None:
         super().__init__(comm, executor.training, optimizer)
-        self.executor, self.options, self._steps = executor, options, 0
+        self.executor, self.options, self.stages_of, self._steps = executor, options, stages_of, 0
         self.plan: dict[str, Any] = {}  # where the model is cut
         self._besides = Meter()
 
@@ -73,10 +82,29 @@ class Pipeline(PartEngine):
         self.spot = grid.spot(self.comm.rank)
         self.replicas = self.comm.group(grid.replicas_of(self.comm.rank)) if grid.replicas > 1 else None
         self.averaging = AVERAGINGS[self.options.averaging]
+        self._groups = self._by_holders()
+        for comm, weights in self._groups:
+            for weight in weights:
+                comm.broadcast(_row(weight))  # one by one: memory may not suffice for a copy of all
         if self.replicas:
-            for tensor in (*self.model.parameters(), *self.model.buffers()):
-                self.replicas.broadcast(_row(tensor))  # one by one: memory may not suffice for a copy of all
+            for buffer in self.model.buffers():
+                self.replicas.broadcast(_row(buffer))
         self._beginning = self._sent()
+
+    def _by_holders(self) -> list[tuple[Comm, list[Tensor]]]:
+        """The weights that other ranks have, too, with a communicator of all that have them.
+
+        Groups are in the same order on all ranks: those that communicate first on one rank do so on the others.
+        """
+        found: dict[tuple[int, ...], list[Tensor]] = {}
+        for name, weight in self.named_model.named_parameters():
+            if not weight.is_meta:
+                found.setdefault(self.holders(name, None), []).append(weight)
+        groups = []
+        for ranks in sorted(ranks for ranks in found if len(ranks) > 1):
+            own = list(ranks) == self.options.grid.replicas_of(self.comm.rank)
+            groups.append((self.replicas if own and self.replicas else self.comm.group(list(ranks)), found[ranks]))
+        return groups
 
     def step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
         if self._optimizer is not None:
@@ -86,8 +114,8 @@ class Pipeline(PartEngine):
             if micros := micro_batches(part, self.options.micros, self.options.batch_size):
                 program = instructions(self.options.schedule, stages, len(micros), stage)
                 mine = mine.plus(self.executor.run(program, micros, 1 / batch.nominal, timer.mark))
-        if self.replicas:
-            self._average(self.replicas, computed=batch.count > 0)
+        if self._groups:
+            self._average(computed=batch.count > 0)
             timer.mark("average")
         totals = torch.tensor([*mine, ask, not self.gradients_finite(), self.squares()], dtype=torch.float64)
         self.comm.allreduce(totals)
@@ -99,14 +127,14 @@ class Pipeline(PartEngine):
             self.update(lr, batch.nominal, sums.weight, squares / self.options.grid.replicas)
         timer.mark("optimizer")
         self._steps += 1
-        if self.replicas and self.options.check_replicas and self._steps % self.options.check_replicas == 0:
+        if self._groups and self.options.check_replicas and self._steps % self.options.check_replicas == 0:
             self.check_replicas()
             timer.mark("check")
         return StepResult(sums, batch.global_count, asked, finite=finite)
 
     def check_replicas(self) -> None:
-        if self.replicas:
-            check_equal(self.model, self.replicas, self._steps)
+        for comm, weights in self._groups:
+            check_equal(nn.ParameterList(weights), comm, self._steps)
 
     @property
     def named_model(self) -> nn.Module:
@@ -114,7 +142,8 @@ class Pipeline(PartEngine):
         return self.whole.model
 
     def holders(self, name: str, cut: Cut | None) -> tuple[int, ...]:
-        return tuple(self.options.grid.replicas_of(self.comm.rank))
+        grid = self.options.grid
+        return tuple(grid.rank(replica, s, 0) for replica in range(grid.replicas) for s in self.stages_of[name])
 
     @property
     def own_buffers(self) -> bool:
@@ -127,31 +156,41 @@ class Pipeline(PartEngine):
         self._steps = checkpoint.manifest.position.step
         return super().restore(checkpoint, same=same)
 
-    def _average(self, replicas: Comm, *, computed: bool) -> None:
-        """Sum this stage's gradients over the replicas, in place: they are already divided by the global batch.
+    def _average(self, *, computed: bool) -> None:
+        """Sum gradients over all ranks that have the weights: they are already divided by the global batch.
 
-        Large gradients are summed in place, small ones in buckets. A replica without samples adds nothing.
+        That is one sum over replicas and stages, so that all copies of a weight get the same bits. A replica without
+        samples adds nothing.
         """
-        if computed:
-            self._reached = [p for p in self.model.parameters() if p.grad is not None]
-        else:  # the graph is fixed: parameters with an earlier gradient have one on the other replicas
-            for p in self._reached:
-                p.grad = torch.zeros_like(p)
+        for comm, weights in self._groups:
+            if comm is not self.replicas:
+                reached = [weight for weight in weights if weight.requires_grad]
+            elif computed:
+                reached = self._reached = [weight for weight in weights if weight.grad is not None]
+            else:  # the graph is fixed: parameters with an earlier gradient have one on the other replicas
+                reached = self._reached
+            for weight in reached:
+                if weight.grad is None:
+                    weight.grad = torch.zeros_like(weight)
+            self._sum(comm, [_row(weight.grad) for weight in reached if weight.grad is not None])
+
+    def _sum(self, comm: Comm, gradients: list[Tensor]) -> None:
+        """Large gradients are summed in place, small ones in buckets."""
         limit, small = int(self.options.bucket_mb * 2**20), list[Tensor]()
-        for gradient in [_row(p.grad) for p in self._reached if p.grad is not None]:
+        for gradient in gradients:
             if gradient.nbytes >= limit:
-                self.averaging.run(replicas, gradient)
+                self.averaging.run(comm, gradient)
                 continue
             small.append(gradient)
             if sum(each.nbytes for each in small) >= limit:
-                self._sum_together(replicas, small)
+                self._sum_together(comm, small)
                 small = []
         if small:
-            self._sum_together(replicas, small)
+            self._sum_together(comm, small)
 
-    def _sum_together(self, replicas: Comm, small: list[Tensor]) -> None:
+    def _sum_together(self, comm: Comm, small: list[Tensor]) -> None:
         together = torch.cat(small)
-        self.averaging.run(replicas, together)
+        self.averaging.run(comm, together)
         torch._foreach_copy_(small, list(together.split([len(gradient) for gradient in small])))
 
     def evaluate(self, batches: Iterable[Batch]) -> Sums:
@@ -172,7 +211,7 @@ class Pipeline(PartEngine):
             self._besides = self._besides.plus(self._sent()).plus(before, -1)
 
     def notes(self) -> dict[str, Any]:
-        exact = self.replicas is None or self.averaging.cost(2, 1).exact
+        exact = not self._groups or self.averaging.cost(2, 1).exact
         return {"wire": "exact" if exact else "opaque"}
 
     def gradient_meter(self) -> Meter:
@@ -180,13 +219,15 @@ class Pipeline(PartEngine):
         return self._sent().plus(self._besides, -1).plus(self._beginning, -1)
 
     def _sent(self) -> Meter:
-        mine: Sequence[Comm | None] = (self.executor.comm, self.replicas)
-        return Meter(children=[c.meter for c in mine if isinstance(c, MeteredComm) and c is not self.comm]).total()
+        return Meter(children=[comm.meter for comm in self._comms() if isinstance(comm, MeteredComm)]).total()
 
     def close(self) -> None:
-        for comm in (self.executor.comm, self.replicas):
-            if comm is not None and comm is not self.comm:
-                comm.close()
+        for comm in self._comms():
+            comm.close()
+
+    def _comms(self) -> list[Comm]:
+        every = {id(comm): comm for comm in (self.executor.comm, self.replicas, *(comm for comm, _ in self._groups))}
+        return [comm for comm in every.values() if comm is not None and comm is not self.comm]
 
 
 def _row(tensor: Tensor) -> Tensor:
@@ -200,8 +241,8 @@ def prepare(job: Job) -> PartEngine:
     graph = all_or_none(lambda: trace_model(spec, job.source.info, parts.deferred.model, job.place), comm)
     plan = _agree_on_cuts(job, graph)
     edges = [0, *StagePlan.from_dict(plan).positions(), len(graph.nodes)]
-    owned = _by_stage(graph, edges)
-    parts.fill(graph.model, owned[spot.stage])
+    having = stages_of(graph, edges)
+    parts.fill(graph.model, [name for name, stages in having.items() if spot.stage in stages])
     # A stage that holds one micro-batch at a time saves no memory by recomputing it.
     again = spec.recompute and in_flight(spec.schedule, grid.stages, spec.microbatches, spot.stage) > 1
     executor = Executor(
@@ -226,24 +267,26 @@ def prepare(job: Job) -> PartEngine:
         spec.bucket_mb,
         spec.check_replicas,
     )
-    engine = Pipeline(comm, executor, make_optimizer(spec, trained) if trained else None, options)
-    pieces = {name: [Piece(grid.rank(0, stage, 0), 0, 0, rows(parts.whole[name]))]
-              for stage, names in enumerate(owned) for name in names if name in parts.whole}  # fmt: skip
+    engine = Pipeline(comm, executor, make_optimizer(spec, trained) if trained else None, options, having)
+    pieces = {name: [Piece(grid.rank(0, having[name][0], 0), 0, 0, rows(tensor))]
+              for name, tensor in parts.whole.items()}  # fmt: skip
     engine.plan, engine.stream = plan, comm.rank
     seed_dropout(spec, comm.rank)
     return parts.ready(engine, graph.model, pieces)
 
 
-def _by_stage(graph: Graph, edges: list[int]) -> list[list[str]]:
-    """The names of the tensors that each stage's layers use. Tensors that no layer uses go to the last stage."""
-    owned = [graph.owned(a, b) for a, b in pairwise(edges)]
-    tensors = graph.model.state_dict(keep_vars=True)
-    stage_of = {id(tensors[name]): stage for stage, names in enumerate(owned) for name in names if name in tensors}
-    for name, tensor in tensors.items():
-        stage = stage_of.get(id(tensor), len(owned) - 1)
-        if name not in owned[stage]:
-            owned[stage].append(name)
-    return owned
+def stages_of(graph: Graph, edges: Sequence[int]) -> dict[str, list[int]]:
+    """Which stages have each parameter and buffer: those whose layers use it, under any name; or else the last one."""
+    found: dict[str, list[int]] = {}
+    for stage, (start, stop) in enumerate(pairwise(edges)):
+        for name in graph.owned(start, stop):
+            found.setdefault(name, []).append(stage)
+    tensors, users = graph.model.state_dict(keep_vars=True), dict[int, set[int]]()
+    for name, stages in found.items():
+        if name in tensors:  # not a buffer that is not saved
+            users.setdefault(id(tensors[name]), set()).update(stages)
+    last = len(edges) - 2
+    return found | {name: sorted(users.get(id(tensor), {last})) for name, tensor in tensors.items()}
 
 
 def _agree_on_cuts(job: Job, graph: Graph) -> dict[str, Any]:
