@@ -11,7 +11,7 @@ from paceline.launch.diagnose import Ending
 from paceline.run.atomic import write_whole
 from paceline.run.folder import LOGS, SPEC, hold_space, remove, write_summary
 from paceline.run.liveness import claim
-from paceline.run.records import CLASSIFICATION, RUNNING, Summary
+from paceline.run.records import RUNNING, Summary
 from paceline.spec import Resolved, RunSpec
 
 
@@ -83,7 +83,6 @@ def begin_summary(spec: RunSpec) -> Summary:
         global_batch=spec.update_batch,
         epochs=spec.epochs,
         seed=spec.seed,
-        task=spec.task or CLASSIFICATION,
         compute=spec.compute,
         shrink=spec.shrink,
         grid=spec.grid,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
 
 from paceline.comm.words import all_or_none
 from paceline.data.table import DataInfo
@@ -105,6 +106,14 @@ class PartEngine(Lockstep):
 
     whole: Whole | None = None
     replicated = True
+
+    def squares(self) -> float:
+        """The squares of the gradients that this rank is the first to have: summed over ranks, each counts once."""
+        if not self.clip:
+            return 0.0
+        cuts, rank = self.cuts(), self.comm.rank
+        own = [g for name, g in self.gradients().items() if self.holders(name, cuts.get(name))[0] == rank]
+        return float(get_total_norm(own)) ** 2
 
     def state_dict(self) -> dict[str, Tensor]:
         state = self.whole.model.state_dict() if self.whole else self.model.state_dict()

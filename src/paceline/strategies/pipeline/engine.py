@@ -124,7 +124,7 @@ class Pipeline(PartEngine):
         sums = Sums(*found)
         finite = sums.finite and not bad
         if self._optimizer is not None and finite:
-            self.update(lr, batch.nominal, sums.weight, squares / self.options.grid.replicas)
+            self.update(lr, batch.nominal, sums.weight, squares)
         timer.mark("optimizer")
         self._steps += 1
         if self._groups and self.options.check_replicas and self._steps % self.options.check_replicas == 0:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
 
 from paceline.checkpoint.load import Checkpoint
 from paceline.checkpoint.state import Cut
@@ -82,7 +81,7 @@ class TensorParallel(PartEngine):
             self.parallel.average()
         # Any rank's request must reach all ranks in this step, or a shard would wait for the others.
         first = self.shards_comm.rank == 0  # all shards of a replica have the same sums
-        numbers = [*(mine if first else Sums()), ask, not self.gradients_finite(), self._squares(first)]
+        numbers = [*(mine if first else Sums()), ask, not self.gradients_finite(), self.squares()]
         totals = torch.tensor(numbers, dtype=torch.float64, device=self.comm.device)
         self.comm.allreduce(totals)
         timer.mark("wait")
@@ -90,20 +89,13 @@ class TensorParallel(PartEngine):
         sums = Sums(*found)
         finite = sums.finite and not bad
         if finite:
-            self.update(lr, batch.nominal, sums.weight, squares / self.replicas_comm.size)
+            self.update(lr, batch.nominal, sums.weight, squares)
         timer.mark("optimizer")
         self._steps += 1
         if self.options.check_replicas and self._steps % self.options.check_replicas == 0:
             self.check_replicas()
             timer.mark("check")
         return StepResult(sums, batch.global_count, asked, finite=finite)
-
-    def _squares(self, first: bool) -> float:
-        """The squares of this shard's gradients; of those that all shards have, only on the first one."""
-        if not self.clip:
-            return 0.0
-        own = [gradient for name, gradient in self.gradients().items() if first or name in self.split]
-        return float(get_total_norm(own)) ** 2 if own else 0.0
 
     def holders(self, name: str, cut: Cut | None) -> tuple[int, ...]:
         shards, every = self.shards_comm, range(self.comm.size)
