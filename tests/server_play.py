@@ -97,7 +97,9 @@ class Player:
         self.links: Links = self.client._links  # type: ignore[assignment]
         flat: Any = self.flat
         recorder: Any = SimpleNamespace(step=lambda *_, **__: None, input_seconds=0.0)
-        self.work = Work(self.client, flat, self._batch, flat.score, 1, 0, lambda _: recorder, lambda: False, recorder)
+        self.work = Work(
+            self.client, flat, self._batch, flat.score, 1, 0.0, 0, lambda _: recorder, lambda: False, recorder
+        )
         self.work._timer = StepTimer()
         self.client.target = 1 + AHEAD
         self.awake = self.gone = False

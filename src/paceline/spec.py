@@ -178,9 +178,8 @@ class Common:
 
     @property
     def objective(self) -> Task:
-        """The task: what the model is trained for."""
-        assert self.task is not None, "resolve first"
-        return tasks.describe(self.task)
+        """The task: what the model is trained for; that of the data unless given."""
+        return tasks.describe(self.task or tasks.USUAL[datasets.kind_of(self.data)])
 
     @property
     def names(self) -> list[str]:

@@ -219,3 +219,16 @@ def test_servers_train_the_plain_model(expected: Any, tmp_path: Path, task: str,
         folder = tmp_path / str(number)
         folder.mkdir()
         check(*train_served(values | more, folder), expected(task))
+
+
+@pytest.mark.parametrize(("strategy", "workers", "servers"),
+                         [("ps-sync", 3, 1), ("ps-sync", 2, 2), ("ps-sync", 2, 3), ("ps-bounded", 2, 2),
+                          ("ps-async", 1, 2)])  # fmt: skip
+def test_servers_clip_by_the_norm_of_the_whole_model(
+    expected: Any, tmp_path: Path, strategy: str, workers: int, servers: int
+) -> None:
+    values = (
+        SAME | LM | {"strategy": strategy, "workers": workers, "servers": servers, "log_every": 0, "clip_norm": 0.4}
+    )
+    bound = {"staleness": 0} if strategy == "ps-bounded" else {}
+    check(*train_served(values | bound, tmp_path), expected("language-model", 0.4))

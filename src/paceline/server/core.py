@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -63,6 +63,7 @@ class Core:
         self.traffic = Traffic()
         self._waiting: dict[int, dict[tuple[Address, int, int], Header]] = {}  # by chunk: requests for newer weights
         self.store = store
+        self.leader: Address | None = None  # where its last order came from
         self._out: list[Reply] = []
         self.finished = self.stopping = False
         self.refusal: str | None = None
@@ -93,6 +94,8 @@ class Core:
 
     def tick(self, now: float) -> list[Reply]:
         """Do what is due at this time."""
+        if self.shard.clip:
+            self.tell_squares()  # again, in case a message was lost
         return self._flush()
 
     def send(self, to: Address, message: Message) -> None:
@@ -119,6 +122,9 @@ class Core:
             self.send(sender, say(Kind.ALIVE, sequence=header.sequence))
         elif header.kind in ORDERS:
             self._obey(sender, message)
+        elif header.kind == Kind.SQUARES and header.rank == 0 and self.rank:
+            if header.generation == self.generation:
+                self.take_squares(header.update, header.loss)
         elif header.kind in (Kind.HELLO, Kind.REPORT, Kind.LEAVE):
             self.send(sender, say(Kind.REFUSED, {"why": f"rank {self.rank} is not the leader of this run: ask rank 0"}))
         else:
@@ -129,6 +135,7 @@ class Core:
         header = message.header
         if header.rank != 0 or self.rank == 0:
             raise WireError(f"{Kind(header.kind).name} that is not from the leader")
+        self.leader = sender
         if header.kind == Kind.ATTACH:
             self.refusal = self.refusal or self.on_attach(message.words())
         elif header.kind == Kind.RESTORE:
@@ -167,10 +174,30 @@ class Core:
                            weight=header.weight, nominal=header.nominal)  # fmt: skip
             header.staleness = missed
         self._answer_when_ready(sender, header)
-        for key, waiting in list(self._waiting.get(header.chunk, {}).items()):
-            if chunk.version >= waiting.want:
-                del self._waiting[header.chunk][key]
-                self._answer(key[0], waiting)
+        if self.shard.clip:
+            self.tell_squares()
+        self._answer_waiting([header.chunk])
+
+    def _answer_waiting(self, chunks: Iterable[int]) -> None:
+        for number in chunks:
+            for key, waiting in list(self._waiting.get(number, {}).items()):
+                if self.shard.chunks[number].version >= waiting.want:
+                    del self._waiting[number][key]
+                    self._answer(key[0], waiting)
+
+    def tell_squares(self) -> None:
+        """Tell the leader the squares of this server's part of a gradient that is complete."""
+        if self.shard.own and self.leader:
+            update, squares = self.shard.own
+            self.send(self.leader, Message(Header(Kind.SQUARES, update=update, loss=squares)))
+
+    def take_squares(self, update: int, squares: float) -> None:
+        """The squares of the whole gradient: make the update. A repeated message is ignored."""
+        if self.shard.own and self.shard.own[0] == update:
+            self.shard.whole[update] = squares
+            self.shard.make_clipped()
+            self._answer_waiting(self.shard.chunks)
+            self.tell_squares()
 
     def gradient(self, header: Header, missed: int) -> None:
         """Called when a gradient is accepted; the leader counts it."""

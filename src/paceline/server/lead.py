@@ -20,6 +20,8 @@ from paceline.tasks.base import Sums
 
 # How long to wait for the other servers' weights before asking again.
 COLLECT_SECONDS = 5.0
+# Updates whose squares are kept, for a server that asks again.
+KEPT_SQUARES = 8
 
 
 class Leader(Core):
@@ -52,6 +54,7 @@ class Leader(Core):
         self.lost: dict[int, str] = {}
         self.begun = self.recalled = self.trained = False
         self._saved = 0  # updates at the last checkpoint
+        self._squares: dict[int, dict[int, float]] = {}  # by update and server: of gradients that are clipped
         super().__init__(0, run, life, shard, store)
         self.others = OtherServers(rules.servers - 1, self._identity, self.welcome)
         self.restarted = restarted
@@ -397,6 +400,10 @@ class Leader(Core):
 
     def answered(self, server: int, message: Message, now: float) -> None:
         """Handle STATE of another server, or the weights that it sends at the end."""
+        if message.kind == Kind.SQUARES and message.header.generation == self.generation:
+            self._squares.setdefault(message.header.update, {})[server] = message.header.loss
+            self.tell_squares()
+            self.go_on(now)
         if message.kind == Kind.WEIGHTS and message.header.generation == self.generation:
             self.collected[message.header.chunk] = memoryview(message.payload)
         if message.kind != Kind.STATE:
@@ -415,6 +422,23 @@ class Leader(Core):
             else:
                 self.others.order(server, kind, **told)
         self.go_on(now)
+
+    def tell_squares(self) -> None:
+        """Send the squares of a whole gradient to all servers, when they and this one have told theirs.
+
+        A server that tells them again has not got the answer: the last ones are kept for it.
+        """
+        if self.shard.own:
+            update, squares = self.shard.own
+            self._squares.setdefault(update, {})[self.rank] = squares
+        for update, parts in list(self._squares.items()):
+            if len(parts) == 1 + len(self.others.ranks):
+                total = sum(parts[server] for server in sorted(parts))
+                for server in self.others.ranks:
+                    self.others.send(server, Header(Kind.SQUARES, update=update, loss=total))
+                self.take_squares(update, total)
+            if update < self.tally.updates - KEPT_SQUARES:
+                self._squares.pop(update, None)
 
     def _server_came(self, server: int, *, again: bool) -> None:
         """A server is up, for the first time or after it was killed."""
@@ -474,5 +498,5 @@ class Leader(Core):
         if ended and position.epoch in self.tally.epochs:
             self.watcher.epoch_ended(position.epoch, self.tally.epochs[position.epoch])
         self.results.clear()
-        self.recalled, self._saved = False, number
+        self.recalled, self._saved, self._squares = False, number, {}
         return facts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from paceline.server.roles import ServerState
@@ -41,7 +42,11 @@ class OtherServers:
             self.order(server, kind, **header)
 
     def pull(self, server: int, chunk: int) -> None:
-        self.outbox.append((server, Message(Header(Kind.PULL, chunk=chunk, **self._identity()))))
+        self.send(server, Header(Kind.PULL, chunk=chunk))
+
+    def send(self, server: int, header: Header) -> None:
+        """Send a message that is no order, and is not confirmed."""
+        self.outbox.append((server, Message(replace(header, **self._identity()))))
 
     def heard(self, server: int, message: Message, now: float) -> ServerState | None:
         """Handle STATE of a server; return its state before, or None if it is new."""

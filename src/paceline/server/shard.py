@@ -180,6 +180,7 @@ class Shard:
         adapt: bool = False,
         updates: float = math.inf,
         kept: Mapping[int, Tensor] | None = None,
+        clip: float = 0.0,
     ) -> None:
         self.chunks = {
             number: Chunk(v, trainable, make_optimizer, kept[number] if kept else None)
@@ -188,6 +189,10 @@ class Shard:
         self.rate, self.staleness, self.adapt, self.updates = rate, staleness, adapt, updates
         self.kept: dict[int, Tensor] = {}
         self.after: Callable[[int], None] = lambda _: None  # called with the number of a chunk that has been updated
+        # With clipping: all chunks make an update together, when the norm of the whole gradient is known.
+        self.clip = clip
+        self.own: tuple[int, float] | None = None  # the next update, if its sums are complete, and their squares
+        self.whole: dict[int, float] = {}  # by update: the squares of all servers
 
     def check(self, number: int, update: int, slot: int, slots: int, version: int, length: int) -> int | None:
         """Check whether a gradient can be accepted; return its staleness, or None if it has already been applied."""
@@ -238,10 +243,36 @@ class Shard:
         mine = chunk.open.setdefault(update, Sum(slots))
         mine.finite, mine.nominal, mine.weights[slot] = mine.finite and finite, nominal, weight
         mine.add(slot, values)
+        if self.clip:
+            self.make_clipped()
+            return
         while (total := chunk.open.get(chunk.version)) and total.complete:
             assert total.total is not None
             del chunk.open[chunk.version]
             self._apply(number, total.total, self.rate(chunk.version), total.factor, finite=total.finite)
+
+    def make_clipped(self) -> None:
+        """Make the next updates whose sums are complete and whose norm is known; else set `own`."""
+        while True:
+            update = next(iter(self.chunks.values())).version
+            sums = {number: chunk.open.get(update) for number, chunk in self.chunks.items()}
+            complete = {number: total for number, total in sums.items() if total and total.complete}
+            if len(complete) < len(sums):
+                return
+            if self.own is None or self.own[0] != update:
+                self.own = update, sum(self._squares(number, total) for number, total in complete.items())
+            if update not in self.whole:
+                return
+            squares, self.own = self.whole.pop(update), None
+            for number, total in complete.items():
+                assert total.total is not None
+                del self.chunks[number].open[update]
+                factor = total.factor * min(1.0, self.clip / (total.factor * math.sqrt(squares) + 1e-6))
+                self._apply(number, total.total, self.rate(update), factor, finite=total.finite)
+
+    def _squares(self, number: int, total: Sum) -> float:
+        assert total.total is not None
+        return float(total.total[: self.chunks[number].trainable].norm()) ** 2 if total.finite else 0.0
 
     def _apply(self, number: int, gradient: Tensor, lr: float, factor: float, *, finite: bool) -> None:
         if finite:
@@ -271,6 +302,7 @@ class Shard:
 
     def load(self, number: int, tensors: dict[str, Tensor], updates: int) -> None:
         """Restore a chunk as it was after this many updates."""
+        self.own, self.whole = None, {}
         kept = tensors.pop("kept", None)
         if kept is not None:
             self.kept[number] = kept

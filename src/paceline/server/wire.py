@@ -44,6 +44,7 @@ class Kind(IntEnum):
     RECORDS = 19  # a rank that does not see the run folder → rank 0: a part of one of its files
     RECORDED = 20  # 0→ the rank: answer to RECORDS
     SAVE = 21  # 0→s: save this server's part of a checkpoint; no gradient is on its way
+    SQUARES = 22  # s→0: the sum of the squares of this server's part of an update's gradient; 0→s: of the whole
 
 
 class WireError(PacelineError):
@@ -67,7 +68,7 @@ class Header:
     version: int = 0  # of the weights: sent, or that a gradient was computed with
     want: int = 0  # answer when the weights have at least this version
     staleness: int = 0
-    loss: float = 0.0  # summed over the part's samples; so are the weight and the metric
+    loss: float = 0.0  # summed over the part's samples; so are the weight and the metric; or the SQUARES
     weight: float = 0.0
     metric: float = 0.0
     nominal: float = 0.0  # what the gradient was divided by, instead of the weight of the whole update

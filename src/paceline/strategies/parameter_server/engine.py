@@ -156,6 +156,7 @@ class Server(Served):
             adapt=spec.staleness_lr,
             updates=plan.updates,
             kept=kept,
+            clip=(spec.clip_norm or 0.0) if plan.staleness is not None else 0.0,
         )
 
     def rate(self, update: int) -> float:
@@ -296,6 +297,7 @@ class Worker(Served):
                 make_batch,
                 make_scorer(spec),
                 spec.accumulate,
+                (spec.clip_norm or 0.0) if self.plan.staleness is None else 0.0,
                 spec.seed,
                 member.opened,
                 job.stop,

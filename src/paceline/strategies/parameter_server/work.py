@@ -46,6 +46,7 @@ class Work:
     make_batch: MakeBatch
     scorer: Scorer
     accumulate: int
+    clip: float  # the largest norm of this worker's own gradients; 0: any
     seed: int
     opened: Callable[[dict[str, Any]], Recorder]
     stop: Callable[[], bool]
@@ -204,6 +205,10 @@ class Work:
                 sums = sums.plus(score.sums)
                 timer.mark("backward")
         self.flat.collect(batch.count, part.total, last=part.slot == part.slots - 1)
+        if self.clip and sums.weight:
+            gradient = self.flat.gradient[: self.flat.trainable]
+            norm = float(gradient.norm()) * nominal / sums.weight
+            gradient.mul_(min(1.0, self.clip / (norm + 1e-6)))
         timer.mark("backward")
         return sums
 
