@@ -104,18 +104,31 @@ def test_a_script_finds_its_own_modules_from_any_folder(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "completed\n"), done.stderr
 
 
+ROWS = ["--model", "mlp", "--data", "arrays:rows.npz", "--optimizer", "sgd"]
+TOKENS = ["--model", "gpt", "--data", "tokens:row.bin,block=8", "--optimizer", "sgd"]
+
+
 @pytest.mark.parametrize(
-    "arguments", [["--read", "scatter", "--strategy", "ring"], ["--strategy", "ps-sync"]], ids=["scatter", "ps-sync"]
+    ("common", "arguments"),
+    [
+        (ROWS, ["--read", "scatter", "--strategy", "ring"]),
+        (ROWS, ["--strategy", "ps-sync"]),
+        (TOKENS, ["--read", "scatter", "--strategy", "ring"]),
+        (TOKENS, ["--read", "mpi-io", "--strategy", "ring"]),
+    ],
+    ids=lambda each: "-".join(each[1:4:2]),
 )
-def test_rows_of_numbers_train_the_same_model_however_they_are_read(arguments: list[str], tmp_path: Path) -> None:
-    """64-bit floats with classes, which are no images; compared with one process."""
+def test_other_data_than_images_train_the_same_model_however_they_are_read(
+    common: list[str], arguments: list[str], tmp_path: Path
+) -> None:
+    """64-bit floats with classes, and a row of tokens; compared with one process."""
     random = np.random.default_rng(0)
     arrays: dict[str, Any] = {}
     for part, count in (("train", 30), ("test", 11)):
         arrays |= {f"x_{part}": random.normal(size=(count, 5)), f"y_{part}": np.arange(count) % 3}
     np.savez(tmp_path / "rows.npz", **arrays)
-    common = ["--model", "mlp", "--data", "arrays:rows.npz", "--dtype", "float64", "--epochs", "2", "--threads", "1"]
-    common += ["--global-batch", "8", "--optimizer", "sgd"]
+    random.integers(0, 60, 300).astype("<u2").tofile(tmp_path / "row.bin")
+    common = [*common, "--dtype", "float64", "--epochs", "2", "--threads", "1", "--global-batch", "8"]
     variables = dict(os.environ) | {"PACELINE_CACHE": str(tmp_path / "cache")}
     for name, own in (("one", ["--workers", "1"]), ("two", ["--workers", "2", *arguments])):
         done = subprocess.run(
