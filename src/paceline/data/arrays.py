@@ -16,11 +16,11 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from paceline.data.batch import IGNORED
 from paceline.data.samples import PIECE_BYTES, Content, Samples
 from paceline.errors import DataError
 
 KERAS = ("x_train", "y_train", "x_test", "y_test")
-IGNORED = -100  # the target that cross_entropy ignores
 MEDMNIST = ("train_images", "train_labels", "test_images", "test_labels")
 _BROKEN = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, NotImplementedError, RuntimeError)
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Values = Any  # a tensor, or a tuple or dict of tensors
+IGNORED = -100  # a class number of this value does not count, as in torch
 Form = Any  # a text such as "uint8 1x28x28", or a tuple or dict of them
 
 

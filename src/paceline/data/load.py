@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from paceline import own_code
 from paceline.data import arrays, cache, idx, mini, packed, samples, synthetic, text
-from paceline.data.batch import Values, each, form_of, tensors
+from paceline.data.batch import IGNORED, Values, each, form_of, tensors
 from paceline.data.fetch import FORMS
 from paceline.data.mapped import Records, open_bytes, views
 from paceline.data.origins import MINI, NAMES, ORIGINS
@@ -107,7 +107,7 @@ def _mapped(name: str, info: DataInfo | None, path: Path) -> Dataset:
         records = FORMS[origin.form].records(path, origin)
     made = views(open_bytes(path), records)
     if name not in ORIGINS and info.classes:
-        least = arrays.IGNORED if info.target_shape else 0
+        least = IGNORED if info.target_shape else 0
         if not all(least <= targets.min() <= targets.max() < info.classes for targets in made[1::2]):
             raise DataError(f"{path} is damaged: it has labels outside its {info.classes} classes; remove it")
     return _dataset(info, made, records)

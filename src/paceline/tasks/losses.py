@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.data.batch import IGNORED
 from paceline.errors import UsageError
-
-IGNORED = -100  # a target of this value does not count, as in torch
 
 Summed = tuple[Tensor, float, float]
 
