@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -113,3 +114,27 @@ def test_a_wrong_grid_is_refused_before_anything_is_made(tmp_path: Path) -> None
     assert done.returncode == 2
     assert "grid 2 (workers = 2): strategy sequential with 2 workers" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_language_model_is_run_and_reported_by_its_loss(tmp_path: Path) -> None:
+    """Trained for real, from the experiment's file to the page: one process and two workers learn the same."""
+    (tmp_path / "text.txt").write_text("to be or not to be " * 350)
+    (tmp_path / "try.toml").write_text(
+        f'repeats = 1\n[fixed]\nmodel = "gpt"\ndata = "text:{tmp_path / "text.txt"}"\nglobal_batch = 8\nepochs = 2\n'
+        'validation = 0.2\noptimizer = "adamw"\nwarmup_steps = 2\ndecay = "linear"\nthreads = 1\ndtype = "float64"\n'
+        '[[grid]]\nstrategy = "sequential"\n[[grid]]\nstrategy = "ring"\nworkers = 2\n'
+    )
+    done = subprocess.run([*BENCH, str(tmp_path / "try.toml"), "-o", str(tmp_path / "out")],
+                          check=False, capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    study = read_study([tmp_path / "out"])
+    one, two = (run.summary for run in study.runs)
+    assert one.task == two.task == "language-model"
+    assert two.validation_loss == pytest.approx(one.validation_loss, rel=1e-9)
+    assert one.test_metrics["perplexity"] == pytest.approx(math.exp(one.test_loss or 0))
+    said = [each.text for each in study.findings if each.kind == "learned"]
+    assert any("test losses of the 2 settings cannot be distinguished" in text for text in said), said
+    assert not any("accurac" in text for text in said)
+    page = tmp_path / "report.html"
+    subprocess.run([str(BIN / "paceline"), "report", str(tmp_path / "out"), "-o", str(page)], check=True)
+    assert "test perplexity" in page.read_text()
