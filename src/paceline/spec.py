@@ -514,7 +514,7 @@ def check_data(spec: RunSpec, data: datasets.DataInfo) -> None:
     _check_task(spec, data)
     if data.kind != "images":
         _refuse_image_options(spec, data)
-    models.check_fits(spec.model, spec.input_shape(data), data.kind)
+    models.check_fits(spec.model, spec.input_shape(data))
     if spec.normalize and data.mean is None:
         raise UsageError(f"--normalize: the means of {data.name} are not known; leave it out")
     if spec.validation and not spec.validation_samples(data):

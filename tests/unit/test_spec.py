@@ -435,3 +435,13 @@ def test_a_model_of_images_is_refused_for_rows_of_numbers() -> None:
     check_data(resolve(("flag", {"data": "json:loads", "model": "mlp"})).spec, rows)
     with pytest.raises(UsageError, match=r"^model resnet18 takes images .* has samples of shape \[13\]"):
         check_data(resolve(("flag", {"data": "json:loads", "model": "resnet18"})).spec, rows)
+
+
+def test_a_model_is_refused_for_data_of_another_kind() -> None:
+    says = "^model gpt takes tokens, but mnist has images: use one of mnist-cnn, .*, or your own$"
+    with pytest.raises(UsageError, match=says):
+        resolve(("flag", {"model": "gpt", "data": "mnist"}))
+    with pytest.raises(UsageError, match="model mlp takes images, but shakespeare has tokens: use one of gpt, gpt-10m"):
+        resolve(("flag", {"model": "mlp", "data": "shakespeare"}))
+    rows = DataInfo("mine.py:load", (64,), 9, 1000, 100, "", kind="arrays", input_dtype="int64", target_shape=(64,))
+    check_data(resolve(("flag", {"data": "json:loads", "model": "gpt", "task": "language-model"})).spec, rows)
