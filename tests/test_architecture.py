@@ -54,7 +54,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "emulation.measured",
     ),
     "paceline.tasks": ("errors", "own_code", "plugins", "data.batch"),
-    "paceline.tasks.base": (),
+    "paceline.tasks.base": ("errors",),
     "paceline.emulation": ("errors", "run", "data.table", "models.table"),
     "paceline.own_code": ("errors",),
     "paceline.checkpoint": (

@@ -4,6 +4,7 @@ import os
 import resource
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 
 def share(total: int, parts: int, index: int) -> range:
@@ -66,6 +67,17 @@ def threads_per_rank(local_ranks: int) -> int:
     """OMP_NUM_THREADS if it is set, otherwise the cores divided by the ranks of a node."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return int(asked) if asked.isdecimal() and int(asked) else max(1, cores() // local_ranks)
+
+
+def slow_bf16() -> str | None:
+    """A warning if this CPU has no instructions for bfloat16; none where that is not known."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].split()
+    except OSError:
+        return None
+    if {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags):
+        return "this CPU has no instructions for bfloat16: --precision bf16 is probably slower than full precision here"
+    return None
 
 
 def crowded(workers: int, threads: int | None, *, bound: bool = False) -> str | None:

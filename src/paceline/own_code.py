@@ -105,7 +105,12 @@ def find(path: str, what: str) -> Callable[..., Any]:
     _see_working_folder()
     module, _, name = path.rpartition(":")
     try:
-        found = getattr(_load(module) if module.endswith(".py") else importlib.import_module(module), name)
+        loaded = _load(module) if module.endswith(".py") else importlib.import_module(module)
+        if not hasattr(loaded, name):
+            raise UsageError(f"{what} {path}: {module} has no {name!r}{nearest(name, dir(loaded))}")
+        found = getattr(loaded, name)
+    except UsageError:
+        raise
     except (Exception, SystemExit) as error:  # a script without `if __name__ == "__main__"` may exit
         raise UsageError(f"{what} {path} cannot be imported: {reason(error)}") from error
     if not callable(found):

@@ -525,8 +525,9 @@ def check_data(spec: RunSpec, data: datasets.DataInfo) -> None:
         if spec.global_batch:
             batch, lower = f"--global-batch {spec.global_batch}", "it"
         else:
-            batch = f"a global batch of {spec.batch_size} x {spec.shares} {who} = {spec.update_batch} samples"
-            lower = "--batch-size or --workers"
+            times = f" x {spec.accumulate} batches each" if spec.accumulate > 1 else ""
+            batch = f"a global batch of {spec.batch_size} x {spec.shares} {who}{times} = {spec.update_batch} samples"
+            lower = "--batch-size, --workers or --accumulate" if times else "--batch-size or --workers"
         raise UsageError(f"{batch} is larger than the training set of {spec.data} ({samples}): lower {lower}")
 
 
@@ -537,6 +538,10 @@ def _check_task(spec: RunSpec, data: datasets.DataInfo) -> None:
         fitting = [name for name, each in models.TABLE.items() if each.takes == data.kind]
         raise UsageError(f"model {spec.model} takes {model.takes}, but {spec.data} has {data.kind}: use one of "
                          f"{', '.join(fitting)}, or your own")  # fmt: skip
+    if data.kind not in spec.objective.kinds:
+        raise UsageError(
+            f"--task {spec.task} is for {' and '.join(spec.objective.kinds)}, but {spec.data} has {data.kind}"
+        )
     found = "floating-point targets" if numbers else "one class for each sample"
     if not numbers and data.target_shape:
         found = f"integer targets of shape {list(data.target_shape)}"

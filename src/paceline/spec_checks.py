@@ -54,6 +54,8 @@ def check_mpi_io(spec: RunSpec) -> None:
 
 
 def check_device(spec: RunSpec, *, here: bool) -> None:
+    if spec.precision == "bf16" and spec.dtype == "float64":
+        raise UsageError("--precision bf16 with --dtype float64: autocast leaves float64 as it is; use float32")
     if spec.device == "cuda" and here and not transports.has_gpu():
         raise UsageError("--device cuda: this machine has no NVIDIA GPU; use --device cpu or auto")
     if spec.device == "cuda" and not spec.carrier.moves_gpu_tensors and spec.workers != 1:

@@ -119,7 +119,9 @@ def mean_loss(task: str, output: Tensor, targets: Tensor) -> Tensor:
     return (weights * (output - targets).abs().sum(1)).sum() / weights.sum()
 
 
-def plain(task: str, clip: float | None = None, bf16: bool = False) -> tuple[dict[str, Tensor], float]:
+def plain(
+    task: str, clip: float | None = None, *, bf16: bool = False, sgd: bool = False, steps: int = STEPS
+) -> tuple[dict[str, Tensor], float]:
     """Train on one process; the weights, and the loss on the test set."""
     values = TASKS[task]
     (x, y), (x_test, y_test) = (
@@ -128,13 +130,17 @@ def plain(task: str, clip: float | None = None, bf16: bool = False) -> tuple[dic
     if task != "language-model":
         x, y, x_test, y_test = x.double(), y.double(), x_test.double(), y_test.double()
     info = load(values["data"]).info
-    model = construct(values["model"], info.shape, info.classes).double()
+    model = construct(values["model"], info.shape, info.classes).to(torch.float32 if sgd else torch.float64)
     known = {name: values[name] for name in ("task", "model", "data")}
     model.load_state_dict(paceline.initial_weights(RunSpec(**known)))
     kind = torch.optim.AdamW if values.get("optimizer") == "adamw" else torch.optim.Adam
-    optimizer = kind(model.parameters(), values["lr"], weight_decay=values.get("weight_decay", 0.0))
+    optimizer: torch.optim.Optimizer = kind(
+        model.parameters(), values["lr"], weight_decay=values.get("weight_decay", 0.0)
+    )
     per_epoch = math.ceil(SAMPLES / BATCH)
-    for step in range(STEPS):
+    if sgd:
+        optimizer = torch.optim.SGD(model.parameters(), 0.02)
+    for step in range(steps):
         epoch, number = divmod(step, per_epoch)
         order = torch.from_numpy(np.random.default_rng([0, 0, epoch]).permutation(SAMPLES))
         chosen = order[number * BATCH : (number + 1) * BATCH]
@@ -145,8 +151,9 @@ def plain(task: str, clip: float | None = None, bf16: bool = False) -> tuple[dic
         if clip:
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
-    with torch.no_grad():
-        return dict(model.state_dict()), mean_loss(task, model(x_test), y_test).item()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        output = model(x_test)
+    return dict(model.state_dict()), mean_loss(task, output.float() if bf16 else output, y_test).item()
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +208,23 @@ def test_gradients_are_clipped_by_the_norm_of_the_whole_model(expected: Any, tmp
         part = {"tensor": "tensor", "pipeline": "stages"}[strategy]
         values |= {"workers": 4, part: 2}
         check(*run(ThreadWorld(4), tmp_path / "2x2", values), expected("language-model", 0.4))
+
+
+@pytest.mark.parametrize("strategy", ["sequential", *SHARED])
+def test_autocast_computes_in_bfloat16_as_in_a_plain_loop(tmp_path: Path, strategy: str) -> None:
+    """Weights have moved as far and in the same direction, but for rounding; with SGD, as Adam would magnify that."""
+    start, wanted, full = (plain("language-model", sgd=True, steps=n, bf16=b)[0]
+                           for n, b in ((0, False), (STEPS, True), (STEPS, False)))  # fmt: skip
+    workers = 1 if strategy == "sequential" else 2
+    values = SAME | LM | {"dtype": "float32", "precision": "bf16", "strategy": strategy, "workers": workers}
+    values |= {"optimizer": "sgd", "lr": 0.02, "weight_decay": 0.0, "momentum": 0.0}
+    _, weights = run(ThreadWorld(workers), tmp_path, values | SHARED.get(strategy, {}))
+
+    def apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+        return math.sqrt(sum(float((a[name].double() - b[name].double()).square().sum()) for name in b))
+
+    assert apart(full, wanted) > 1e-3 * apart(wanted, start)
+    assert apart(weights, wanted) < 0.03 * apart(wanted, start)
 
 
 @pytest.mark.parametrize("strategy", SHARED)

@@ -17,7 +17,7 @@ from paceline.launch.placement import find_places
 from paceline.launch.resume import open_folder
 from paceline.launch.spawn import MPIEXEC_LISTENS, start
 from paceline.launch.supervise import counting_signals, supervise
-from paceline.layout import crowded
+from paceline.layout import crowded, slow_bf16
 from paceline.messages import LOGGER, quiet
 from paceline.run.records import Summary
 from paceline.spec import FIELDS, Resolved, RunSpec, resolve
@@ -43,6 +43,8 @@ def launch(resolved: Resolved, show: TextIO | None = None) -> tuple[Path, Ending
                 print(f"Starting {spec.ranks} ranks in the lab: {places.about()}", file=show, flush=True)
         if (turns := crowded(spec.workers or 1, spec.threads)) and not spec.emulated:
             _warn(turns, show)
+        if spec.precision == "bf16" and spec.device != "cuda" and (slow := slow_bf16()):
+            _warn(slow, show)
         if not places and spec.carrier.by_mpiexec and spec.ranks > 1:
             _warn(MPIEXEC_LISTENS, show)
         crew = start(spec, folder, _descriptor(show), places)

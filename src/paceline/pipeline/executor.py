@@ -120,7 +120,9 @@ class Executor:
 
     def _run(self, stage: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> list[Tensor]:
         with self.scorer.autocast():
-            return list(stage(*inputs))
+            outputs = stage(*inputs)
+        # What crosses a cut has the type that it has without autocast: neighbours know it from the graph.
+        return [out.float() if out.dtype == torch.bfloat16 else out for out in outputs]
 
     def _forms(self, names: list[str], size: int) -> list[Form]:
         forms = self.graph.walk(size, training=torch.is_grad_enabled()).forms

@@ -194,6 +194,9 @@ class Leader(Core):
         update = self.tally.updates if self.plan.staleness is not None else next(iter(self.tally.open))
         epoch, ranks = self.plan.epoch(update), [rank for rank, _ in self.tally.pending[update]]
         result = self.tally.made(update, epoch, finite=update not in self._nonfinite)
+        if not result.sums.weight:
+            self.fail(UsageError(f"no target counts in update {update + 1}: the weight of its samples is 0"))
+            return
         self._skips = self._skips + 1 if update in self._nonfinite else 0
         if 0 < self._skips <= self.rules.skips:
             self.watcher.skipped(self.tally.updates - 1)

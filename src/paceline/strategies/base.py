@@ -103,7 +103,8 @@ class Strategy:
         """The batch of an update, for the console; follows the text of `workers`."""
         if spec.update_batch % spec.shares:
             return f"with a global batch of {spec.update_batch}, up to {spec.batch_size} each"
-        return f"x batch {spec.batch_size} = global batch {spec.update_batch}"
+        times = f" x {spec.accumulate}" if spec.accumulate > 1 else ""
+        return f"x batch {spec.batch_size}{times} = global batch {spec.update_batch}"
 
     def fields(self) -> dict[str, tuple[Field[Any], Any]]:
         """Its options by name, each as a dataclass field with its type."""

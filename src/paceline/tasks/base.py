@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from paceline.errors import UsageError
+
 
 class Sums(NamedTuple):
     """Sums over some samples: of any number of ranks, steps or batches.
@@ -48,6 +50,8 @@ class Task:
 
     def figures(self, sums: Sums) -> dict[str, float]:
         """The mean loss, the metric and the derived figure, by name."""
+        if not sums.weight:
+            raise UsageError("no target counts: the weight of all samples is 0")
         loss = sums.loss / sums.weight
         found = {"loss": loss}
         if self.metric:

@@ -28,6 +28,7 @@ def enter(x: Tensor, comm: Comm) -> Tensor:
 
 def add_up(x: Tensor, comm: Comm) -> Tensor:
     """The sum over the shards, in place: the values of `x` must not be needed for a gradient."""
+    x = x.float() if x.dtype == torch.bfloat16 else x  # autocast's; not all transports have it
     result: Tensor = _AddUp.apply(x, comm) if comm.size > 1 else x  # type: ignore[no-untyped-call]
     return result
 
@@ -36,6 +37,7 @@ def put_together(part: Tensor, dim: int, total: int, comm: Comm) -> Tensor:
     """The whole tensor, with `total` along `dim`, from every shard's part."""
     if comm.size == 1:
         return part
+    part = part.float() if part.dtype == torch.bfloat16 else part
     result: Tensor = _PutTogether.apply(part, dim % part.dim(), total, comm)  # type: ignore[no-untyped-call]
     return result
 
