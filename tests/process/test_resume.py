@@ -84,6 +84,30 @@ def test_every_synchronous_strategy_continues_every_other(
     assert summary["resumed"] == [each * number for number in range(1, len(chain))]
 
 
+def test_a_weight_that_several_stages_have_is_saved_once_and_loaded_by_all_of_them(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_bytes(bytes(random.Random(1).choices(b"to be or not", k=2000)))
+    net = ["--model", "gpt", "--data", f"text:{text},block=16", "--validation", "0.1", "--checkpoint-every", "3"]
+    pipeline = ["--strategy", "pipeline", "--microbatches", "2"]
+    chain = [
+        [*pipeline, "--workers", "3", "--cut", "blocks.0,blocks.2"],
+        [*pipeline, "--workers", "2", "--cut", "blocks.1"],
+        ["--strategy", "sequential"],
+    ]
+    for number, words in enumerate(chain, 1):
+        resume = ["--resume", str(tmp_path / "run")] if number > 1 else []
+        train(tmp_path, "--steps", str(3 * number), *net, *words, *resume)
+        tensors = Checkpoint(checkpoints(tmp_path / "run" / "checkpoints")[0]).manifest.tensors
+        assert [len(tensors[name]) for name in ("model.tokens.weight", "optimizer.tokens.weight.momentum_buffer")] == [
+            1,
+            1,
+        ]
+    train(tmp_path, "--steps", "9", "--strategy", "sequential", *net, name="whole")
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "run"))
+    for name, values in one.items():
+        torch.testing.assert_close(other[name], values, rtol=0, atol=1e-11)
+
+
 def test_another_batch_takes_the_rest_of_the_epoch_and_is_announced(tmp_path: Path) -> None:
     train(tmp_path, "--steps", "4", "--checkpoint-every", "4", "--workers", "1")
     done = train(tmp_path, "--steps", "12", "--global-batch", "50", "--workers", "2", "--resume", str(tmp_path / "run"))
