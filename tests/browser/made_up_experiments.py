@@ -176,6 +176,7 @@ def _summary(one: MadeUp, steps: Any) -> Summary:
         perplexities = {name: [{"perplexity": float(np.exp(loss))} for loss in learned[f"{name}_loss"]]
                         for name in ("train", "validation")}  # fmt: skip
         learned |= {f"{name}_metrics": values for name, values in perplexities.items()}
+        learned["tokens_per_second"] = 128 * one.in_all / sum(one.seconds)
         learned["test_metrics"] = {"perplexity": float(np.exp(learned["test_loss"]))}
     return build_summary(json.loads(json.dumps(dict(
         schema=1, status=COMPLETED, strategy=one.strategy, workers=one.workers, servers=one.servers, model=one.model,

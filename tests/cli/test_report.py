@@ -68,6 +68,7 @@ def test_language_models_are_reported_and_compared_without_an_accuracy(
         float(row["test_perplexity"]) == pytest.approx(math.exp(float(row["test_loss"])), rel=0.01) for row in rows
     )
     assert {row["test_accuracy"] for row in rows} == {""}
+    assert all(float(row["tokens_per_second"]) > 100 * float(row["samples_per_second"]) for row in rows)
     assert {"loss-by-workers", "time-to-loss"} <= {path.stem for path in tables.iterdir()}
     one, two = str(folder / "000-sequential-1"), str(folder / "002-ring-2")
     capsys.readouterr()

@@ -39,7 +39,7 @@ class Checkpoints:
         checkpoints = Checkpoints("run/checkpoints", model=model, optimizer=optimizer, sampler=sampler, comm=comm)
         step = checkpoints.restore()               # 0 if there is none
         while step < steps:
-            for images, labels in DataLoader(dataset, batch_sampler=sampler, generator=torch.Generator()):
+            for inputs, targets in DataLoader(dataset, batch_sampler=sampler, generator=torch.Generator()):
                 ...
                 step += 1
                 if step % 1000 == 0:

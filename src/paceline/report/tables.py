@@ -138,6 +138,7 @@ def results(study: Study) -> list[Row]:
         _put(row, "update_seconds", one.step())
         row["epoch_seconds"] = measured(one, "epoch_seconds")
         _put(row, "samples_per_second", one.samples_per_second())
+        row["tokens_per_second"] = measured(one, "tokens_per_second")
         _put(row, "speedup_one_process", over_one_process(one, study.groups))
         _put(row, "speedup_strong", _speedup(one, study.strong))
         _put(row, "speedup_weak", _speedup(one, study.weak))
@@ -205,6 +206,7 @@ def results_table(study: Study) -> Results:
             for one, row in zip(groups, rows, strict=True)
         ],
         "samples/s": [within(_interval(row, "samples_per_second")) for row in rows],
+        "tokens/s": [Cell(number(row["tokens_per_second"])) for row in rows],
         "speedup over one process": [within(_interval(row, "speedup_one_process")) for row in rows],
         "strong speedup": [within(_interval(row, "speedup_strong")) for row in rows],
         "weak speedup": [within(_interval(row, "speedup_weak")) for row in rows],
