@@ -538,10 +538,6 @@ def _check_task(spec: RunSpec, data: datasets.DataInfo) -> None:
         fitting = [name for name, each in models.TABLE.items() if each.takes == data.kind]
         raise UsageError(f"model {spec.model} takes {model.takes}, but {spec.data} has {data.kind}: use one of "
                          f"{', '.join(fitting)}, or your own")  # fmt: skip
-    if data.kind not in spec.objective.kinds:
-        raise UsageError(
-            f"--task {spec.task} is for {' and '.join(spec.objective.kinds)}, but {spec.data} has {data.kind}"
-        )
     found = "floating-point targets" if numbers else "one class for each sample"
     if not numbers and data.target_shape:
         found = f"integer targets of shape {list(data.target_shape)}"
@@ -553,6 +549,10 @@ def _check_task(spec: RunSpec, data: datasets.DataInfo) -> None:
     if not fits.get(spec.objective, True):
         better = next(task.name for task, fit in fits.items() if fit)
         raise UsageError(f"--task {spec.task}: {spec.data} has {found}; use --task {better}, or a function of your own")
+    if data.kind not in spec.objective.kinds:
+        raise UsageError(
+            f"--task {spec.task} is for {' and '.join(spec.objective.kinds)}, but {spec.data} has {data.kind}"
+        )
 
 
 def _refuse_image_options(spec: RunSpec, data: datasets.DataInfo) -> None:

@@ -43,11 +43,11 @@ def choose(values: dict[str, Any], sources: dict[str, str], world: World | None)
     data = datasets.describe(values["data"])
     kind = datasets.kind_of(values["data"])
     if values["task"] is None:
-        fill("task", tasks.USUAL[kind], f"default for {kind}")
+        fill("task", tasks.USUAL[kind], "default" if kind == "images" else f"default for {kind}")
     if kind == "tokens" and sources["model"] == "default":
         fill("model", "gpt", "default for tokens")
     if values["normalize"] is None and data is not None:  # that of own data is chosen when they are loaded
-        fill("normalize", data.normalize, f"default for {data.name}")
+        fill("normalize", data.normalize, f"default for {data.name}" if kind == "images" else "default")
     if (asked := emulation.read(values["compute"])) is not None:
         fill("test", False, "emulated compute")
         if asked.folder:

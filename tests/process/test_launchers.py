@@ -21,6 +21,7 @@ import paceline
 from paceline.collectives.ring import RING
 from paceline.errors import UsageError
 from paceline.run.folder import read_nodes
+from paceline.strategies.synchronous import RIDERS
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SHORT = [
@@ -78,8 +79,8 @@ def check_folder(run: LiveRun) -> None:
     assert summary.best_epoch == 0
     assert len(summary.bytes_sent) == len(summary.peak_rss_bytes) == 3
     assert summary.wire == "exact"
-    # Gradients, a flag for each of the 4 parameters, 3 extras and 2 numbers of its own, in float64, 4 times.
-    cost = RING.cost(3, parameters + 4 + 3 + 2, 8)
+    # Gradients, a flag for each of the 4 parameters, the extras and 2 numbers of its own, in float64, 4 times.
+    cost = RING.cost(3, parameters + 4 + RIDERS + 2, 8)
     assert tuple(summary.bytes_sent) == tuple(4 * sent for sent in cost.bytes_sent)
     assert summary.total_seconds is not None
     assert summary.total_seconds >= sum(summary.epoch_seconds)

@@ -36,7 +36,7 @@ from paceline.strategies.comm_thread import CommThread
 from paceline.strategies.emulated import EmulatedSynchronous, bucket_times
 from paceline.strategies.engine import StepTimer
 from paceline.strategies.setup import choose_place, make_emulation
-from paceline.strategies.synchronous import Options
+from paceline.strategies.synchronous import RIDERS, Options
 
 MODELS = [("mnist-cnn", (1, 28, 28)), ("resnet18", (3, 16, 16)), ("mlp", (1, 8, 8))]
 
@@ -322,7 +322,7 @@ class Recorder:
 def recorded(model: nn.Module) -> tuple[GradientBuckets, list[Any]]:
     """Buckets of a few layers each that record when they are sent, as if there were other ranks."""
     events: list[Any] = []
-    buckets = GradientBuckets(model, SingleComm(), AVERAGINGS["ring"], 100_000, 3)
+    buckets = GradientBuckets(model, SingleComm(), AVERAGINGS["ring"], 100_000, RIDERS)
     buckets.thread = cast(CommThread, Recorder(events, buckets))
     return buckets, events
 

@@ -86,11 +86,16 @@ def _any_content(x_train: Array, y_train: Array, x_test: Array, y_test: Array) -
         _check_known(targets[1], classes, y_train, y_test)
     else:
         targets = [y.whole().astype(np.int64) for y in (y_train, y_test)]
-        classes = int(targets[0].max()) + 1
+        most = [int(targets[0].max())]
+        if x_train.shape == y_train.shape and x_train.dtype.kind in "iu":  # tokens, of the same vocabulary
+            most += [int(piece.max()) for x in (x_train, x_test) for piece in x.pieces()]
+        classes = 1 + max(most)
         for y, values in zip((y_train, y_test), targets, strict=True):
             wrong = values[(values < 0) & (values != IGNORED)]
             if wrong.size:
                 raise DataError(f"{y.name} has the class {wrong[0]}; classes must be 0, 1, 2 … ({IGNORED} is ignored)")
+        if most[0] < 0:
+            raise DataError(f"no target of {y_train.name} counts: all are {IGNORED}")
         _check_known(targets[1], classes, y_train, y_test)
     parts = [Samples(y, partial(finite, x)) for y, x in zip(targets, (x_train, x_test), strict=True)]
     names = tuple(map(str, range(classes)))

@@ -70,13 +70,14 @@ def _own(name: str, shape: tuple[int, ...], classes: int, dropout: float | None)
     return model
 
 
-def check(name: str, inputs: Values, output: Sequence[int] | None, model: nn.Module) -> None:
-    """Refuse a user's model that does not take a batch like `inputs` in evaluation and in training.
+def check(name: str, inputs: Values, output: Sequence[int] | None, model: nn.Module, *, fitting: bool = True) -> None:
+    """Refuse a model that does not take a batch like `inputs` in evaluation and in training; one of ours only if it is
+    not known to fit the data.
 
     Floating-point inputs are converted to the type of the model's weights. `output` is the expected shape of the output
     for one sample, whose last number are the classes; None if the output may be anything. The model stays as it was.
     """
-    if describe(name):
+    if describe(name) and fitting:
         return
     like = next(model.parameters())
     inputs = each(lambda t: t.to(like.device, like.dtype if t.is_floating_point() else t.dtype), inputs)

@@ -16,7 +16,7 @@ from paceline.server.roles import WAS_INTERRUPTED, Member, Return, Rules, Watche
 from paceline.server.shard import Layout, Shard
 from paceline.server.tally import Result, Tally
 from paceline.server.wire import Header, Kind, Message, WireError, numbers, say, take
-from paceline.tasks.base import Sums
+from paceline.tasks.base import NOTHING_COUNTS, Sums
 
 # How long to wait for the other servers' weights before asking again.
 COLLECT_SECONDS = 5.0
@@ -195,7 +195,8 @@ class Leader(Core):
         epoch, ranks = self.plan.epoch(update), [rank for rank, _ in self.tally.pending[update]]
         result = self.tally.made(update, epoch, finite=update not in self._nonfinite)
         if not result.sums.weight:
-            self.fail(UsageError(f"no target counts in update {update + 1}: the weight of its samples is 0"))
+            why = f"{NOTHING_COUNTS}; use a larger batch, or leave out samples without targets"
+            self.fail(UsageError(f"update {update + 1}: {why}"))
             return
         self._skips = self._skips + 1 if update in self._nonfinite else 0
         if 0 < self._skips <= self.rules.skips:

@@ -150,6 +150,11 @@ class GradientBuckets:
                 f"by that of all ranks (Sampler.share)"
             )
 
+    def sums(self) -> list[Tensor]:
+        """The gradients of all buckets, without the tail."""
+        *others, last = [bucket.flat for bucket in self.buckets]
+        return [*others, last[: -len(self.tail)]]
+
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()

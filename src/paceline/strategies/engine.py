@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.data.batch import Batch
 from paceline.errors import AgreedError
 from paceline.layout import peak_rss_bytes, share
-from paceline.tasks.base import Sums
+from paceline.tasks.base import NOTHING_COUNTS, Sums
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -237,7 +237,7 @@ class Lockstep(Engine):
         import torch
 
         if not weight:
-            raise AgreedError("no target of this batch counts: its weight is 0")
+            raise AgreedError(f"{NOTHING_COUNTS}; use a larger batch, or leave out samples without targets")
         factor = nominal / weight
         if self.clip:
             norm = factor * math.sqrt(self.squares() if squares is None else squares)

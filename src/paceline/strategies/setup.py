@@ -77,7 +77,7 @@ def how_to_build(spec: RunSpec, data: DataInfo) -> tuple[Make, Check]:
     if spec.objective in (CLASSIFICATION, LANGUAGE_MODEL):
         expected = (*data.target_shape, outputs)
     return partial(construct, spec.model, spec.input_shape(data), outputs, spec.dropout, spec.hidden), partial(
-        check, spec.model, example(spec, data, 2), expected
+        check, spec.model, example(spec, data, 2), expected, fitting=data.kind != "arrays"
     )
 
 

@@ -145,7 +145,7 @@ class Synchronous(Lockstep):
     def gradients_finite(self) -> bool:
         from paceline.strategies.finite import all_finite
 
-        return all_finite([bucket.flat for bucket in self.buckets.buckets])
+        return all_finite(self.buckets.sums())
 
     def facts(self) -> dict[str, Any]:
         return {"overlap": self.overlap.chosen}

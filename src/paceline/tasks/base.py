@@ -30,6 +30,8 @@ class Sums(NamedTuple):
 
 
 NOTHING = Sums()
+# What is wrong with a weight of 0.
+NOTHING_COUNTS = "no target of the samples counts: their weight is 0"
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Task:
     name: str
     summary: str
     score: str
-    metric: str | None = None  # what the metric is called: None if there is none
+    metric: str | None = None  # what the metric is called: None if there is none; a sum of NaN is none, either
     derived: tuple[str, Callable[[float], float]] | None = None  # a figure of the mean loss: its name, the function
     kinds: tuple[str, ...] = ("images", "tokens", "arrays")  # of data
     per_target: bool = False  # the output has one row for each target of a sample, not one for the sample
@@ -51,10 +53,10 @@ class Task:
     def figures(self, sums: Sums) -> dict[str, float]:
         """The mean loss, the metric and the derived figure, by name."""
         if not sums.weight:
-            raise UsageError("no target counts: the weight of all samples is 0")
+            raise UsageError(f"{NOTHING_COUNTS}, but at least some must")
         loss = sums.loss / sums.weight
         found = {"loss": loss}
-        if self.metric:
+        if self.metric and not math.isnan(sums.metric):
             found[self.metric] = sums.metric / sums.weight
         if self.derived:
             name, function = self.derived

@@ -59,12 +59,19 @@ class Scorer:
         title = f"task {self.task.name} returned"
         if not 1 <= len(parts) <= 3:
             raise UsageError(f"{title} {len(parts)} values: a loss, a weight and a metric are expected")
-        usual: tuple[Any, ...] = (None, samples, 0.0)
+        usual: tuple[Any, ...] = (None, samples, math.nan)
         loss, weight, metric = (*parts, *usual[len(parts) :])
         if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
-            shown = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            shown = f"a {type(loss).__name__}"
+            if isinstance(loss, Tensor):
+                shown = f"a tensor of {str(loss.dtype).removeprefix('torch.')} and shape {list(loss.shape)}"
             raise UsageError(f"{title} {shown} as its loss: the sum over the batch is expected, a tensor of one number")
-        weight, metric = float(weight), float(metric)
+        if torch.is_grad_enabled() and not loss.requires_grad:
+            raise UsageError(f"{title} a loss that has no gradient: it does not depend on the model's output")
+        try:
+            weight, metric = float(weight), float(metric)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(f"{title} a weight or a metric that is not a number: {error}") from error
         if not math.isfinite(weight) or weight < 0:
             raise UsageError(f"{title} the weight {weight:g}: the number of samples or targets that count is expected")
         return loss, weight, metric
