@@ -26,6 +26,8 @@ from paceline.server.roles import Rules
 from paceline.server.wire import Buffer, Header, Kind, Message, read, say
 from paceline.strategies.engine import StepTimer
 from paceline.strategies.parameter_server.work import Work
+from paceline.tasks.table import CLASSIFICATION
+from paceline.tasks.validations import Validations
 
 RUN = 7
 SILENT = 5.0
@@ -168,10 +170,12 @@ class Play:
         mischief: Sequence[str] = MISCHIEF,
         validation: int = 0,
         kept: int = 2,
+        **evaluation: Any,
     ) -> None:
         self.plan, self.layout, self.mischief = plan, layout(servers), mischief
         ranks = tuple(range(servers, servers + workers))
         self.rules = Rules(ranks, servers, SILENT, 100_000.0, validation, 0, evaluation_batch=4, save_every=every)
+        self.validations = Validations(plan.course, plan.updates, CLASSIFICATION, enabled=validation > 0, **evaluation)
         self.record, self.events = Record(plan, self.layout), Events()
         self.stores = [Memory(kept) if every else None for _ in range(servers)]
         self.queues: dict[tuple[bytes, bytes], deque[list[bytes]]] = {}
@@ -204,8 +208,8 @@ class Play:
         own, store, life = shard(self.record, server), self.stores[server], self._life()
         if server:
             return Core(server, RUN, life, own, store)
-        return Leader(RUN, life, own, self.layout, self.plan, self.rules, FINGERPRINT, self.events, store,
-                      restarted=restarted)  # fmt: skip
+        return Leader(RUN, life, own, self.layout, self.plan, self.rules, self.validations, FINGERPRINT, self.events,
+                      store, restarted=restarted)  # fmt: skip
 
     # Messages.
 

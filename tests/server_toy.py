@@ -264,7 +264,7 @@ class Events:
     def epoch_ended(self, epoch: int, result: Result) -> None:
         self.epochs.append((epoch, result))
 
-    def evaluated(self, name: str, epoch: int, result: Result) -> None:
+    def evaluated(self, name: str, epoch: int, update: int, result: Result) -> None:
         self.evaluations.append((name, epoch, result))
 
     def joined(self, rank: int, about: dict[str, Any], *, back: bool) -> None:

@@ -55,6 +55,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "paceline.tasks": ("errors", "own_code", "plugins", "data.batch"),
     "paceline.tasks.base": ("errors",),
+    "paceline.tasks.validations": ("data.course", "tasks.base"),
     "paceline.emulation": ("errors", "run", "data.table", "models.table"),
     "paceline.own_code": ("errors",),
     "paceline.checkpoint": (
@@ -84,6 +85,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "comm.metered",
         "collectives.plan",
         "tasks.base",
+        "tasks.validations",
     ),
     "paceline.pipeline": ("errors", "layout", "comm", "data.batch", "models.attention", "tasks.base", "tasks.scoring"),
     "paceline.pipeline.schedule": ("errors",),

@@ -18,7 +18,14 @@ from paceline.errors import UsageError, meant, refuse_pipe, unknown
 from paceline.layout import Grid
 from paceline.models import table as models
 from paceline.options import LEARNING, LENGTH, NOTHING, PROBLEM, flag, option, plural
-from paceline.spec_checks import check_decay, check_device, check_emulated, check_mpi_io, check_strategy
+from paceline.spec_checks import (
+    check_decay,
+    check_device,
+    check_emulated,
+    check_mpi_io,
+    check_strategy,
+    check_validation,
+)
 from paceline.spec_fill import DEFAULT_LR, choose
 from paceline.strategies import table as strategies
 from paceline.strategies.base import Strategy
@@ -66,8 +73,20 @@ class Common:
                           "also mirror (crop-flip)", affects=PROBLEM, label="augmentation",
                           choices=("none", "crop", "crop-flip"))  # fmt: skip
     validation: float = option(0.0, "part of the training set, from 0 to 0.5, that is kept for validation; the model "
-                               "of the best epoch is then tested", affects=LENGTH, kept=True, least=0.0,
+                               "of the best validation is then tested", affects=LENGTH, kept=True, least=0.0,
                                most=0.5)  # fmt: skip
+    evaluate_every: int | None = option(None, "validate every this many updates, and at the end; 0: at the end of each "
+                                        "epoch, as it is unless given", affects=LENGTH, label="validated every",
+                                        unit="step", least=0,
+                                        elsewhere=("eval-every", "eval-steps", "eval-interval", "val-check-interval",
+                                                   "validate-every"))  # fmt: skip
+    best_by: str = option("loss", "figure by which the best validation is chosen: the loss or perplexity (lower is "
+                          "better), accuracy (higher), mean absolute error (lower), or the metric of your own task "
+                          "(higher)", affects=LEARNING, label="best by", metavar="loss|METRIC",
+                          elsewhere=("monitor", "metric-for-best-model"))  # fmt: skip
+    patience: int | None = option(None, "stop the training after this many validations in a row that are no better "
+                                  "than the best; 0: never, as it is unless given", affects=LENGTH, least=0,
+                                  elsewhere=("early-stopping", "early-stopping-patience"))  # fmt: skip
     task: str | None = option(None, "what the model is trained for: classification, language-model, regression, or "
                               f"your own loss: {own_code.FORMS}; that of the data unless given", affects=PROBLEM,
                               label="")  # fmt: skip
@@ -475,6 +494,7 @@ def _check_together(spec: RunSpec, world: World | None, here: bool) -> None:
             f"--read scatter with --transport {spec.transport}: samples are scattered between CPUs; use --read own"
         )
     check_decay(spec)
+    check_validation(spec)
     check_strategy(spec)
     if world and spec.ranks != world.size:
         servers = f" and --servers {spec.servers}" if spec.servers else ""

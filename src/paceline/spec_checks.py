@@ -44,6 +44,19 @@ def check_decay(spec: RunSpec) -> None:
             raise UsageError(f"{given} {value:g} with --decay {spec.decay}: it is for --decay step; leave it out")
 
 
+def check_validation(spec: RunSpec) -> None:
+    """Check the options of validation, none of which may be without effect."""
+    names = spec.objective.names
+    if spec.best_by not in names:
+        listed = ", ".join(f"'{name}'" if " " in name else name for name in names)
+        raise UsageError(f"--best-by {spec.best_by}: task {spec.task} has no such figure; use one of {listed}")
+    given = {"--evaluate-every": spec.evaluate_every, "--best-by": spec.best_by * (spec.best_by != "loss"),
+             "--patience": spec.patience}  # fmt: skip
+    for shown, value in given.items():
+        if value and not spec.validation:
+            raise UsageError(f"{shown} {value}: there is no validation set; give --validation 0.1, or leave it out")
+
+
 def check_mpi_io(spec: RunSpec) -> None:
     if not spec.carrier.reads_files_together:
         raise UsageError(f"--read mpi-io with --transport {spec.transport}: it needs MPI; use --transport mpi")

@@ -108,6 +108,29 @@ def test_a_weight_that_several_stages_have_is_saved_once_and_loaded_by_all_of_th
         torch.testing.assert_close(other[name], values, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize(
+    "words", [["--strategy", "ring", "--workers", "2"], ["--strategy", "ps-sync", "--workers", "2"]]
+)
+def test_a_training_that_was_continued_stops_early_where_it_would_have(words: list[str], tmp_path: Path) -> None:
+    """What was validated before each checkpoint counts, also if the training is continued where one is due."""
+    words = [*words, "--validation", "0.2", "--evaluate-every", "5", "--patience", "3", "--lr", "0.05"]
+    done = train(tmp_path, "--steps", "400", "--checkpoint-every", "3", *words, name="whole")
+    whole = json.loads((tmp_path / "whole" / "summary.json").read_text())
+    steps = whole["steps"]
+    assert steps == whole["best_step"] + 15 < 400
+    assert whole["status"] == COMPLETED
+    assert whole["stopped_early"] == "no better loss in the last 3 validations"
+    assert f"Stopped early after step {steps}: no better loss in the last 3 validations" in done.stdout
+    for last in (whole["best_step"], steps - 5, steps - 2, 400):
+        resume = ["--resume", str(tmp_path / "run")] if (tmp_path / "run").exists() else []
+        train(tmp_path, "--steps", str(last), "--checkpoint-every", str(last), *words, *resume)
+    parts = json.loads((tmp_path / "run" / "summary.json").read_text())
+    for name in ("steps", "validation_steps", "validation_loss", "best_step", "stopped_early", "test_loss"):
+        assert parts[name] == whole[name], name
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "run"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 def test_another_batch_takes_the_rest_of_the_epoch_and_is_announced(tmp_path: Path) -> None:
     train(tmp_path, "--steps", "4", "--checkpoint-every", "4", "--workers", "1")
     done = train(tmp_path, "--steps", "12", "--global-batch", "50", "--workers", "2", "--resume", str(tmp_path / "run"))

@@ -27,6 +27,9 @@ WHAT: dict[str, tuple[str, ...]] = {
     "augment": ("none", "crop", "crop-flip"),
     "image-size": ("28", "33"),
     "validation": ("0.1", "0.5"),
+    "evaluate-every": ("0", "1", "3"),
+    "patience": ("0", "1", "4"),
+    "best-by": ("loss", "accuracy"),
     "normalize": ("yes", "no"),
 }
 DATA_PARALLEL = {

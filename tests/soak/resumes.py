@@ -45,8 +45,10 @@ FAMILIES = {
 def command(family: str, dice: random.Random) -> list[str]:
     optimizer = dice.choice(["adam", "adamw", "sgd"])
     every = dice.choice(["1", "4", "7"])
+    validated = dice.choice(["0", "3", "8"])
     return [*PACELINE, "--model", "net.py:build", *DATA, "--optimizer", optimizer, "--steps", str(STEPS),
-            "--checkpoint-every", every, "--seed", str(dice.randrange(1000)), *FAMILIES[family]]  # fmt: skip
+            "--checkpoint-every", every, "--evaluate-every", validated, "--seed", str(dice.randrange(1000)),
+            *FAMILIES[family]]  # fmt: skip
 
 
 def trial(seed: int, folder: Path) -> Counter[str]:
@@ -100,7 +102,7 @@ def check_same(whole: Path, parts: Path) -> None:
     assert one is not None
     assert other is not None
     assert (one.status, other.status) == (COMPLETED, COMPLETED)
-    for field in ("steps", "test_loss", "test_accuracy", "validation_loss", "best_epoch", "epochs"):
+    for field in ("steps", "test_loss", "test_accuracy", "validation_loss", "validation_steps", "best_step", "epochs"):
         assert getattr(one, field) == getattr(other, field), field
     assert [s.step for s in read_steps(parts / "rank_0.jsonl")] == list(range(STEPS))
     losses = [[s.loss for s in read_steps(folder / "rank_0.jsonl")] for folder in (whole, parts)]

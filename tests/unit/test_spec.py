@@ -178,6 +178,18 @@ def test_a_seed_that_torch_cannot_hold_is_refused() -> None:
         ({"batch_size": 5_001, "workers": 2}, ["5001 x 2 workers = 10002", "(10000)"]),
         ({"batch_size": 8_001, "validation": 0.2}, ["8001", "(8000)"]),
         ({"data": "synthetic:train=100", "batch_size": 4, "validation": 0.001}, ["--validation 0.001", "100 samples"]),
+        ({"patience": 3}, ["--patience 3", "--validation"]),
+        ({"evaluate_every": 50}, ["--evaluate-every 50", "--validation"]),
+        ({"best_by": "accuracy"}, ["--best-by accuracy", "--validation"]),
+        ({"best_by": "perplexity", "validation": 0.1}, ["--best-by perplexity: task classification", "loss, accuracy"]),
+        (
+            {"best_by": "mae", "validation": 0.1, "task": "regression", "model": "a.py:b", "data": "a.py:c"},
+            ["--best-by mae", "loss, 'mean absolute error'"],
+        ),
+        (
+            {"best_by": "accuracy", "validation": 0.1, "task": "a.py:d", "model": "a.py:b", "data": "a.py:c"},
+            ["task a.py:d", "loss, metric"],
+        ),
         ({"data": "synthetic:train=100"}, ["128 x 1", "synthetic:train=100 (100)"]),
         ({"strategy": "sequential", "workers": 2}, ["sequential with 2 workers", "allreduce, ring"]),
         ({"hidden": [64]}, ["--hidden", "mlp", "mnist-cnn"]),

@@ -44,7 +44,11 @@ class Summary:
     this strategy measures, under the strategy's name; the strategy's description has their type.
 
     `task` is what the model was trained for. Every task has a loss; accuracies are there if the task has one, and
-    `train_metrics`, `validation_metrics` (a table for each epoch) and `test_metrics` are its other figures by name.
+    `train_metrics`, `validation_metrics` (tables) and `test_metrics` are its other figures by name.
+    Lists of training have a value for each epoch, lists of validation a value for each validation, which was after
+    `validation_steps` updates (empty in folders of before: at the end of each epoch). `best_step` is that of the best
+    one, whose weights were tested and saved, and `best_epoch` its epoch. `stopped_early` says why training ended
+    before its last step.
     `confusion` says how often the test samples of each class (a row) were taken for each class (a column).
 
     `model_properties` are `dropout` and `batch-norm`, where the model has such layers; None in folders of before.
@@ -99,7 +103,10 @@ class Summary:
     validation_loss: list[float] = field(default_factory=list)
     validation_accuracy: list[float] = field(default_factory=list)
     validation_metrics: list[dict[str, float]] = field(default_factory=list)
+    validation_steps: list[Count] = field(default_factory=list)
     best_epoch: int | None = None
+    best_step: Count | None = None
+    stopped_early: str | None = None
     test_loss: float | None = None
     test_accuracy: float | None = None
     test_metrics: dict[str, float] = field(default_factory=dict)
@@ -137,6 +144,12 @@ class Summary:
         """What only its strategy measures."""
         return self.figures.get(self.strategy, {})
 
+    @property
+    def best_validation(self) -> int | None:
+        """The index of the best validation in the lists of validation."""
+        steps = self.validation_steps
+        return steps.index(self.best_step) if self.best_step in steps else self.best_epoch
+
     def add_epochs(self, lines: Iterable[Epoch]) -> None:
         """What the epochs' lines say; of an epoch that was made again, the last one counts."""
         by_number = {line.epoch: line for line in lines}
@@ -147,7 +160,9 @@ class Summary:
         self.train_metrics = [line.metrics for line in epochs if line.metrics]
 
     def add_validations(self, lines: Sequence[Validation]) -> None:
-        """What the validations' lines say, in the order of their epochs."""
+        """What the validations' lines say, in their order."""
+        steps = [line.step for line in lines if line.step is not None]
+        self.validation_steps = steps if len(steps) == len(lines) else []
         self.validation_loss = [line.loss for line in lines]
         self.validation_accuracy = [line.accuracy for line in lines if line.accuracy is not None]
         self.validation_metrics = [line.metrics for line in lines if line.metrics]
@@ -412,7 +427,10 @@ class Epoch(Line):
 
 @dataclass(frozen=True)
 class Validation(Line):
-    """The model after an epoch, on the validation set."""
+    """The model after `step` updates, in this epoch, on the validation set.
+
+    Lines of earlier versions have no `step`: they are of the end of the epoch.
+    """
 
     kind: ClassVar[str] = "validation"
     epoch: Count
@@ -420,9 +438,15 @@ class Validation(Line):
     accuracy: float | None = None
     samples: Count | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    step: Count | None = None
 
     def superseded(self, by: Resumed) -> bool:
-        return self.epoch >= by.epoch
+        return self.epoch >= by.epoch if self.step is None else self.step >= by.step
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The loss and all others, by name."""
+        return {"loss": self.loss, **({} if self.accuracy is None else {"accuracy": self.accuracy}), **self.metrics}
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from paceline.server.shard import Layout, Shard
 from paceline.server.tally import Result, Tally
 from paceline.server.wire import Header, Kind, Message, WireError, numbers, say, take
 from paceline.tasks.base import NOTHING_COUNTS, Sums
+from paceline.tasks.validations import Validations
 
 # How long to wait for the other servers' weights before asking again.
 COLLECT_SECONDS = 5.0
@@ -35,6 +36,7 @@ class Leader(Core):
         layout: Layout,
         plan: UpdatePlan,
         rules: Rules,
+        validations: Validations,
         fingerprint: dict[str, str],
         watcher: Watcher,
         store: Store | None = None,
@@ -42,13 +44,13 @@ class Leader(Core):
         restarted: bool = False,
     ) -> None:
         self.layout, self.plan, self.rules, self.fingerprint, self.watcher = layout, plan, rules, fingerprint, watcher
+        self.validations = validations
         self.welcome = {"fingerprint": fingerprint, **(welcome or {})}
         self.ledger, self.tally = Ledger(plan), Tally()
         self.members: dict[int, Member] = {}
         self.said: dict[tuple[int, int], dict[str, Any]] = {}  # the latest counts of each worker, by rank and process
         self.collected: dict[int, memoryview] = {}  # the other servers' chunks, at the end
         self._collecting = (-math.inf, 0)  # when it started, and by which order
-        self.validation: list[float] = []  # losses
         self.results: dict[str, Result] = {}  # of evaluations, current and past
         self.error: PacelineError | None = None
         self.lost: dict[int, str] = {}
@@ -208,8 +210,13 @@ class Leader(Core):
             return
         else:
             self.watcher.updated(self.tally.updates - 1, epoch, result)
-        if self.tally.epochs[epoch].count + self.tally.epochs[epoch].skipped == self.plan.samples_of(epoch):
+        if not self._left_of(epoch):
             self.watcher.epoch_ended(epoch, self.tally.epochs[epoch])
+
+    def _left_of(self, epoch: int) -> int:
+        """How many samples the epoch still has."""
+        made = self.tally.epochs[epoch]
+        return self.plan.samples_of(epoch) - made.count - made.skipped
 
     def _not_finite(self, header: Header) -> None:
         """A loss or a gradient is not finite. If the weights still are finite, the worker that sent it caused it."""
@@ -312,7 +319,7 @@ class Leader(Core):
             self._evaluated(ledger.evaluating)
             if self.error:
                 return
-        over, epochs = ledger.complete >= plan.updates, plan.epochs(ledger.complete)
+        over = ledger.complete >= plan.updates or self.validations.exhausted
         if not self.others.ready:
             return
         due = self._save_due(now)
@@ -321,12 +328,11 @@ class Leader(Core):
         elif self.stopping:
             ledger.limit = ledger.opened
             self.trained = ledger.idle
-        elif self.rules.validation and len(self.validation) < epochs:
+        elif self.validations.is_due(ledger.complete):
             self._evaluate("validation", self.rules.validation)
         elif not over:
-            until = plan.course.end(epochs) if self.rules.validation else plan.updates
-            ledger.limit = int(min(plan.updates, until, due))
-        elif self.validation and not self.recalled:
+            ledger.limit = int(min(plan.updates, self.validations.due(ledger.complete), due))
+        elif self.validations.values and not self.recalled:
             self.recalled = True
             self.shard.recall()
             self.others.order_all(Kind.RECALL)
@@ -366,7 +372,7 @@ class Leader(Core):
         self._saved, self._saved_at = number, now
         if self.can_save:
             mark = f"{self.generation:x}.{self.life:x}"  # as the others see it in the order
-            self.save(number, mark, {"tally": self.tally.state(), "validation": list(self.validation)})
+            self.save(number, mark, {"tally": self.tally.state()})
             self.others.order_all(Kind.SAVE, update=number)
 
     def _evaluate(self, name: str, samples: int) -> None:
@@ -381,12 +387,14 @@ class Leader(Core):
         if not result.sums.finite:
             self.fail(DivergedError.found(f"the {name} loss is {result.sums.loss}", self.tally.updates, {}))
             return
-        self.watcher.evaluated(name, self.plan.epoch(self.ledger.complete - 1), result)
-        if name == "validation":
-            self.validation.append(result.sums.loss / result.sums.weight)
-            if self.validation[-1] == min(self.validation):
-                self.shard.keep()
-                self.others.order_all(Kind.KEEP)
+        made = self.ledger.complete
+        epoch = self.plan.epoch(made - 1)
+        if name == "validation" and self.validations.add(made, result.sums):
+            self.shard.keep()
+            self.others.order_all(Kind.KEEP)
+        self.watcher.evaluated(name, epoch, made, result)
+        if self.validations.exhausted and name == "validation" and self._left_of(epoch):
+            self.watcher.epoch_ended(epoch, self.tally.epochs[epoch])  # training ends within it
 
     def fail(self, error: PacelineError) -> None:
         self.error = self.error or error
@@ -497,8 +505,8 @@ class Leader(Core):
         self.tally = Tally.of(facts["tally"]) if facts else Tally()
         position = self.plan.course.after(max(number, self.plan.start.step))
         ended = number > 0 and position.used == self.plan.samples
-        # An epoch that has ended is evaluated again: its results were recorded after the checkpoint, if at all.
-        self.validation = list(facts.get("validation", []))[: position.epoch if ended else None]
+        # A validation that is due after this update is made again: it was recorded after the checkpoint, if at all.
+        self.validations.forget(number)
         if ended and position.epoch in self.tally.epochs:
             self.watcher.epoch_ended(position.epoch, self.tally.epochs[position.epoch])
         self.results.clear()

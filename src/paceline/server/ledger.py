@@ -41,11 +41,6 @@ class UpdatePlan:
         """The positions of an update's samples in the epoch's shuffle."""
         return self.course.span(update)
 
-    def epochs(self, updates: int) -> int:
-        """How many epochs are over after this many updates; the last one is over with the run."""
-        position = self.course.after(updates)
-        return position.epoch + (position.used == self.samples or updates >= self.updates)
-
     def samples_of(self, epoch: int) -> int:
         """The samples that an epoch has until the run is over."""
         return self.course.after(min(self.course.end(epoch), self.updates)).used

@@ -49,6 +49,16 @@ class Task:
     derived: tuple[str, Callable[[float], float]] | None = None  # a figure of the mean loss: its name, the function
     kinds: tuple[str, ...] = ("images", "tokens", "arrays")  # of data
     per_target: bool = False  # the output has one row for each target of a sample, not one for the sample
+    higher: bool = True  # whether a higher metric is better; of the loss and what is derived from it, lower is better
+
+    @property
+    def names(self) -> list[str]:
+        """The names of its figures."""
+        return ["loss", *([self.metric] if self.metric else []), *([self.derived[0]] if self.derived else [])]
+
+    def sign(self, name: str) -> int:
+        """What a figure is multiplied by so that higher is better."""
+        return 1 if self.higher and name == self.metric else -1
 
     def figures(self, sums: Sums) -> dict[str, float]:
         """The mean loss, the metric and the derived figure, by name."""

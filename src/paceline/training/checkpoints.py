@@ -51,7 +51,7 @@ class Checkpoints:
 
     def write(self, progress: Progress) -> None:
         """Write what was copied, in the background."""
-        step, facts = self.job.summary.steps, {"progress": progress.facts(), "validation": progress.validation_losses}
+        step, facts = self.job.summary.steps, {"progress": progress.facts()}
         self._count += 1
         self.saver.write(step, f"{self.attempt}.{self._count}", self.engine.facts(),
                          lambda parts: describe(self.job, self.course, step, facts, parts))  # fmt: skip

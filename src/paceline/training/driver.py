@@ -126,37 +126,29 @@ class Driver:
         return progress
 
     def run(self, engine: Lockstep) -> None:
-        """Run all epochs; with a validation set, go back to the best epoch; then test."""
+        """Run all epochs; with a validation set, go back to the best validation; then test."""
         job, spec, source = self.job, self.spec, self.job.source
         course = Course(len(source.numbers["train"]), spec.update_batch, job.start)
         progress = self.begin(engine, course)
-        self._watch, self._best, stopped = Watch(engine.model), dict[str, Tensor](), False
+        self._watch, self._best = Watch(engine.model), dict[str, Tensor]()
         self._checkpoints = None if spec.emulated or job.remote else Checkpoints(job, engine, course)
         if job.remote and not spec.emulated:
             job.console.line(f"No checkpoints: rank {job.remote[0]} does not see the run folder of rank 0", always=True)
         if job.resume:
             self._restore(engine, job.resume)
         engine.keeps_buffers = spec.on_nan == SKIP
-        epoch, last = job.start.epoch, course.after(max(progress.total, job.start.step)).epoch
+        epoch, last, ended = job.start.epoch, course.after(max(progress.total, job.start.step)).epoch, ""
         for epoch in range(job.start.epoch, last + 1):
-            stopped = self._run_epoch(engine, course, epoch, progress)
-            if not spec.emulated and (stopped or spec.validation or job.summary.steps == progress.total):
-                self._watch.check(engine.state_dict(), job.comm, job.summary.steps)
-            if stopped:
+            ended = self._run_epoch(engine, course, epoch, progress)
+            if ended:
                 break
-            if not len(source.numbers["validation"]):
-                continue
-            better = progress.evaluated("validation", epoch, self._evaluate(engine, "validation"))
-            # Rank 0 knows of all epochs; a rank that is new in a run that was continued does not.
-            if tell("better" if better else "", job.comm):
-                engine.agree()
-                self._best = {name: tensor.clone() for name, tensor in engine.state_dict().items()}
+        stopped = ended == INTERRUPTED
         if self._checkpoints:
             self._checkpoints.wait()
         if self._best and not stopped:
             engine.load_state_dict(self._best)
         if spec.test and not stopped:
-            progress.evaluated("test", epoch, self._evaluate(engine, "test"))
+            progress.evaluated("test", epoch, job.summary.steps, self._evaluate(engine, "test"))
         engine.agree()
         self.finish(engine, progress, interrupted=stopped)
 
@@ -169,15 +161,48 @@ class Driver:
         if not job.same_division:
             seed_dropout(self.spec, engine.stream, job.start.step)
 
-    def _run_epoch(self, engine: Lockstep, course: Course, epoch: int, progress: Progress) -> bool:
-        """Run the rest of an epoch, or the remaining steps; true if a rank asked to stop."""
+    def _run_epoch(self, engine: Lockstep, course: Course, epoch: int, progress: Progress) -> str:
+        """Run the rest of an epoch, or the remaining steps, and validate when it is due.
+
+        Returns why training ends here: a rank asked to stop, or validations are no longer better; or "".
+        """
+        summary, validations = self.job.summary, progress.validations
+        end = min(course.end(epoch), progress.total)
+        progress.start_epoch(epoch, range(summary.steps, end))
+        while True:
+            until = int(min(end, validations.due(summary.steps)))
+            stopped = self._run_steps(engine, course, epoch, range(summary.steps, until), progress)
+            progress.pause()
+            over, due = stopped or summary.steps >= end, validations.is_due(summary.steps) and not stopped
+            if over:
+                progress.end_epoch(epoch, progress.epoch_seconds(), progress.learned.sums, progress.samples)
+            if not self.spec.emulated and (stopped or due or summary.steps == progress.total):
+                self._watch.check(engine.state_dict(), self.job.comm, summary.steps)
+            exhausted = due and self._validate(engine, epoch, progress)
+            if exhausted and not over:
+                progress.end_epoch(epoch, progress.epoch_seconds(), progress.learned.sums, progress.samples)
+            if over or exhausted:
+                return INTERRUPTED if stopped else "exhausted" if exhausted else ""
+            progress.go_on(epoch, range(summary.steps, end))
+
+    def _validate(self, engine: Lockstep, epoch: int, progress: Progress) -> bool:
+        """Keep the weights if no validation was better; true if training must stop because too many were not."""
+        job, sums = self.job, self._evaluate(engine, "validation")
+        better = progress.validations.add(job.summary.steps, sums)
+        progress.evaluated("validation", epoch, job.summary.steps, sums)
+        # Rank 0 knows of all validations; a rank that is new in a run that was continued does not.
+        decision = tell("better" if better else "stop" if progress.validations.exhausted else "", job.comm)
+        if decision == "better":
+            engine.agree()
+            self._best = {name: tensor.clone() for name, tensor in engine.state_dict().items()}
+        return decision == "stop"
+
+    def _run_steps(self, engine: Lockstep, course: Course, epoch: int, steps: range, progress: Progress) -> bool:
+        """Run these steps of an epoch; true if a rank asked to stop."""
         job, spec, watch, checkpoints = self.job, self.spec, self._watch, self._checkpoints
-        first = job.summary.steps
-        steps = range(first, min(course.end(epoch), progress.total))
-        progress.start_epoch(epoch, steps)
         ended = time.perf_counter()
         job.recorder.clock.lap()  # the time before belongs to no step
-        stopped, shares = False, job.source.readers
+        shares = job.source.readers
         for step, batch in zip(steps, job.source.epoch(course, epoch, steps), strict=True):
             # A step begins where the last one ended, so that all time is counted.
             timer = StepTimer(last=ended, clock=job.recorder.clock)
@@ -205,10 +230,8 @@ class Driver:
             if checkpoints:
                 checkpoints.report()
             if result.stop:
-                stopped = True
-                break
-        progress.end_epoch(epoch, progress.epoch_seconds(), progress.learned.sums, progress.samples)
-        return stopped
+                return True
+        return False
 
     def _not_finite(self, engine: Lockstep, result: StepResult, step: int) -> None:
         """No rank has made this update. Skip it, or end the training."""

@@ -13,6 +13,7 @@ from paceline.spec import RunSpec
 from paceline.strategies.engine import StepResult, StepTimer
 from paceline.strategies.rate import learning_rate
 from paceline.tasks.base import Sums
+from paceline.tasks.validations import Validations
 from paceline.training.console import Console
 from paceline.training.learned import Learned, in_words, shown
 
@@ -36,28 +37,40 @@ class Progress:
         self.samples = 0  # of the epoch so far: of all ranks, in steps whose sums are known
         self._before, self._epoch_start = 0.0, time.perf_counter()
         self._epochs: dict[int, Epoch] = {}
-        self._validations: dict[int, Validation] = {}  # by epoch
-        self._tests: dict[int, Validation] = {}
+        self.validations = Validations(course, total, self.task, spec.best_by, spec.evaluate_every or 0,
+                                       spec.patience or 0, enabled=spec.validation > 0)  # fmt: skip
+        self._validated: dict[int, Validation] = {}  # by number of updates
+        self._tested: FinalTest | None = None
         for line in read_sound_lines(recorder.path, *KEPT):
             assert isinstance(line, Epoch | Validation)
             self._keep(line)
+        self.validations.values = {step: line.figures[spec.best_by] for step, line in self._validated.items()
+                                   if spec.best_by in line.figures}  # fmt: skip
 
     def learning_rate(self, step: int) -> float:
         return learning_rate(self.spec, step, self.course.per_epoch, self.total)
 
     def start_epoch(self, epoch: int, steps: range) -> None:
         """Before these steps of an epoch, which are the rest of it in a run that is continued."""
-        start, done = self.course.start, 0
+        start = self.course.start
         again = epoch == start.epoch and start.used > 0
-        if again:
-            done = self.course.number(steps.start) if steps else 0
-        else:
+        if not again:
             self.learned, self.samples, self._before = Learned(self.spec), 0, 0.0
-        self._epoch_start = time.perf_counter()
         self.console.end_bar()
         self.console.line(f"\n{'Rest' if again else 'Start'} of epoch {epoch}")
+        self.go_on(epoch, steps)
+
+    def go_on(self, epoch: int, steps: range) -> None:
+        """Before these steps, with which an epoch starts, or goes on after a validation."""
+        self._epoch_start = time.perf_counter()
+        done = self.course.number(steps.start) if steps else 0
         title = f"epoch {epoch}{', emulated' if self.spec.emulated else ''}"
         self.console.start_bar(done + len(steps), title, done)
+
+    def pause(self) -> None:
+        """After steps: the time until `go_on` does not count as the epoch's."""
+        self._before, self._epoch_start = self.epoch_seconds(), time.perf_counter()
+        self.console.end_bar()
 
     def step(
         self, step: int, epoch: int, result: StepResult, seconds: float, timer: StepTimer, own: int | None = None
@@ -87,39 +100,48 @@ class Progress:
         self.console.line(f"Time taken: {seconds:.2f} s")
         self.console.line(learned.line())
 
-    def evaluated(self, name: str, epoch: int, sums: Sums, samples: int | None = None) -> bool:
-        """Record an evaluation on the `validation` or `test` set; true if no earlier validation had a lower loss."""
+    def evaluated(self, name: str, epoch: int, step: int, sums: Sums, samples: int | None = None) -> None:
+        """Record an evaluation on the `validation` or `test` set after this many updates."""
         figures = self.task.figures(sums)
         others = {key: value for key, value in figures.items() if key not in ("loss", "accuracy")}
-        self._record(EVALUATED[name](epoch, figures["loss"], figures.get("accuracy"), samples, others))
+        self._record(EVALUATED[name](epoch, figures["loss"], figures.get("accuracy"), samples, others, step))
+        when = f" after step {step}" if self.validations.every else ""
         if name == "validation":
-            self.console.line(in_words("Validation", figures))
+            self.console.line(in_words("Validation", figures, when))
+            if why := self._stopped_early():
+                self.console.line(f"Stopped early after step {step}: {why}")
         else:
-            which = f" (weights of epoch {self.best_epoch})" if self.best_epoch is not None else ""
+            best, which = self._best, ""
+            if best:
+                which = f" (weights {f'after step {best.step}' if when else f'of epoch {best.epoch}'})"
             words = ", ".join(f"test {key}: {shown(key, value, '%')}" for key, value in figures.items())
             self.console.line(f"\nT{words[1:]}{which}")
-        return self.best_epoch == epoch
 
     @property
-    def best_epoch(self) -> int | None:
-        """The epoch with the lowest validation loss; if there are several, the last one."""
-        found = self._validations
-        return min(found, key=lambda epoch: (found[epoch].loss, -epoch), default=None)
+    def _best(self) -> Validation | None:
+        best = self.validations.best
+        return None if best is None else self._validated[best]
 
-    @property
-    def validation_losses(self) -> list[float]:
-        return [self._validations[epoch].loss for epoch in sorted(self._validations)]
+    def _stopped_early(self) -> str | None:
+        """Why training ended before its last step; None if it did not."""
+        made = self.validations
+        if not made.exhausted or max(made.values) >= self.total:
+            return None
+        last = f"{made.patience} validations" if made.patience > 1 else "validation"
+        return f"no better {made.by} in the last {last}"
 
     def _record(self, line: Epoch | Validation) -> None:
         self._keep(line)
         self.recorder.write(line)
 
     def _keep(self, line: Epoch | Validation) -> None:
-        """Of an epoch that was made again, the last line counts."""
+        """Of what was made again, the last line counts."""
         if isinstance(line, Epoch):
             self._epochs[line.epoch] = line
+        elif isinstance(line, FinalTest):
+            self._tested = line
         else:
-            (self._tests if isinstance(line, FinalTest) else self._validations)[line.epoch] = line
+            self._validated[self.course.end(line.epoch) if line.step is None else line.step] = line
 
     def epoch_seconds(self) -> float:
         """The time of the epoch so far, without the time between two processes of the run."""
@@ -140,16 +162,17 @@ class Progress:
 
     def finish(self, *, interrupted: bool) -> None:
         """Fill in the summary's lists. The weights of an interrupted run are the last ones, not the best."""
-        summary, validations = self.summary, [self._validations[epoch] for epoch in sorted(self._validations)]
+        summary, best = self.summary, None if interrupted else self._best
         self.console.end_bar()
         if interrupted:
             self.console.line(f"\nInterrupted: stopped after step {summary.steps} of {self.total}.")
         summary.epochs = len(self._epochs)
         summary.add_epochs(self._epochs.values())
-        summary.add_validations(validations)
-        summary.best_epoch = None if interrupted else self.best_epoch
-        if self._tests:
-            summary.add_test(self._tests[max(self._tests)])
+        summary.add_validations([self._validated[step] for step in sorted(self.validations.values)])
+        summary.best_epoch, summary.best_step = (best.epoch, best.step) if best else (None, None)
+        summary.stopped_early = self._stopped_early()
+        if self._tested:
+            summary.add_test(self._tested)
         summary.update_seconds = self.recorder.update_seconds(self.spec.method.round(vars(self.spec)))
         summary.samples_per_second = self.recorder.samples_per_second()
         if self.task.per_target and summary.samples_per_second and self.samples:

@@ -39,7 +39,7 @@ def test_every_option_says_what_it_affects() -> None:
         found[made.metadata["affects"]].add(name)
     saving = {"resume", "checkpoint_every", "checkpoint_seconds", "keep_checkpoints", "on_nan"}
     assert {"seed", "name", "output_dir", "timeout", "log_every", "check_replicas", *saving} == found[NOTHING]
-    assert {"epochs", "steps", "test", "validation"} == found[LENGTH]
+    assert {"epochs", "steps", "test", "validation", "evaluate_every", "patience"} == found[LENGTH]
     assert {"model", "data", "optimizer", "dtype", "compute", "shrink", "sync_batchnorm"} <= found[PROBLEM]
     assert {"lr", "momentum", "weight_decay", "staleness_lr"} <= found[LEARNING]
     assert {"strategy", "workers", "batch_size", "transport", "overlap", "stages", "sync_every"} <= found[DIVISION]
@@ -50,7 +50,7 @@ def test_facts_are_by_what_they_affect(tmp_path: Path) -> None:
     one = of("ring", machine, 2, steps=5, seed=7, lr=0.1)
     assert {"processor", "torch"} == one.only(MACHINE).facts.keys()
     assert {"lab", "links", "mtu", "racks", "faults"} == one.only(NETWORK).facts.keys()
-    assert {"epochs", "steps", "test", "validation"} == one.only(LENGTH).facts.keys()
+    assert {"epochs", "steps", "test", "validation", "evaluate_every", "patience"} == one.only(LENGTH).facts.keys()
     assert one.only(LEARNING).get("lr") == 0.1
     assert "seed" not in one.facts
     assert one.key() != of("ring", machine, 2, steps=6, lr=0.1).key()

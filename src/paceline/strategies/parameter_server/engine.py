@@ -223,6 +223,7 @@ class LeadServer(Server):
             self.layout,
             self.plan,
             _rules(spec, info),
+            progress.validations,
             _fingerprint(spec, self.flat, info),
             events,
             store,

@@ -71,9 +71,10 @@ class EventLog:
         seconds, self._epoch_start = now - self._epoch_start, now
         self._progress.end_epoch(epoch, seconds, result.sums, result.count)
 
-    def evaluated(self, name: str, epoch: int, result: Result) -> None:
-        self._epoch_start = self._last = time.perf_counter()
-        self._progress.evaluated(name, epoch, result.sums, samples=result.count)
+    def evaluated(self, name: str, epoch: int, update: int, result: Result) -> None:
+        now = time.perf_counter()
+        self._epoch_start, self._last = self._epoch_start + now - self._last, now  # it is not the epoch's time
+        self._progress.evaluated(name, epoch, update, result.sums, samples=result.count)
 
     def joined(self, rank: int, about: dict[str, Any], *, back: bool) -> None:
         self._ranks[rank] = about
