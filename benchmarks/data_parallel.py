@@ -1,6 +1,7 @@
-"""This project beside plain PyTorch and PyTorch DDP: samples/s on mnist-cnn, interleaved in one run, as ratios.
+"""This project beside plain PyTorch and PyTorch DDP: samples/s on a model, interleaved in one run, as ratios.
 
-    python benchmarks/data_parallel.py [--rounds 5] [--steps 80] [--workers 2]
+    python benchmarks/data_parallel.py [--model mnist-cnn] [--rounds 5] [--steps 80] [--workers 2]
+    python benchmarks/data_parallel.py --model gpt-10m --steps 16
 
 Every round runs every contender once, in a new random order, each in fresh processes with one thread; nothing else
 should run on the machine. A ratio compares the two sides within each round; shown are its median, smallest and largest.
@@ -26,11 +27,18 @@ KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_"
 STRATEGIES = ("allreduce", "ring", "reduce-bcast", "gather")
 
 
-def contenders(steps: int, workers: int) -> dict[str, list[str]]:
+# By model: samples of a process's batch, and what trains it otherwise than by default.
+MODELS = {"mnist-cnn": (128, []), "gpt-10m": (4, ["--data", "shakespeare:block=256", "--optimizer", "adamw"])}
+
+
+def contenders(model: str, steps: int, workers: int) -> dict[str, list[str]]:
     skip = min(30, steps // 4)  # as samples_per_second in a summary does
-    peer = [str(PEER), "--steps", str(steps), "--skip", str(skip)]
+    batch, more = MODELS[model]
+    both = ["--model", model, "--steps", str(steps)]
+    peer = [str(PEER), *both, "--skip", str(skip), "--batch", str(batch)]
     torchrun = [str(BIN / "torchrun"), "--nproc-per-node", str(workers)]
-    ours = [str(BIN / "paceline"), "train", "--steps", str(steps), "--threads", "1", "--log-every", "0", "--json"]
+    ours = [str(BIN / "paceline"), "train", *both, *more, "--batch-size", str(batch), "--threads", "1", "--log-every",
+            "0", "--no-test", "--resume", "never", "--json"]  # fmt: skip
     found = {
         "plain PyTorch, 1 process": [sys.executable, *peer],
         "plain PyTorch, tuned, 1 process": [sys.executable, *peer, "--tuned"],
@@ -66,11 +74,12 @@ def measure(command: list[str], folder: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--model", choices=MODELS, default="mnist-cnn")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
-    commands = contenders(args.steps, args.workers)
+    commands = contenders(args.model, args.steps, args.workers)
     rates: dict[str, list[float]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
         for turn in range(args.rounds):
@@ -87,7 +96,8 @@ def main() -> None:
     print(file=sys.stderr)
     ddp, tuned = (f"DDP gloo, {t}{args.workers} processes" for t in ("", "tuned, "))
     alone = "paceline sequential, 1 process"
-    print(f"mnist-cnn, batch 128 a process, {args.steps} steps, {args.rounds} rounds, {os.cpu_count()} cores\n")
+    batch, cores = MODELS[args.model][0], os.cpu_count()
+    print(f"{args.model}, batch {batch} a process, {args.steps} steps, {args.rounds} rounds, {cores} cores\n")
     print(f"{'':<38}{'samples/s':>10}{'÷ DDP':>20}{'÷ DDP tuned':>20}{'÷ paceline alone':>20}")
     for name, mine in rates.items():
         cells = []

@@ -1,8 +1,8 @@
-"""The peers: mnist-cnn trained by a plain PyTorch loop, or by PyTorch's DistributedDataParallel over gloo.
+"""The peers: mnist-cnn or gpt-10m trained by a plain PyTorch loop, or by PyTorch's DistributedDataParallel over gloo.
 
-Written as their users write it. `--tuned` gives them this project's model (pooling before ReLU, channels_last), its
+Written as their users write it. `--tuned` gives them this project's mnist-cnn (pooling before ReLU, channels_last), its
 fused optimizer and (by data_parallel.py) its way with memory, so that what is left to compare is the data parallelism
-itself. Prints samples/s of all ranks.
+itself. The language model is this project's in any case. Prints samples/s of all ranks.
 """
 
 from __future__ import annotations
@@ -35,26 +35,31 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--skip", type=int, required=True)
+    parser.add_argument("--model", choices=("mnist-cnn", "gpt-10m"), default="mnist-cnn")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--tuned", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    data = load("mnist-mini").train
-    images, labels = data.inputs, data.targets.long()
-    model = build("mnist-cnn", (1, 28, 28), 10) if args.tuned else textbook()
-    if args.tuned:
+    text = args.model == "gpt-10m"
+    data = load("shakespeare:block=256" if text else "mnist-mini")
+    inputs, targets = data.train.inputs, data.train.targets
+    own = text or args.tuned
+    model = build(args.model, data.info.shape, data.info.classes) if own else textbook()
+    if args.tuned and not text:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if size > 1:
         dist.init_process_group("gloo")
         model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-    optimizer = torch.optim.Adam(model.parameters(), 0.001, fused=args.tuned)
+    kind = torch.optim.AdamW if text else torch.optim.Adam
+    optimizer = kind(model.parameters(), 0.001, fused=args.tuned)
     start = 0.0
     for step in range(args.steps):
         if step == args.skip:
             start = time.perf_counter()
-        batch = torch.randint(len(labels), (args.batch,))
-        loss = F.cross_entropy(model(images[batch].float() / 255), labels[batch])
+        batch = torch.randint(len(targets), (args.batch,))
+        output = model(inputs[batch].long() if text else inputs[batch].float() / 255)
+        loss = F.cross_entropy(output.flatten(0, -2), targets[batch].long().flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

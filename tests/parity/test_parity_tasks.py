@@ -256,3 +256,22 @@ def test_servers_clip_by_the_norm_of_the_whole_model(
     )
     bound = {"staleness": 0} if strategy == "ps-bounded" else {}
     check(*train_served(values | bound, tmp_path), expected("language-model", 0.4))
+
+
+@pytest.mark.parametrize(("strategy", "workers"), [("ring", 3), ("pipeline", 2), ("tensor", 2), ("ps-sync", 2)])
+def test_predictions_are_counted_by_class(tmp_path: Path, strategy: str, workers: int) -> None:
+    values = {"model": "mlp", "data": "synthetic:1x12x12,classes=4,train=64,test=21", "hidden": (192, 96), "steps": 6,
+              "global_batch": 16, "dtype": "float64", "timeout": 20.0, "log_every": 0}  # fmt: skip
+    alone, _ = run(ThreadWorld(1), tmp_path / "alone", values | {"strategy": "sequential", "workers": 1})
+    values |= {"strategy": strategy, "workers": workers}
+    folder = tmp_path / strategy
+    folder.mkdir()
+    trained = train_served(values, folder) if strategy == "ps-sync" else run(ThreadWorld(workers), folder, values)
+    summary = trained[0]
+    assert summary is not None
+    assert alone is not None
+    assert alone.confusion is not None
+    assert summary.confusion == alone.confusion
+    counted = torch.tensor(alone.confusion)
+    assert counted.sum(1).tolist() == torch.bincount(load(str(values["data"])).test.targets).tolist()
+    assert alone.test_accuracy == pytest.approx(counted.trace().item() / 21)

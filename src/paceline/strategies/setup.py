@@ -29,7 +29,7 @@ from paceline.models.deferred import RANDOM, Check, Make, build_whole
 from paceline.spec import RunSpec
 from paceline.strategies.weights import start_from
 from paceline.tasks.scoring import Scorer
-from paceline.tasks.table import CLASSIFICATION, LANGUAGE_MODEL
+from paceline.tasks.table import CLASSIFICATION, LANGUAGE_MODEL, MOST_CLASSES
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,21 @@ def make_optimizer(spec: RunSpec, parameters: Iterable[Tensor]) -> torch.optim.O
 
 def make_scorer(spec: RunSpec) -> Scorer:
     return Scorer(spec.objective, bf16=spec.precision == "bf16")
+
+
+def no_confusion(spec: RunSpec, data: DataInfo) -> Tensor | None:
+    """Zeros to count predictions in, by class and predicted class; None if the task has no classes, or too many."""
+    if spec.objective != CLASSIFICATION or data.classes > MOST_CLASSES:
+        return None
+    return torch.zeros(data.classes, data.classes, dtype=torch.float64)
+
+
+def confusion_of(counts: Tensor | None, samples: int) -> list[list[int]] | None:
+    """The counts of the test set, each sample once; None if they are not complete. Shards all count the same ones."""
+    if counts is None or not (total := round(counts.sum().item())) or total % samples:
+        return None
+    rows: list[list[int]] = (counts / (total // samples)).long().tolist()
+    return rows
 
 
 @cache

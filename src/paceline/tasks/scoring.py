@@ -31,6 +31,9 @@ class Scorer:
     def __init__(self, task: Task, *, bf16: bool = False) -> None:
         self.task, self.bf16 = task, bf16
         self._function: Callable[[Any, Any], Any] = own_code.find(task.score, "task")
+        self.confusion: Tensor | None = (
+            None  # counts samples by their class (a row) and the predicted one, if it is set
+        )
 
     def __call__(self, model: nn.Module, batch: Batch) -> Score:
         with self.autocast(tensors(batch.inputs)[0].device.type):
@@ -50,6 +53,10 @@ class Scorer:
             raise
         except Exception as error:
             raise UsageError(f"task {self.task.name} {_failed(error, output, targets)}") from error
+        if self.confusion is not None:
+            classes = len(self.confusion)
+            pairs = torch.bincount(targets * classes + output.argmax(1), minlength=classes**2)
+            self.confusion += pairs.view(classes, classes).to(self.confusion)
         loss, weight, metric = self._taken_apart(returned, len(tensors(targets)[0]))
         return Score(loss, Sums(loss.item(), weight, metric))
 

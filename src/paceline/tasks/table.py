@@ -21,6 +21,7 @@ LANGUAGE_MODEL = Task("language-model", "the next token at every position; cross
                       kinds=("tokens", "arrays"), per_target=True)  # fmt: skip
 REGRESSION = Task("regression", "numbers; the loss is the mean squared error", "paceline.tasks.losses:regress",
                   "mean absolute error", kinds=("arrays",), higher=False)  # fmt: skip
+MOST_CLASSES = 100  # of which predictions are counted by class
 TABLE = Table("paceline.tasks", Task, (CLASSIFICATION, LANGUAGE_MODEL, REGRESSION))
 # The task that fits a kind of data.
 USUAL = {"images": CLASSIFICATION.name, "tokens": LANGUAGE_MODEL.name, "arrays": CLASSIFICATION.name}

@@ -27,7 +27,7 @@ from paceline.spec import RunSpec
 from paceline.strategies.engine import STOP, Engine, Lockstep, StepResult, StepTimer
 from paceline.strategies.finite import MOST_SKIPPED, SKIP, Watch
 from paceline.strategies.saving import division_of
-from paceline.strategies.setup import Place, seed_dropout
+from paceline.strategies.setup import Place, confusion_of, no_confusion, seed_dropout
 from paceline.tasks.base import Sums
 from paceline.training.checkpoints import Checkpoints
 from paceline.training.console import Console
@@ -254,8 +254,14 @@ class Driver:
                 job.console.advance()
 
         job.console.start_bar(count, name)
+        counts = no_confusion(self.spec, job.source.info) if name == "test" else None
+        engine.scorer.confusion = counts
         result = engine.evaluate(shown())
         job.console.end_bar()
+        if counts is not None:
+            engine.scorer.confusion, counts = None, counts.to(job.comm.device)
+            job.comm.allreduce(counts.view(-1))
+            job.summary.confusion = confusion_of(counts, job.source.info.test)
         if not result.finite:
             self._watch.check(engine.state_dict(), job.comm, job.summary.steps, f"the {name} loss is {result.loss}")
         return result

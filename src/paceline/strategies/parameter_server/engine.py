@@ -50,7 +50,15 @@ from paceline.strategies.parameter_server.store import CheckpointStore
 from paceline.strategies.parameter_server.work import Work
 from paceline.strategies.rate import learning_rate
 from paceline.strategies.saving import describe
-from paceline.strategies.setup import Emulation, make_emulation, make_model, make_optimizer, make_scorer
+from paceline.strategies.setup import (
+    Emulation,
+    confusion_of,
+    make_emulation,
+    make_model,
+    make_optimizer,
+    make_scorer,
+    no_confusion,
+)
 from paceline.tasks.base import Sums
 
 if TYPE_CHECKING:
@@ -266,6 +274,10 @@ class LeadServer(Server):
     def measure(self, job: Job) -> None:
         figures = Figures(security=self.membership.meeting.security, lost_workers=lost_workers(job.recorder))
         _count(self.leader, job.spec, job.summary, figures)
+        rows = [about["confusion"] for about in self.leader.said.values() if about.get("confusion")]
+        if rows and len({len(row) for row in rows}) == 1:
+            counts = torch.tensor(rows, dtype=torch.float64).sum(0)
+            job.summary.confusion = confusion_of(counts.view(self.info.classes, -1), self.info.test)
         job.summary.figures[job.summary.strategy] = asdict(figures)
 
 
@@ -303,6 +315,7 @@ class Worker(Served):
                 member.opened,
                 job.stop,
                 device=self.emulation.device if self.emulation else None,
+                confusion=no_confusion(spec, source.info),
             )
             about = member.about | {"read_seconds": job.summary.read_seconds}
             member.left = task.run(_fingerprint(spec, self.flat, source.info), about)

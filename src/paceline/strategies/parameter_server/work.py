@@ -54,6 +54,7 @@ class Work:
     coming: dict[int, Future[Batch]] = field(default_factory=dict)
     pushed: dict[int, tuple[Part, StepTimer, float | None]] = field(default_factory=dict)
     device: EmulatedDevice | None = None  # with emulated compute
+    confusion: torch.Tensor | None = None  # counts of the test set
     evaluating: tuple[str, int] | None = None
     wait_seconds: float = 0.0
     asked: float | None = None  # when this worker was first asked to stop
@@ -124,6 +125,7 @@ class Work:
             "messages_received": meter.messages_received,
             "wait_seconds": self.wait_seconds,
             "input_seconds": self.recorder.input_seconds if self.recorder else 0.0,
+            "confusion": [] if self.confusion is None else self.confusion.long().flatten().tolist(),
             "cpu_seconds": time.process_time() - self._began,
             "peak_rss_bytes": peak_rss_bytes(),
         }
@@ -183,8 +185,10 @@ class Work:
             self.pushed[lease] = part, timer, sums.loss / sums.weight if sums.weight and not self.device else None
         else:
             self.flat.model.eval()
+            self.scorer.confusion = self.confusion if part.kind == "test" else None
             with torch.inference_mode():
                 score = self.scorer(self.flat.model, batch)
+            self.scorer.confusion = None
             self.flat.model.train()
             client.done(lease, score.sums)
             client.report()

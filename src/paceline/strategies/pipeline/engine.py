@@ -73,6 +73,7 @@ class Pipeline(PartEngine):
         stages_of: Mapping[str, Sequence[int]],
     ) -> None:
         super().__init__(comm, executor.training, optimizer)
+        self.scorer = executor.scorer
         self.executor, self.options, self.stages_of, self._steps = executor, options, stages_of, 0
         self.plan: dict[str, Any] = {}  # where the model is cut
         self._besides = Meter()
