@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from paceline.data.course import Course
+from paceline.errors import UsageError
 from paceline.tasks.base import Sums, Task
 
 
@@ -35,7 +36,12 @@ class Validations:
 
     def add(self, done: int, sums: Sums) -> bool:
         """Count a validation after this many updates; true if it is the best one so far."""
-        self.values[done] = self.task.figures(sums)[self.by]
+        figures = self.task.figures(sums)
+        if self.by not in figures:
+            raise UsageError(
+                f"--best-by {self.by}: task {self.task.name} has not returned one; use {', '.join(figures)}"
+            )
+        self.values[done] = figures[self.by]
         return self.best == done
 
     def forget(self, done: int) -> None:
