@@ -55,7 +55,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "paceline.tasks": ("errors", "own_code", "plugins", "data.batch"),
     "paceline.tasks.base": ("errors",),
-    "paceline.tasks.validations": ("data.course", "tasks.base"),
+    "paceline.tasks.validations": ("errors", "data.course", "tasks.base"),
     "paceline.emulation": ("errors", "run", "data.table", "models.table"),
     "paceline.own_code": ("errors",),
     "paceline.checkpoint": (

@@ -123,7 +123,8 @@ class Common:
                                  "given)", affects=LEARNING, least=0.0,
                                  elsewhere=("wd", "l2"))  # fmt: skip
     clip_norm: float | None = option(None, "scale a gradient with a larger norm than this down to it; the norm is that "
-                                     "of the whole model; 0: any norm", affects=LEARNING, label="gradient norm at most", least=0.0,
+                                     "of the whole model; 0: any norm", affects=LEARNING,
+                                     label="gradient norm at most", least=0.0,
                                      elsewhere=("clip", "max-grad-norm", "gradient-clip-val", "grad-clip",
                                                 "clip-grad-norm"))  # fmt: skip
     scale_lr: bool = option(True, "multiply the learning rate by the number of workers or replicas (Goyal et al.); "
