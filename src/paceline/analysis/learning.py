@@ -74,12 +74,14 @@ def perplexity(run: Run, loss: float) -> float | None:
 
 @dataclass(frozen=True)
 class Moment:
-    """The end of an epoch (the first is 0): training time and samples of all workers so far, accuracy and loss."""
+    """The end of an epoch (the first is 0), or a validation within it: training time and samples of all workers so far,
+    accuracy and loss.
+    """
 
     epoch: int
     seconds: float
     samples: int
-    train_loss: float
+    train_loss: float | None
     train_accuracy: float | None
     validation_loss: float | None
     validation_accuracy: float | None
@@ -105,19 +107,35 @@ class Reached:
 
 
 def moments(run: Run) -> list[Moment]:
-    """The end of every epoch; empty if nothing was trained. Time is training time, as in epoch_seconds."""
-    s = run.summary
+    """The end of every epoch, and every validation; empty if nothing was trained.
+
+    Time is training time, as in epoch_seconds.
+    """
+    s, steps = run.summary, run.steps[0]
+    often = validated_by_steps(run)
     cut_short = run.spec.get("steps") is not None and len(s.epoch_seconds) == 1  # it did not complete an epoch
-    if run.emulated or cut_short:
+    if run.emulated or (cut_short and not often):
         return []
-    seen = np.bincount([step.epoch for step in run.steps[0]], [step.samples for step in run.steps[0]])
     epochs = len(s.train_accuracy) if s.task == CLASSIFICATION else len(s.train_loss)
-    ends = zip(range(epochs), accumulate(s.epoch_seconds), np.cumsum(seen), s.train_loss, strict=False)
-    return [
-        Moment(epoch, seconds, int(samples), loss, _at(s.train_accuracy, epoch),
-               _at(s.validation_loss, epoch), _at(s.validation_accuracy, epoch))
-        for epoch, seconds, samples, loss in ends
-    ]  # fmt: skip
+    last = {step.epoch: step.step for step in steps if step.epoch < epochs and not cut_short}
+    validated = {step - 1: index for index, step in enumerate(s.validation_steps)} if often else {
+        step: epoch for epoch, step in last.items()}  # fmt: skip
+    found, seconds, samples = list[Moment](), 0.0, 0
+    for step in steps:
+        seconds, samples, index = seconds + step.seconds, samples + step.samples, validated.get(step.step, -1)
+        ended = last.get(step.epoch) == step.step
+        if ended:
+            seconds = sum(s.epoch_seconds[: step.epoch + 1])
+        if ended or index >= 0:
+            row = step.epoch if ended else -1
+            found.append(Moment(step.epoch, seconds, samples, _at(s.train_loss, row), _at(s.train_accuracy, row),
+                                _at(s.validation_loss, index), _at(s.validation_accuracy, index)))  # fmt: skip
+    return found
+
+
+def validated_by_steps(run: Run) -> bool:
+    """Whether it was validated after a number of steps again and again, and not at the end of each epoch."""
+    return bool(run.spec.get("evaluate_every") and run.summary.validation_steps)
 
 
 def seen(run: Run) -> int:
@@ -126,7 +144,7 @@ def seen(run: Run) -> int:
 
 
 def _at(values: Sequence[float], index: int) -> float | None:
-    return values[index] if index < len(values) else None
+    return values[index] if 0 <= index < len(values) else None
 
 
 def losses(run: Run) -> tuple[Series, Series, Series]:
@@ -148,13 +166,13 @@ def losses(run: Run) -> tuple[Series, Series, Series]:
 
 def measured_on(groups: Sequence[Group]) -> str:
     """Which accuracy or loss all of these have: that in validation, or else in training."""
-    found = [moment.value("validation", measure_of(one).name)
-             for one in groups for run in one.runs for moment in moments(run)]  # fmt: skip
-    return "validation" if found and None not in found else "training"
+    found = [[moment.value("validation", measure_of(one).name) is not None for moment in made]
+             for one in groups for run in one.runs if (made := moments(run))]  # fmt: skip
+    return "validation" if found and all(map(any, found)) else "training"
 
 
 def _results(one: Group, of: str) -> list[list[tuple[float, float]]]:
-    """Training time and accuracy or loss at the end of each epoch, of the runs that have any."""
+    """Training time and accuracy or loss whenever they were measured, of the runs that have any."""
     what = measure_of(one).name
     found = [[(moment.seconds, value) for moment in moments(run) if (value := moment.value(of, what)) is not None]
              for run in one.runs]  # fmt: skip
@@ -177,7 +195,7 @@ def target(groups: Sequence[Group]) -> float | None:
 
 
 def time_to(groups: Sequence[Group], wanted: float) -> list[Reached]:
-    """For every trained setting, the end of the first epoch with this accuracy or loss."""
+    """For every trained setting, the end of the first epoch, or the first validation, with this accuracy or loss."""
     of, found = measured_on(groups), []
     for one in groups:
         learned, measure = _results(one, of), measure_of(one)

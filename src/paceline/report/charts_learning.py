@@ -22,6 +22,7 @@ from paceline.analysis.learning import (
     perplexity,
     target,
     time_to,
+    validated_by_steps,
 )
 from paceline.analysis.runs import Run
 from paceline.analysis.scaling import Group, certain
@@ -70,7 +71,7 @@ STRETCHES = 60  # points of a learning curve: each is the mean of several steps
 
 
 def result(run: Run, of: str, what: str) -> float | None:
-    """The final accuracy or loss: in the test, of the best epoch in validation, or of the last epoch in training."""
+    """The final accuracy or loss: in the test, of the best validation, or of the last epoch in training."""
     s = run.summary
     if of == "test":
         tested: float | None = getattr(s, f"test_{what}")
@@ -78,8 +79,8 @@ def result(run: Run, of: str, what: str) -> float | None:
     values: list[float] = getattr(s, f"{'validation' if of == 'validation' else 'train'}_{what}")
     if not values:
         return None
-    best = s.best_epoch if of == "validation" and s.best_epoch is not None else -1
-    return values[best] if -1 <= best < len(values) else values[-1]
+    best = s.best_validation if of == "validation" else None
+    return values[best] if best is not None and 0 <= best < len(values) else values[-1]
 
 
 def known_of(groups: Sequence[Group], what: str) -> str | None:
@@ -209,7 +210,7 @@ def learning_samples(study: Study) -> Chart | None:
 
 
 def _learning(study: Study, called: str, title: str, x: str, column: int) -> Chart | None:
-    """Accuracy or loss at the end of each epoch, and the training loss of the steps."""
+    """Accuracy or loss at the end of each epoch or at each validation, and the training loss of the steps."""
     learned = [one for one in study.groups if moments(one.first)]
     of, pages, rows = measured_on(learned), list[Page](), list[Row]()
     for measure in (ACCURACY, LOSS):
@@ -224,17 +225,23 @@ def _learning(study: Study, called: str, title: str, x: str, column: int) -> Cha
                     rows += _moment_rows(styled.thing)
                 pages.append(Page(_both(sheet, heading), [Panel("", from_zero(x), y, traces), loss]))
     what = " or ".join(dict.fromkeys(measure_of(one).name for one in learned)).capitalize()
-    text = caption(f"{what} ({of}) at the end of each epoch, and the training loss of the middle repeat; each point "
+    when = "at each validation" if _by_steps(learned) else "at the end of each epoch"
+    text = caption(f"{what} ({of}) {when}, and the training loss of the middle repeat; each point "
                    "is the mean of several steps.", "Training time only." if column == 0 else "", SPREAD,
                    groups=learned, timed=column == 0)  # fmt: skip
     return chart(called, title, text, pages, rows)
 
 
+def _by_steps(groups: Sequence[Group]) -> bool:
+    return any(validated_by_steps(run) for one in groups for run in one.runs)
+
+
 def _by_epoch(styled: Styled[Group], of: str, column: int) -> Trace:
     measure, found = measure_of(styled.thing), []
-    for ends in zip(*(moments(run) for run in styled.thing.runs), strict=False):
+    known = ([end for end in moments(run) if end.value(of, measure.name) is not None] for run in styled.thing.runs)
+    for ends in zip(*known, strict=False):
         place = float(np.median([(end.seconds, end.samples)[column] for end in ends]))
-        values = [np.nan if (value := end.value(of, measure.name)) is None else value for end in ends]
+        values = [value for end in ends if (value := end.value(of, measure.name)) is not None]
         y = scaled(over_repeats(values), 100 if measure is ACCURACY else 1)
         after = f"{number(place)} {'s' if column == 0 else 'samples'}, epoch {ends[0].epoch + 1}"
         result = f"{of} {measure.name} {_said(styled.thing, measure.name, y)}"
@@ -292,8 +299,9 @@ def _time_to(study: Study, measure: Measure) -> Chart | None:
             if wanted is not None:
                 panel, found = _bars_to(_both(sheet, heading), part, wanted, palette(study, "strategy"))
                 panels, rows, most = [*panels, panel], rows + found, max(most, len(part))
-    text = caption(f"Training time until the end of the first epoch that reached the {measure.name}. Error bars: "
-                   "fastest to slowest repeat.", groups=groups)  # fmt: skip
+    first = "first validation" if _by_steps(groups) else "end of the first epoch"
+    text = caption(f"Training time until the {first} that reached the {measure.name}. Error bars: fastest to slowest "
+                   "repeat.", groups=groups)  # fmt: skip
     breaks = max((label.count("<br>") for panel in panels for label in panel.y["categoryarray"]), default=0)
     tall = 24 + most * (BAR + (breaks - 1) * LINE if breaks else 26)
     name = measure.name

@@ -13,6 +13,9 @@ from test_runs import check_read
 from paceline.analysis.learning import ACCURACY, LOSS, losses, measure_of, moments, perplexity, seen, target, time_to
 from paceline.analysis.runs import Run
 from paceline.analysis.scaling import Group, group
+from paceline.analysis.study import read_study
+from paceline.report.charts_learning import result
+from paceline.report.draw import draw
 
 
 def learned(folder: Path, accuracies: list[float], *, seconds: float = 0.1, validated: bool = True,
@@ -35,6 +38,36 @@ def test_moments_are_ends_of_epochs(tmp_path: Path) -> None:
     assert [m.samples for m in found] == [640, 1280]
     assert (found[1].train_accuracy, found[1].validation_accuracy) == pytest.approx((0.8, 0.79))
     assert moments(learned(tmp_path / "b", [0.5], validated=False))[0].validation_accuracy is None
+
+
+def test_validations_within_epochs_are_moments_too(tmp_path: Path) -> None:
+    """Two epochs of ten steps, the second one slower; validated every six steps and at the end."""
+    found: dict[str, Any] = {
+        "train_loss": [2.0, 1.0],
+        "train_accuracy": [0.5, 0.7],
+        "validation_steps": [6, 12, 18, 20],
+        "validation_loss": [2.5, 1.5, 1.2, 1.4],
+        "validation_accuracy": [0.4, 0.6, 0.8, 0.7],
+        "best_step": 18,
+        "best_epoch": 1,
+    }
+    folder = write_run(tmp_path / "a", [0.1] * 10 + [0.2] * 10, per_epoch=10, spec={"evaluate_every": 6}, **found)
+    run = check_read(folder)
+    made = moments(run)
+    assert [m.samples // 32 for m in made] == [6, 10, 12, 18, 20]
+    assert [m.seconds for m in made] == pytest.approx([0.6, 1.0, 1.4, 2.6, 3.0])
+    assert [m.epoch for m in made] == [0, 0, 1, 1, 1]
+    assert [m.train_loss for m in made] == [None, 2.0, None, None, 1.0]
+    assert [m.validation_accuracy for m in made] == [0.4, None, 0.6, 0.8, 0.7]
+    assert run.summary.best_validation == 2
+    assert [result(run, of, "loss") for of in ("validation", "training")] == [1.2, 1.0]
+    (reached,) = time_to(groups_of(run), 0.6)
+    assert reached.seconds
+    assert reached.seconds.value == pytest.approx(1.4)
+    (curves,) = [chart for chart in draw(read_study([tmp_path])) if chart.name == "learning-samples"]
+    assert curves.caption.startswith("Accuracy (validation) at each validation")
+    points = [list(trace["x"]) for trace in curves.figure["data"] if "hovertext" in trace]
+    assert points == [[32 * step for step in (6, 12, 18, 20)]]
 
 
 def test_what_was_not_trained_has_no_moments(tmp_path: Path) -> None:
