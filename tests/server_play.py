@@ -99,9 +99,8 @@ class Player:
         self.links: Links = self.client._links  # type: ignore[assignment]
         flat: Any = self.flat
         recorder: Any = SimpleNamespace(step=lambda *_, **__: None, input_seconds=0.0)
-        self.work = Work(
-            self.client, flat, self._batch, flat.score, 1, 0.0, 0, lambda _: recorder, lambda: False, recorder
-        )
+        scorer: Any = partial(flat.score)
+        self.work = Work(self.client, flat, self._batch, scorer, 1, 0.0, 0, lambda _: recorder, lambda: False, recorder)
         self.work._timer = StepTimer()
         self.client.target = 1 + AHEAD
         self.awake = self.gone = False
@@ -170,12 +169,14 @@ class Play:
         mischief: Sequence[str] = MISCHIEF,
         validation: int = 0,
         kept: int = 2,
-        **evaluation: Any,
+        evaluate_every: int = 0,
+        stop_after: int = 0,
     ) -> None:
         self.plan, self.layout, self.mischief = plan, layout(servers), mischief
         ranks = tuple(range(servers, servers + workers))
         self.rules = Rules(ranks, servers, SILENT, 100_000.0, validation, 0, evaluation_batch=4, save_every=every)
-        self.validations = Validations(plan.course, plan.updates, CLASSIFICATION, enabled=validation > 0, **evaluation)
+        self.validations = Validations(plan.course, plan.updates, CLASSIFICATION, every=evaluate_every,
+                                       patience=stop_after, enabled=validation > 0)  # fmt: skip
         self.record, self.events = Record(plan, self.layout), Events()
         self.stores = [Memory(kept) if every else None for _ in range(servers)]
         self.queues: dict[tuple[bytes, bytes], deque[list[bytes]]] = {}

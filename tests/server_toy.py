@@ -79,7 +79,7 @@ class ToyFlat:
         """Stands for tasks.scoring.Scorer."""
         self._leaf = self.weights.clone().requires_grad_(torch.is_grad_enabled())
         loss = (self._leaf - batch.inputs).square().sum() / 2
-        return Score(loss, Sums(loss.item(), batch.count, batch.count))
+        return Score(loss, Sums(loss.item(), float(batch.count), float(batch.count)))
 
     def collect(self, _count: int, _total: int, *, last: bool) -> None:
         assert self._leaf.grad is not None

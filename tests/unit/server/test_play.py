@@ -12,6 +12,7 @@ from paceline.server.ledger import UpdatePlan
 from paceline.server.wire import Buffer, Kind, read
 
 SYNC = UpdatePlan(samples=13, batch=5, updates=8, staleness=0)
+LONG = UpdatePlan(samples=13, batch=5, updates=40, staleness=0)
 FREE = UpdatePlan(samples=13, batch=2, updates=14, staleness=None)
 
 
@@ -132,6 +133,24 @@ def test_synchronous_training_goes_on_from_checkpoints(servers: int, steps: list
     play = Play(SYNC, 3, servers, every, SERVERS_TOO).run(steps)
     check_sequential(play)
     check_samples(play)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@settings(max_examples=25)
+@given(scripts, st.integers(1, 4))
+@example(script(0, [(250, ORDINARY + SERVERS_TOO.index("server"))]), 2)
+def test_training_is_validated_and_stops_as_if_nothing_had_happened(servers: int, steps: list[int], every: int) -> None:
+    """Also with servers that went back to a checkpoint; the weights at the end are the best ones."""
+    quiet, play = (
+        Play(LONG, 3, servers, saves, SERVERS_TOO, 8, evaluate_every=2, stop_after=2) for saves in (0, every)
+    )
+    quiet.run()
+    play.run(steps)
+    assert quiet.validations.best == max(quiet.validations.values) - 4
+    assert quiet.leader.tally.updates == play.leader.tally.updates == max(quiet.validations.values) < LONG.updates
+    assert play.validations.values == pytest.approx(quiet.validations.values)
+    torch.testing.assert_close(play.weights, quiet.weights)
+    assert [epoch for epoch, _ in quiet.events.epochs] == list(range(-(-quiet.leader.tally.updates // 3)))
 
 
 @settings(max_examples=25)
