@@ -153,6 +153,20 @@ def test_training_is_validated_and_stops_as_if_nothing_had_happened(servers: int
     assert [epoch for epoch, _ in quiet.events.epochs] == list(range(-(-quiet.leader.tally.updates // 3)))
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_the_best_weights_of_updates_that_are_made_again_are_kept_again(servers: int) -> None:
+    quiet, play = (Play(LONG, 3, servers, 4, (), 8, evaluate_every=2, stop_after=2) for _ in range(2))
+    best = quiet.run().validations.best
+    assert best == 6
+    play.begin_with(lambda: best in play.validations.values)
+    for server in range(servers):
+        play.restart_server(server)
+    play.run()
+    assert play.events.returns
+    assert play.validations.values == pytest.approx(quiet.validations.values)
+    torch.testing.assert_close(play.weights, quiet.weights)
+
+
 @settings(max_examples=25)
 @given(scripts, st.integers(1, 3), st.integers(1, 2))
 def test_bounded_training_goes_on_from_checkpoints(steps: list[int], staleness: int, servers: int) -> None:
