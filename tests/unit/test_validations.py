@@ -7,6 +7,7 @@ import math
 import pytest
 
 from paceline.data.course import Course, Position
+from paceline.errors import UsageError
 from paceline.tasks.base import Sums, Task
 from paceline.tasks.table import CLASSIFICATION, LANGUAGE_MODEL, REGRESSION, describe
 from paceline.tasks.validations import Validations
@@ -60,10 +61,15 @@ def test_a_training_that_is_continued_is_first_validated_where_it_was_saved() ->
 )
 def test_the_best_is_the_first_with_the_lowest_or_highest_figure(task: Task, by: str, best: int) -> None:
     made = Validations(COURSE, 17, task, by)
-    rows = [(3.0, 0.1), (2.0, 0.4), (4.0, 0.7), (2.0, 0.7), (5.0, math.nan)]
+    rows = [(3.0, 0.1), (2.0, 0.4), (4.0, 0.7), (2.0, 0.7)]
     better = [made.add(number, Sums(loss, 1.0, metric)) for number, (loss, metric) in enumerate(rows, 1)]
     assert made.best == best
     assert max(number for number, each in enumerate(better, 1) if each) == best
+
+
+def test_a_metric_that_the_task_has_not_returned_chooses_nothing() -> None:
+    with pytest.raises(UsageError, match=r"--best-by metric: task mine.py:loss has not returned one; use loss"):
+        Validations(COURSE, 17, describe("mine.py:loss"), "metric").add(7, Sums(1.0, 1.0, math.nan))
 
 
 def test_patience_counts_validations_since_the_best_one() -> None:
