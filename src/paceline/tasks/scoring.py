@@ -58,6 +58,9 @@ class Scorer:
             pairs = torch.bincount(targets * classes + output.argmax(1), minlength=classes**2)
             self.confusion += pairs.view(classes, classes).to(self.confusion)
         loss, weight, metric = self._taken_apart(returned, len(tensors(targets)[0]))
+        if isinstance(output, Tensor) and output.requires_grad and not loss.requires_grad:
+            why = "it does not depend on the model's output"
+            raise UsageError(f"task {self.task.name} returned a loss that has no gradient: {why}")
         return Score(loss, Sums(loss.item(), weight, metric))
 
     def _taken_apart(self, returned: Any, samples: int) -> tuple[Tensor, float, float]:
@@ -73,8 +76,6 @@ class Scorer:
             if isinstance(loss, Tensor):
                 shown = f"a tensor of {str(loss.dtype).removeprefix('torch.')} and shape {list(loss.shape)}"
             raise UsageError(f"{title} {shown} as its loss: the sum over the batch is expected, a tensor of one number")
-        if torch.is_grad_enabled() and not loss.requires_grad:
-            raise UsageError(f"{title} a loss that has no gradient: it does not depend on the model's output")
         try:
             weight, metric = float(weight), float(metric)
         except (TypeError, ValueError, RuntimeError) as error:
