@@ -107,7 +107,7 @@ def find(path: str, what: str) -> Callable[..., Any]:
     try:
         loaded = _load(module) if module.endswith(".py") else importlib.import_module(module)
         if not hasattr(loaded, name):
-            raise UsageError(f"{what} {path}: {module} has no {name!r}{nearest(name, dir(loaded))}")
+            raise UsageError(f"{what} {path} cannot be imported: {module} has no {name!r}{nearest(name, dir(loaded))}")
         found = getattr(loaded, name)
     except UsageError:
         raise

@@ -229,8 +229,8 @@ class _Prices:
 
     def activations(self, stage: int, of: _Range) -> int:
         held = self._held[stage]
-        images = BATCHES * self.profile.batch_bytes if of.start == 0 else 0
-        return images + (of.inputs * held + of.micro if self._again[stage] else of.micro * held)
+        inputs = BATCHES * self.profile.batch_bytes if of.start == 0 else 0
+        return inputs + (of.inputs * held + of.micro if self._again[stage] else of.micro * held)
 
     def excess(self, stage: int, of: _Range) -> float:
         """Bytes that the device lacks; negative if it has more than enough."""

@@ -79,7 +79,7 @@ class DataParallel:
         if share == 0 and any(layer.counted for layer in self._synchronised):
             self.buckets.refuse(
                 "this rank has share 0, but its samples were counted in the statistics of synchronised batch-norm: "
-                "cut its batch to images[:sampler.count(step)]"
+                "cut its batch to inputs[:sampler.count(step)]"
             )
         self.average()
 

@@ -125,10 +125,17 @@ class Work:
             "messages_received": meter.messages_received,
             "wait_seconds": self.wait_seconds,
             "input_seconds": self.recorder.input_seconds if self.recorder else 0.0,
-            "confusion": [] if self.confusion is None else self.confusion.long().flatten().tolist(),
+            "confusion": self._confusion(),
             "cpu_seconds": time.process_time() - self._began,
             "peak_rss_bytes": peak_rss_bytes(),
         }
+
+    def _confusion(self) -> list[int]:
+        """The counts, row by row; empty while nothing is counted, because they are sent with every report."""
+        if self.confusion is None or not self.confusion.any():
+            return []
+        counts: list[int] = self.confusion.long().flatten().tolist()
+        return counts
 
     def _settle_pushed(self) -> None:
         """Use the new weights when all have arrived, and tell the leader which gradients the servers have."""
