@@ -189,7 +189,7 @@ def test_a_signal_to_any_server_or_to_all_workers_ends_the_run_and_saves(
 
 def test_a_worker_that_is_asked_to_stop_before_it_has_joined_is_not_waited_for(tmp_path: Path) -> None:
     # Long enough that it leaves before the end, also if it joins just before the signal.
-    steps = 20 * STEPS
+    steps = 5 * STEPS
     with LiveRun(served("ps-sync", 2, steps=steps), tmp_path) as run:
         pid = until("rank 2 handles signals", lambda: (found := run.starting(2)) and catches(found))
         os.kill(pid, signal.SIGTERM)

@@ -141,7 +141,7 @@ def test_a_parameter_that_nothing_is_known_of_is_named(write: Write) -> None:
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("x = 1", "AttributeError: module 'mine' has no attribute 'build'"),
+    ("x = 1", "mine has no 'build'"),
     ("import nowhere_at_all", r"ModuleNotFoundError: .*nowhere_at_all.*mine\.py, line 1\)"),
     ("\nx = 1 / 0", r"ZeroDivisionError: division by zero \(.*mine\.py, line 2\)"),
     ("def build(:", r"SyntaxError: .*mine\.py, line 1"),
