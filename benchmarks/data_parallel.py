@@ -31,7 +31,7 @@ STRATEGIES = ("allreduce", "ring", "reduce-bcast", "gather")
 MODELS = {"mnist-cnn": (128, []), "gpt-10m": (4, ["--data", "shakespeare:block=256", "--optimizer", "adamw"])}
 
 
-def contenders(model: str, steps: int, workers: int) -> dict[str, list[str]]:
+def contenders(model: str, steps: int, workers: int, transports: list[str]) -> dict[str, list[str]]:
     skip = min(30, steps // 4)  # as samples_per_second in a summary does
     batch, more = MODELS[model]
     both = ["--model", model, "--steps", str(steps)]
@@ -46,7 +46,7 @@ def contenders(model: str, steps: int, workers: int) -> dict[str, list[str]]:
         f"DDP gloo, {workers} processes": [*torchrun, *peer],
         f"DDP gloo, tuned, {workers} processes": [*torchrun, *peer, "--tuned"],
     }
-    for transport in ("gloo", "mpi"):
+    for transport in transports:
         for strategy in STRATEGIES:
             name = f"paceline {strategy}, {transport}, {workers} processes"
             found[name] = [*ours, "--workers", str(workers), "--strategy", strategy, "--transport", transport]
@@ -75,11 +75,12 @@ def measure(command: list[str], folder: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=MODELS, default="mnist-cnn")
+    parser.add_argument("--transports", nargs="*", default=["gloo", "mpi"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
-    commands = contenders(args.model, args.steps, args.workers)
+    commands = contenders(args.model, args.steps, args.workers, args.transports)
     rates: dict[str, list[float]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
         for turn in range(args.rounds):
