@@ -413,8 +413,7 @@ class Leader(Core):
     def answered(self, server: int, message: Message, now: float) -> None:
         """Handle STATE of another server, or the weights that it sends at the end."""
         if message.kind == Kind.SQUARES and message.header.generation == self.generation:
-            self._squares.setdefault(message.header.update, {})[server] = message.header.loss
-            self.tell_squares()
+            self._heard_squares(message.header.update, server, message.header.loss)
             self.go_on(now)
         if message.kind == Kind.WEIGHTS and message.header.generation == self.generation:
             self.collected[message.header.chunk] = memoryview(message.payload)
@@ -436,21 +435,26 @@ class Leader(Core):
         self.go_on(now)
 
     def tell_squares(self) -> None:
+        if self.shard.own:
+            update, squares = self.shard.own
+            self._heard_squares(update, self.rank, squares)
+
+    def _heard_squares(self, update: int, server: int, squares: float) -> None:
         """Send the squares of a whole gradient to all servers, when they and this one have told theirs.
 
         A server that tells them again has not got the answer: the last ones are kept for it.
         """
-        if self.shard.own:
-            update, squares = self.shard.own
-            self._squares.setdefault(update, {})[self.rank] = squares
-        for update, parts in list(self._squares.items()):
-            if len(parts) == 1 + len(self.others.ranks):
-                total = sum(parts[server] for server in sorted(parts))
-                for server in self.others.ranks:
-                    self.others.send(server, Header(Kind.SQUARES, update=update, loss=total))
-                self.take_squares(update, total)
-            if update < self.tally.updates - KEPT_SQUARES:
-                self._squares.pop(update, None)
+        parts = self._squares.setdefault(update, {})
+        again = server in parts
+        parts[server] = squares
+        if len(parts) <= len(self.others.ranks):
+            return
+        total = sum(parts[each] for each in sorted(parts))
+        for other in (server,) if again else self.others.ranks:
+            self.others.send(other, Header(Kind.SQUARES, update=update, loss=total))
+        if not again:
+            self._squares.pop(update - KEPT_SQUARES, None)
+            self.take_squares(update, total)
 
     def _server_came(self, server: int, *, again: bool) -> None:
         """A server is up, for the first time or after it was killed."""

@@ -191,11 +191,8 @@ class Lockstep(Engine):
         """How the model is trained: the task, and what every strategy does with a gradient."""
         from paceline.strategies.setup import make_scorer
 
-        self.scorer, self.accumulate, self.clip = (
-            self._scorer or make_scorer(spec),
-            spec.accumulate,
-            spec.clip_norm or 0.0,
-        )
+        self.scorer = self._scorer or make_scorer(spec)
+        self.accumulate, self.clip = spec.accumulate, spec.clip_norm or 0.0
 
     def setup(self) -> None:
         """Make all ranks start from the same weights."""

@@ -31,9 +31,8 @@ class Scorer:
     def __init__(self, task: Task, *, bf16: bool = False) -> None:
         self.task, self.bf16 = task, bf16
         self._function: Callable[[Any, Any], Any] = own_code.find(task.score, "task")
-        self.confusion: Tensor | None = (
-            None  # counts samples by their class (a row) and the predicted one, if it is set
-        )
+        # If it is set, samples are counted in it: by their class (a row) and the predicted one.
+        self.confusion: Tensor | None = None
 
     def __call__(self, model: nn.Module, batch: Batch) -> Score:
         with self.autocast(tensors(batch.inputs)[0].device.type):
