@@ -90,20 +90,21 @@ class Core:
             self.send(sender, say(Kind.REFUSED, {"why": why}))
         except (WireError, Refused):
             self.traffic.dropped["malformed"] += 1
-        return self._flush()
+        return self.flush()
 
     def tick(self, now: float) -> list[Reply]:
         """Do what is due at this time."""
         if self.shard.clip:
             self.tell_squares()  # again, in case a message was lost
-        return self._flush()
+        return self.flush()
 
     def send(self, to: Address, message: Message) -> None:
         message.header.run, message.header.rank = self.run, self.rank
         message.header.generation, message.header.life = self.generation, self.life
         self._out.append((to, message))
 
-    def _flush(self) -> list[Reply]:
+    def flush(self) -> list[Reply]:
+        """The messages to send."""
         out, self._out = self._out, []
         return out
 

@@ -92,6 +92,8 @@ def _exchange(leader: Leader, listener: Listener, links: Diallers, now: float) -
     for server, link in enumerate(links.all, 1):
         for answer in link.messages():
             _answered(leader, server, answer, now)
+    for to, message in leader.flush():  # to workers, for whom an answer has made the next update
+        listener.send(to, message)
     orders, leader.others.outbox = leader.others.outbox, []
     for server, message in orders:
         links.all[server - 1].send(message)
