@@ -10,14 +10,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from paceline.checkpoint.loop import Checkpoints
     from paceline.data.sampler import Sampler
     from paceline.errors import PacelineError
-    from paceline.launch.connect import connect
     from paceline.launch.run import train
+    from paceline.loop.checkpoints import Checkpoints
+    from paceline.loop.data_parallel import DataParallel
+    from paceline.loop.reduce import all_reduce
+    from paceline.loop.shard import shard
+    from paceline.loop.world import connect
     from paceline.run.records import Summary
     from paceline.spec import RunSpec
-    from paceline.strategies.data_parallel import DataParallel
     from paceline.strategies.setup import initial_weights
 
 __version__ = "0.1.0"
@@ -28,21 +30,25 @@ __all__ = [
     "RunSpec",
     "Sampler",
     "Summary",
+    "all_reduce",
     "connect",
     "initial_weights",
+    "shard",
     "train",
 ]
 
 # Imported on first use, so that `import paceline` does not import torch.
 _HOMES = {
-    "Checkpoints": "paceline.checkpoint.loop",
-    "DataParallel": "paceline.strategies.data_parallel",
+    "Checkpoints": "paceline.loop.checkpoints",
+    "DataParallel": "paceline.loop.data_parallel",
     "PacelineError": "paceline.errors",
     "RunSpec": "paceline.spec",
     "Sampler": "paceline.data.sampler",
     "Summary": "paceline.run.records",
-    "connect": "paceline.launch.connect",
+    "all_reduce": "paceline.loop.reduce",
+    "connect": "paceline.loop.world",
     "initial_weights": "paceline.strategies.setup",
+    "shard": "paceline.loop.shard",
     "train": "paceline.launch.run",
 }
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.comm.base import Comm
-from paceline.strategies.data_parallel import DataParallel
+from paceline.loop.data_parallel import DataParallel
 
 STEPS = 20
 
@@ -95,20 +95,15 @@ def compare_with_ddp(comm: Comm, model: str, dtype: str, micros: int, hooks: boo
             for optimizer in optimizers:
                 optimizer.zero_grad()
             for number, x in enumerate(batches):
-                last = number == micros - 1
-                with nullcontext() if last else ddp.no_sync():
-                    ddp(x, step, comm.rank).square().mean().backward()
-                loss = parallel(x, step, comm.rank).square().mean()
-                if last:
-                    parallel.backward(loss)
-                else:
-                    loss.backward()
+                for net in (ddp, parallel):
+                    with nullcontext() if number == micros - 1 else net.no_sync():
+                        net(x, step, comm.rank).square().mean().backward()
             for (name, p), q in zip(mine.named_parameters(), theirs.parameters(), strict=True):
                 same = p.grad is q.grad is None or (p.grad is not None and q.grad is not None and p.grad.equal(q.grad))
                 differ += [] if same else [f"gradient of {name} in step {step}"]
             for optimizer in optimizers:
                 optimizer.step()
-        for (name, p), q in zip(mine.state_dict().items(), theirs.state_dict().values(), strict=True):
+        for (name, p), q in zip(mine.named_parameters(), theirs.parameters(), strict=True):
             differ += [] if p.equal(q) else [name]
         parallel.check_replicas(STEPS)
         parallel.close()

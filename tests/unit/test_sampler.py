@@ -17,7 +17,7 @@ from worlds import ThreadWorld
 from paceline.comm.base import Comm
 from paceline.data.sampler import Sampler, hold_out
 from paceline.errors import UsageError
-from paceline.strategies.data_parallel import DataParallel
+from paceline.loop.data_parallel import DataParallel
 
 SAMPLES, BATCH, SIZE = st.integers(1, 200), st.integers(1, 40), st.integers(1, 6)
 

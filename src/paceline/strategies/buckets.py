@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +20,12 @@ from paceline.strategies.replicas import check_same_model
 
 @dataclass
 class Bucket:
-    """Consecutive parameters, last layer first, whose gradients are stored side by side in `flat`."""
+    """Consecutive parameters, last layer first, whose gradients are stored side by side in `flat`.
 
+    Gradients in half precision are summed in float32.
+    """
+
+    dtype: torch.dtype
     start: int
     stop: int
     parameters: int = 0
@@ -35,6 +39,7 @@ class Slot:
 
     name: str
     parameter: nn.Parameter
+    dtype: torch.dtype  # of the parameter
     bucket: Bucket
     start: int
     seen: bool = False
@@ -57,17 +62,25 @@ class GradientBuckets:
     An error on one rank must be raised on all ranks, or the others would wait for it. So a rank with a problem still
     takes part in the sums and sets a flag in the tail; then all ranks resolve it together. The same holds for a rank
     whose parameters have been frozen or unfrozen: buckets are laid out again once all ranks agree.
+
+    `on_backward` is called whenever a backward reaches a parameter, before its gradient is accumulated.
     """
 
     def __init__(
-        self, model: nn.Module, comm: Comm, averaging: Averaging, bucket_bytes: int, extras: int = 0
-    ) -> None:  # fmt: skip
-        self.model, self.averaging, self.bucket_bytes = model, averaging, bucket_bytes
+        self,
+        model: nn.Module,
+        comm: Comm,
+        averaging: Averaging,
+        bucket_bytes: int,
+        extras: int = 0,
+        on_backward: Callable[[], None] | None = None,
+    ) -> None:
+        self.model, self.averaging, self.bucket_bytes, self._on_backward = model, averaging, bucket_bytes, on_backward
         self.known = list(model.parameters())
         self.problem = ""
         self._hooks: list[Any] = []
         self._armed = self._changed = False
-        self._next, self._share = 0, 1 / comm.size
+        self._next, self._share, self._scale = 0, 1 / comm.size, 1.0
         self.thread: CommThread | None = None
         self._lay_out(extras)
         self.extras = torch.zeros_like(self.tail[:extras])
@@ -81,29 +94,32 @@ class GradientBuckets:
     def backward(
         self,
         loss: Tensor | None,
-        weight: float,
+        scale: float,
         *,
         overlap: bool,
         share: float | None = None,
         retain_graph: bool = False,
     ) -> None:
-        """Run backward on weight × loss; `finish` leaves the sum over ranks in every parameter's .grad.
+        """Run backward on the loss; `finish` leaves the sum of scale × gradient over ranks in every parameter's .grad.
 
-        The weighted losses of all ranks must add up to the loss of the global batch, so that gradients only have to be
-        summed. Existing values of .grad are added to, as backward does, and weighted, too. If `share` is given, the
-        shares of all ranks are checked to add up to 1.
+        The scaled losses of all ranks must add up to the loss of the global batch. Existing values of .grad are added
+        to, as backward does, and scaled, too. If `share` is given, the shares of all ranks are checked to add up to 1.
         """
-        self.problem, self._share = "", 1 / self.comm.size if share is None else share
-        self._begin(weight, overlap)
+        self.begin(scale, overlap=overlap, share=share)
         try:
             if loss is not None and (problem := _problem_with(loss)):
                 self.refuse(problem)
-                weight = 0.0
+                loss = loss * 0
             if loss is not None and loss.requires_grad:
-                # Multiplied here, not through backward's `gradient` argument: that imports more of torch, for a second.
-                (loss * weight).sum().backward(retain_graph=retain_graph)
+                # Not through backward's `gradient` argument: that imports more of torch, for a second.
+                loss.sum().backward(retain_graph=retain_graph)
         finally:
             self._armed = False
+        self.end()
+
+    def end(self) -> None:
+        """Backward has ended: refuse it if parameters were changed meanwhile."""
+        self._armed = False
         for slot in self.slots:
             if slot.parameter._version != slot.version:
                 self.refuse(
@@ -168,7 +184,9 @@ class GradientBuckets:
         self._overlap, self._next = overlap and self.thread is not None, 0
 
     @torch.no_grad()
-    def _begin(self, weight: float, overlap: bool) -> None:
+    def begin(self, scale: float, *, overlap: bool, share: float | None = None) -> None:
+        """Backward begins: its gradients, and what is in .grad already, will be scaled and summed over ranks."""
+        self.problem, self._share, self._scale = "", 1 / self.comm.size if share is None else share, scale
         self._open(overlap)
         self._changed = not self._as_laid_out()
         self._armed = not self._changed
@@ -179,12 +197,23 @@ class GradientBuckets:
             slot.seen, slot.version, slot.own = False, slot.parameter._version, slot.parameter.grad
             if slot.own is not None and slot.holds(slot.own):
                 inside += 1
-        if self._changed or _uses(self.storage) > self._own_uses + inside:
+        if self._changed or sum(map(_uses, self.storages)) > self._own_uses + inside:
             # A gradient of an earlier step is still referenced, or the sums of this step will be discarded.
             self._allocate()
-        for parameter in self.known:
-            if parameter.grad is not None and parameter.requires_grad and not parameter.grad.requires_grad:
-                parameter.grad.mul_(weight)
+
+    def expect_new(self) -> None:
+        """Parameters that were unfrozen, or got another dtype, have no hooks: notice a backward that reaches them."""
+        if not self._as_laid_out():
+            self._hook_all(p for p in self.model.parameters() if p.requires_grad)
+
+    def _hook_all(self, parameters: Iterable[nn.Parameter]) -> list[Any]:
+        """Notice when a backward reaches one of these parameters; returns the nodes that accumulate their gradients."""
+        nodes: list[Any] = [get_gradient_edge(parameter).node for parameter in parameters]
+        if self._on_backward:
+            begin = self._on_backward
+            self._hooks += [node.register_prehook(lambda _: begin()) for node in nodes]
+        self._nodes += nodes  # parameters do not keep them
+        return nodes
 
     def _as_laid_out(self) -> bool:
         """Whether the model still has the parameters that the buckets were laid out for."""
@@ -193,7 +222,7 @@ class GradientBuckets:
             len(now) == len(self._laid_out)
             and all(p is q and p.requires_grad == trained for p, (q, trained) in zip(now, self._laid_out, strict=True))
             and all(
-                slot.parameter.stride() == slot.view.stride() and slot.parameter.dtype == slot.view.dtype
+                slot.parameter.stride() == slot.view.stride() and slot.parameter.dtype == slot.dtype
                 for slot in self.slots
             )
         )
@@ -234,9 +263,11 @@ class GradientBuckets:
                    "with torch.autograd.grad")
             )  # fmt: skip
         elif not slot.holds(gradient):
-            slot.view.copy_(gradient)
-            if slot.own is None:
+            torch.mul(gradient, self._scale, out=slot.view)
+            if slot.own is None and slot.view.dtype == slot.dtype:
                 slot.parameter.grad = slot.view.detach()
+        elif self._scale != 1:
+            slot.view.mul_(self._scale)
 
     def _give(self, slot: Slot, *, any_rank: bool) -> None:
         """Leave the sum in the parameter's .grad: in the existing tensor, which a hook may have assigned."""
@@ -245,7 +276,7 @@ class GradientBuckets:
         if not any_rank:
             parameter.grad = None
         elif parameter.grad is None:
-            parameter.grad = slot.view.detach()
+            parameter.grad = slot.view.detach().to(slot.dtype)
         elif not slot.holds(parameter.grad):
             parameter.grad.copy_(slot.view)
 
@@ -283,51 +314,61 @@ class GradientBuckets:
         """Divide the trained parameters into buckets of about `bucket_bytes`; the last one gets the tail."""
         self._laid_out = [(p, p.requires_grad) for p in self.model.parameters()]
         trained = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad][::-1]
-        kinds = {(p.dtype, p.device): name for name, p in trained}
-        if len(kinds) != 1:
-            found = ", ".join(f"{name!r} is {dtype} on {device}" for (dtype, device), name in kinds.items())
+        devices = {p.device: name for name, p in trained}
+        if len(devices) != 1:
+            found = ", ".join(f"{name!r} is on {device}" for device, name in devices.items())
             raise UsageError(
-                f"trained parameters must have one dtype and be on one device, not {found or 'none'}: "
-                f"first convert the model with .to(...), or set requires_grad"
+                f"trained parameters must be on one device, not {found or 'none'}: first move the model with .to(...), "
+                f"or set requires_grad"
             )
-        limit = max(1, self.bucket_bytes // trained[0][1].element_size())
-        self.slots, self.buckets, start = [], [Bucket(0, 0)], 0
+        self.slots, self.buckets = [], []
+        self._sizes: dict[torch.dtype, int] = {}  # of the memory of each dtype
+        filling: dict[torch.dtype, Bucket] = {}
         for name, p in trained:
-            if self.buckets[-1].stop - self.buckets[-1].start >= limit:
-                self.buckets.append(Bucket(start, start))
-            bucket = self.buckets[-1]
-            self.slots.append(Slot(name, p, bucket, start))
-            start += p.numel()
-            bucket.parameters, bucket.stop = bucket.parameters + 1, start
             _check_dense(name, p)
-        self.buckets[-1].stop += len(trained) + extras + 2
+            dtype = _sum_dtype(name, p)
+            bucket, start = filling.get(dtype), self._sizes.get(dtype, 0)
+            if bucket is None or bucket.stop - bucket.start >= max(1, self.bucket_bytes // dtype.itemsize):
+                bucket = filling[dtype] = Bucket(dtype, start, start)
+                self.buckets.append(bucket)
+            self.slots.append(Slot(name, p, p.dtype, bucket, start))
+            bucket.parameters += 1
+            bucket.stop = self._sizes[dtype] = start + p.numel()
+        last, self._tail = self.buckets[-1], len(trained) + extras + 2
+        last.stop = self._sizes[last.dtype] = last.stop + self._tail
         self._allocate()
         for hook in self._hooks:
             hook.remove()
+        self._hooks, self._nodes = [], list[Any]()
         # On the nodes that accumulate gradients, so that a user's hooks have run, whenever they were registered.
-        self._nodes = [get_gradient_edge(slot.parameter).node for slot in self.slots]  # parameters do not keep them
-        self._hooks = [
-            node.register_hook(self._make_hook(slot)) for node, slot in zip(self._nodes, self.slots, strict=True)
-        ]
+        nodes = self._hook_all(slot.parameter for slot in self.slots)
+        self._hooks += [node.register_hook(self._make_hook(slot)) for node, slot in zip(nodes, self.slots, strict=True)]
 
     def _allocate(self) -> None:
         """Allocate new memory for the buckets; existing references keep the old memory."""
-        first, last = self.slots[0].parameter, self.slots[-1]
-        memory = torch.zeros(self.buckets[-1].stop, dtype=first.dtype, device=first.device)
+        device = self.slots[0].parameter.device
+        memory = {dtype: torch.zeros(size, dtype=dtype, device=device) for dtype, size in self._sizes.items()}
         for bucket in self.buckets:
-            bucket.flat = memory[bucket.start : bucket.stop]
+            bucket.flat = memory[bucket.dtype][bucket.start : bucket.stop]
         for slot in self.slots:
             p = slot.parameter
-            slot.view = memory[slot.start : slot.start + p.numel()].as_strided(p.shape, p.stride())
-        self.tail = memory[last.start + last.parameter.numel() :]
-        self.storage = memory.untyped_storage()
+            slot.view = memory[slot.bucket.dtype][slot.start : slot.start + p.numel()].as_strided(p.shape, p.stride())
+        self.tail = self.buckets[-1].flat[-self._tail :]
+        self.storages = [each.untyped_storage() for each in memory.values()]
         del memory
-        self._own_uses = _uses(self.storage)
+        self._own_uses = sum(map(_uses, self.storages))
 
 
 def _uses(storage: torch.UntypedStorage) -> int:
     """How many tensors use this storage."""
     return int(torch._C._storage_Use_Count(storage._cdata))
+
+
+def _sum_dtype(name: str, p: Tensor) -> torch.dtype:
+    """In which its gradients are summed."""
+    if not p.is_floating_point():
+        raise UsageError(f"parameter {name!r} is {p.dtype}: only gradients of real numbers can be averaged")
+    return p.dtype if p.dtype.itemsize >= 4 else torch.float32
 
 
 def _problem_with(loss: Tensor) -> str:

@@ -53,7 +53,7 @@ class Watch:
 
     def _see(self, gradient: Tensor, first: bool) -> None:
         if first or self._all:
-            self._sum += float(gradient.sum())
+            self._sum += float(gradient.detach().sum())
 
     def end(self, step: int) -> None:
         if self.since is None and not math.isfinite(self._sum):

@@ -18,10 +18,10 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, comm: Comm
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, comm: Comm, samples: int
     ) -> tuple[Tensor, Tensor, Tensor, float]:
         channels = x.shape[1]
-        count = x.numel() // channels
+        count = x.numel() // channels if samples else 0
         axes = [0, *range(2, x.dim())]
         table = x.new_zeros(comm.size, 2 * channels + 1)
         if count:
@@ -38,7 +38,7 @@ class _Normalise(torch.autograd.Function):
         wide = [1, channels, *[1] * (x.dim() - 2)]
         normal = (x - mean.view(wide)) * inverse.view(wide)
         ctx.save_for_backward(normal, weight, inverse)
-        ctx.comm, ctx.axes, ctx.wide, ctx.total = comm, axes, wide, float(total)
+        ctx.comm, ctx.axes, ctx.wide, ctx.count, ctx.total = comm, axes, wide, count, float(total)
         ctx.set_materialize_grads(False)
         return normal * weight.view(wide) + bias.view(wide), mean, var, float(total)
 
@@ -52,8 +52,13 @@ class _Normalise(torch.autograd.Function):
         sums = torch.cat([bias_grad, weight_grad])
         context.comm.allreduce(sums)
         mean_grad, mean_grad_normal = (sums / context.total).view(2, *wide)
-        x_grad = (grad - mean_grad - normal * mean_grad_normal) * (weight * inverse).view(wide)
-        return x_grad, weight_grad, bias_grad, None, None
+        # Samples that do not count have not made the mean, and have no gradient.
+        x_grad = (
+            torch.zeros_like(grad)
+            if not context.count
+            else (grad - mean_grad - normal * mean_grad_normal) * (weight * inverse).view(wide)
+        )
+        return x_grad, weight_grad, bias_grad, None, None, None
 
 
 class SyncBatchNorm(nn.SyncBatchNorm):
@@ -61,16 +66,19 @@ class SyncBatchNorm(nn.SyncBatchNorm):
 
     comm: Comm
     counted = 0  # samples of this rank in the last batch
+    idle = False  # whether this rank's samples do not count
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             own = self.running_mean is None  # evaluation never communicates: ranks may have unequal numbers of batches
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, own, 0.0, self.eps)
-        self.counted = len(x)
+        self.counted = 0 if self.idle else len(x)
         ones = torch.ones(x.shape[1], dtype=x.dtype, device=x.device)
         weight = ones if self.weight is None else self.weight
         bias = torch.zeros_like(ones) if self.bias is None else self.bias
-        out, mean, var, total = _Normalise.apply(x, weight, bias, self.eps, self.comm)  # type: ignore[no-untyped-call]
+        out, mean, var, total = _Normalise.apply(  # type: ignore[no-untyped-call]
+            x, weight, bias, self.eps, self.comm, self.counted
+        )
         self._track(mean.detach(), var.detach() * (total / max(total - 1, 1)))
         result: Tensor = out
         return result

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from paceline.comm.base import Comm
     from paceline.comm.metered import Meter
     from paceline.spec import RunSpec
-    from paceline.strategies.data_parallel import DataParallel
+    from paceline.strategies.averager import Averager
     from paceline.tasks.scoring import Score
     from paceline.training.driver import Job
 
@@ -70,10 +70,10 @@ class Options:
     sync_batchnorm: bool = False
     check_replicas: int = 0
 
-    def parallel(self, model: nn.Module, comm: Comm, extras: int = 0) -> DataParallel:
-        from paceline.strategies.data_parallel import DataParallel
+    def parallel(self, model: nn.Module, comm: Comm, extras: int = 0) -> Averager:
+        from paceline.strategies.averager import Averager
 
-        return DataParallel(
+        return Averager(
             model,
             comm,
             self.averaging,

@@ -22,7 +22,7 @@ from paceline.comm.metered import Meter, MeteredComm
 from paceline.data.batch import Batch
 from paceline.errors import AgreedError, UsageError
 from paceline.layout import share
-from paceline.strategies.data_parallel import DataParallel
+from paceline.strategies.averager import Averager
 from paceline.strategies.engine import Restored, StepResult, StepTimer
 from paceline.strategies.partitioned import PartEngine, Parts, rows
 from paceline.strategies.replicas import average_buffers, broadcast_state, check_equal
@@ -57,7 +57,7 @@ class TensorParallel(PartEngine):
         super().__init__(comm, model, optimizer)
         assert comm.rank == replicas_comm.rank * shards_comm.size + shards_comm.rank, "shards are neighbours"
         self.options, self.shards_comm, self.replicas_comm, self.split = options, shards_comm, replicas_comm, split
-        self.parallel: DataParallel | None = None
+        self.parallel: Averager | None = None
         self._steps, self._evaluations = 0, Meter()
 
     def setup(self) -> None:

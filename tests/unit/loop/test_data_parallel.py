@@ -14,7 +14,7 @@ from worlds import ThreadWorld
 from paceline.comm.base import Comm
 from paceline.comm.single import SingleComm
 from paceline.errors import ReplicaError, UsageError
-from paceline.strategies.data_parallel import DataParallel
+from paceline.loop.data_parallel import DataParallel
 
 SIZE = 3
 INPUTS = torch.randn(SIZE, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -85,15 +85,15 @@ def whole(model: nn.Module, **more: bool) -> Tensor:
 
 def test_gradients_are_those_of_the_whole_batch(overlap: str) -> None:
     wanted = expect(lambda model: whole(model).backward())
-    check_on_all(lambda parallel, model, rank: parallel.backward(loss_of(model, INPUTS[rank])), wanted, overlap)
+    check_on_all(lambda parallel, model, rank: loss_of(model, INPUTS[rank]).backward(), wanted, overlap)
 
 
 def test_zero_grad_to_none_and_to_zero_both_start_anew(overlap: str) -> None:
     def script(parallel: DataParallel, model: nn.Module, rank: int) -> None:
         for to_none in (True, False, True):
-            parallel.backward(loss_of(model, INPUTS[rank] * 3))
+            loss_of(model, INPUTS[rank] * 3).backward()
             model.zero_grad(set_to_none=to_none)
-        parallel.backward(loss_of(model, INPUTS[rank]))
+        loss_of(model, INPUTS[rank]).backward()
 
     check_on_all(script, expect(lambda model: whole(model).backward()), overlap)
 
@@ -104,29 +104,30 @@ def test_two_averaged_backwards_add_up(overlap: str) -> None:
         whole(model, extra=True).backward()
 
     def script(parallel: DataParallel, model: nn.Module, rank: int) -> None:
-        parallel.backward(loss_of(model, INPUTS[rank]))
-        parallel.backward(loss_of(model, INPUTS[rank], extra=True))
+        loss_of(model, INPUTS[rank]).backward()
+        loss_of(model, INPUTS[rank], extra=True).backward()
 
     check_on_all(script, expect(alone), overlap)
 
 
-def test_a_plain_backward_before_accumulates_without_communication(overlap: str) -> None:
+def test_no_sync_accumulates_without_communication(overlap: str) -> None:
     def alone(model: nn.Module) -> None:
         whole(model, extra=True).backward()
         whole(model).backward()
 
     def script(parallel: DataParallel, model: nn.Module, rank: int) -> None:
-        loss_of(model, INPUTS[rank], extra=True).backward()
-        parallel.backward(loss_of(model, INPUTS[rank]))
+        with parallel.no_sync():
+            loss_of(model, INPUTS[rank], extra=True).backward()
+        loss_of(model, INPUTS[rank]).backward()
 
     check_on_all(script, expect(alone), overlap)
 
 
 def test_a_parameter_nobody_used_has_no_gradient(overlap: str) -> None:
     def script(parallel: DataParallel, model: nn.Module, rank: int) -> None:
-        parallel.backward(loss_of(model, INPUTS[rank], extra=True))
+        loss_of(model, INPUTS[rank], extra=True).backward()
         model.zero_grad()
-        parallel.backward(loss_of(model, INPUTS[rank]))
+        loss_of(model, INPUTS[rank]).backward()
 
     wanted = expect(lambda model: whole(model).backward())
     assert None in wanted
@@ -139,7 +140,7 @@ def test_a_parameter_that_one_rank_used_has_its_part_on_all(overlap: str) -> Non
             (loss_of(model, INPUTS[rank], extra=rank == 1) / SIZE).backward()
 
     def script(parallel: DataParallel, model: nn.Module, rank: int) -> None:
-        parallel.backward(loss_of(model, INPUTS[rank], extra=rank == 1))
+        loss_of(model, INPUTS[rank], extra=rank == 1).backward()
 
     check_on_all(script, expect(alone), overlap)
 
@@ -170,12 +171,13 @@ def test_a_rank_without_a_loss_has_no_share(overlap: str) -> None:
     check_on_all(script, wanted, overlap)
 
 
-def test_a_plain_backward_between_averaged_ones_is_right_for_any_shares(overlap: str) -> None:
+def test_no_sync_between_averaged_backwards_is_right_for_any_shares(overlap: str) -> None:
     shares = [0.5, 0.5, 0.0]
 
     def script(parallel: DataParallel, model: nn.Module, rank: int) -> None:
         parallel.backward(loss_of(model, INPUTS[rank]), shares[rank])
-        loss_of(model, INPUTS[rank]).backward()
+        with parallel.no_sync():
+            parallel.backward(loss_of(model, INPUTS[rank]), shares[rank])
         parallel.backward(loss_of(model, INPUTS[rank]), shares[rank])
 
     def alone(model: nn.Module) -> None:
@@ -195,7 +197,7 @@ def test_a_transposed_parameter_is_updated_by_a_fused_optimizer_as_alone() -> No
         parallel = DataParallel(model, comm)
         for _ in range(3):
             optimizer.zero_grad()
-            parallel.backward(model(torch.ones(2, 4, dtype=torch.float64)).square().sum())
+            parallel(torch.ones(2, 4, dtype=torch.float64)).square().sum().backward()
             optimizer.step()
         return [float(x) for x in model.weight.detach().flatten()]
 
@@ -213,8 +215,8 @@ def test_gradients_are_views_with_the_parameters_strides() -> None:
         model(torch.zeros(1, 3, 6, 6))
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         parallel = DataParallel(model, comm)
-        parallel.backward(model(torch.randn(2, 3, 6, 6)).sum())
-        memory = parallel.buckets.buckets[0].flat.untyped_storage().data_ptr()
+        model(torch.randn(2, 3, 6, 6)).sum().backward()
+        memory = parallel.averager.buckets.buckets[0].flat.untyped_storage().data_ptr()
         return [
             p.grad is not None and p.grad.stride() == p.stride() and p.grad.untyped_storage().data_ptr() == memory
             for p in model.parameters()
@@ -303,7 +305,7 @@ def test_a_model_that_is_itself_a_batchnorm_layer_is_synchronised() -> None:
         parallel.backward(out.square().mean())
         assert model.weight.grad is not None
         assert model.running_mean is not None
-        return parallel.model is model, torch.cat([out.flatten(), model.weight.grad, model.running_mean]).tolist()
+        return parallel.module is model, torch.cat([out.flatten(), model.weight.grad, model.running_mean]).tolist()
 
     for rank, (same, found) in enumerate(ThreadWorld(3).run(case)):
         assert same
@@ -317,8 +319,7 @@ def test_batchnorm_statistics_are_averaged_for_evaluation() -> None:
     def case(comm: Comm) -> list[float]:
         model = nn.BatchNorm1d(1)
         parallel = DataParallel(model, comm)
-        model(torch.tensor([[0.0], [2.0]]) + comm.rank * 10)
-        parallel.average_buffers()
+        parallel(torch.tensor([[0.0], [2.0]]) + comm.rank * 10).sum().backward()
         assert model.running_mean is not None
         return [model.running_mean.item()]
 
@@ -330,11 +331,11 @@ def test_overlap_is_chosen_by_measurement_and_the_same_on_all_ranks() -> None:
     def case(comm: Comm) -> list[bool | None]:
         model = nn.Linear(10, 10)
         parallel = DataParallel(model, comm)
-        before = parallel.overlap.chosen
+        before = parallel.averager.overlap.chosen
         for _ in range(25):
-            parallel.backward(model(torch.randn(2, 10)).sum())
+            model(torch.randn(2, 10)).sum().backward()
         parallel.close()
-        return [before, parallel.overlap.chosen]
+        return [before, parallel.averager.overlap.chosen]
 
     found = ThreadWorld(3).run(case)
     assert all(before is None for before, _ in found)

@@ -15,18 +15,18 @@ from paceline.checkpoint.load import Checkpoint
 from paceline.checkpoint.manifest import Manifest, Part, latest, remove_unfinished
 from paceline.checkpoint.save import Saver
 from paceline.comm.base import Comm
-from paceline.comm.single import SingleComm
 from paceline.comm.words import all_or_none, tell
 from paceline.data.course import Position
 from paceline.data.sampler import Sampler
 from paceline.errors import PacelineError, UsageError
+from paceline.loop.world import world
 from paceline.messages import LOGGER
 
 TIMEOUT = 600.0
 
 
 class HasState(Protocol):
-    """A learning-rate scheduler, for example."""
+    """A learning-rate scheduler, or a loader."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -47,9 +47,10 @@ class Checkpoints:
         checkpoints.close()
 
     `step` counts updates since the beginning of the training: the position in the data follows from it, so batches that
-    a DataLoader has read ahead are not lost. All ranks of `comm` call `save`, `restore` and `close` together; they must
-    see the same folder. Nothing in a checkpoint is unpickled: what the scheduler's state_dict() returns must be
-    numbers, texts, lists and tables.
+    a DataLoader has read ahead are not lost. Instead of a sampler, `loader` may be a loader of `paceline.shard`, or any
+    other that has a state_dict which says where it is. All ranks of `comm` (by default, all) call `save`, `restore`
+    and `close` together; they must see the same folder. Nothing in a checkpoint is unpickled: what state_dict() of the
+    scheduler and the loader return must be numbers, texts, lists and tables.
     """
 
     def __init__(
@@ -60,17 +61,13 @@ class Checkpoints:
         optimizer: Optimizer | None = None,
         scheduler: HasState | None = None,
         sampler: Sampler | None = None,
+        loader: HasState | None = None,
         comm: Comm | None = None,
         keep: int = 2,
     ) -> None:
-        self.folder, self.model, self.optimizer, self.scheduler, self.sampler = (
-            Path(folder),
-            model,
-            optimizer,
-            scheduler,
-            sampler,
-        )
-        self.comm = comm or SingleComm(TIMEOUT)
+        self.folder, self.model, self.optimizer = Path(folder), model, optimizer
+        self.scheduler, self.sampler, self.loader = scheduler, sampler, loader
+        self.comm = comm or world()
         self._attempt, self._count = tell(secrets.token_hex(4), self.comm), 0
         self._saver = Saver(self.folder, self.comm.rank, range(self.comm.size), keep, TIMEOUT)
 
@@ -85,6 +82,7 @@ class Checkpoints:
         facts = {
             "scheduler": self.scheduler.state_dict() if self.scheduler else None,
             "groups": _settings(self.optimizer) if self.optimizer else None,
+            "loader": self.loader.state_dict() if self.loader else None,
         }
         epoch, done = divmod(step, len(self.sampler)) if self.sampler else (0, 0)
         used = min(done * self.sampler.global_batch, self.sampler.samples) if self.sampler else 0
@@ -129,6 +127,8 @@ class Checkpoints:
                     group[key] = tuple(value) if isinstance(value, list) else value
         if self.scheduler and manifest.facts["scheduler"] is not None:
             self.scheduler.load_state_dict(manifest.facts["scheduler"])
+        if self.loader and manifest.facts.get("loader") is not None:
+            self.loader.load_state_dict(manifest.facts["loader"])
         step = manifest.position.step
         if self.sampler:
             before = manifest.options.get("batch")

@@ -14,10 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from worlds import ThreadWorld
 
 from paceline.comm.base import Comm
-from paceline.comm.single import SingleComm
 from paceline.data.sampler import Sampler
 from paceline.errors import ReplicaError, UsageError
-from paceline.strategies.data_parallel import DataParallel
+from paceline.loop.data_parallel import DataParallel
 
 SIZE = 2
 INPUTS = torch.randn(SIZE, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -49,17 +48,18 @@ def compare(
     def alone(loss: Tensor, **more: Any) -> None:
         loss.backward(**more)
 
-    def case(comm: Comm) -> list[list[float]]:
+    def case(comm: Comm, explicit: bool) -> list[list[float]]:
         model = make_model(frozen)
         parallel = DataParallel(model, comm, "ring", overlap=overlap, bucket_mb=0.0001)
-        found = script(model, INPUTS[comm.rank], parallel.backward)
+        found = script(model, INPUTS[comm.rank], parallel.backward if explicit else alone)
         parallel.close()
         return found
 
     wanted = script(make_model(frozen), INPUTS.flatten(0, 1), alone)
-    for found in ThreadWorld(SIZE).run(case):
-        for mine, theirs in zip(found, wanted, strict=True):
-            assert mine == pytest.approx(theirs, abs=1e-12)
+    for explicit in (True, False):
+        for found in ThreadWorld(SIZE).run(case, explicit=explicit):
+            for mine, theirs in zip(found, wanted, strict=True):
+                assert mine == pytest.approx(theirs, abs=1e-12)
 
 
 @pytest.fixture(params=["on", "off"])
@@ -156,18 +156,18 @@ def test_a_kept_gradient_behaves_as_in_plain_pytorch(overlap: str) -> None:
 
 
 def test_memory_is_used_again_as_long_as_nobody_keeps_a_gradient(overlap: str) -> None:
-    def case(comm: Comm) -> list[int]:
+    def case(comm: Comm) -> list[list[int]]:
         model = make_model()
         parallel = DataParallel(model, comm, "ring", overlap=overlap, bucket_mb=0.0001)
         places = []
         for _ in range(3):
             train(model, INPUTS[comm.rank], parallel.backward)
-            places.append(parallel.buckets.storage.data_ptr())
+            places.append([storage.data_ptr() for storage in parallel.averager.buckets.storages])
         parallel.close()
         return places
 
     for places in ThreadWorld(SIZE).run(case):
-        assert len(set(places)) == 1
+        assert places[0] == places[1] == places[2]
 
 
 def test_retain_graph_keeps_the_graph_for_a_second_backward(overlap: str) -> None:
@@ -184,18 +184,18 @@ def test_retain_graph_keeps_the_graph_for_a_second_backward(overlap: str) -> Non
 
 
 def step(parallel: DataParallel, rank: int, **more: Any) -> None:
-    parallel.backward(loss_of(parallel.model, INPUTS[rank]), **more)
+    parallel.backward(loss_of(parallel.module, INPUTS[rank]), **more)
 
 
 def unfreeze(parallel: DataParallel, rank: int) -> None:
-    parallel.model.get_submodule("0").requires_grad_(rank == 1)
+    parallel.module.get_submodule("0").requires_grad_(rank == 1)
     step(parallel, rank)
 
 
 def replace(parallel: DataParallel, rank: int) -> None:
     if rank == 1:
-        assert isinstance(parallel.model, nn.Sequential)
-        parallel.model[4] = nn.Linear(5, 2).double()
+        assert isinstance(parallel.module, nn.Sequential)
+        parallel.module[4] = nn.Linear(5, 2).double()
     step(parallel, rank)
 
 
@@ -205,12 +205,12 @@ def vector(parallel: DataParallel, rank: int) -> None:
 
 
 def constant(parallel: DataParallel, rank: int) -> None:
-    loss = loss_of(parallel.model, INPUTS[rank])
+    loss = loss_of(parallel.module, INPUTS[rank])
     parallel.backward(loss.detach() if rank == 1 else loss)
 
 
 def step_inside(parallel: DataParallel, rank: int) -> None:
-    weight = parallel.model.get_parameter("2.weight")
+    weight = parallel.module.get_parameter("2.weight")
     optimizer = torch.optim.SGD([weight], 0.1)
     if rank == 1:
         weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
@@ -218,7 +218,7 @@ def step_inside(parallel: DataParallel, rank: int) -> None:
 
 
 def take_away(parallel: DataParallel, rank: int) -> None:
-    weight = parallel.model.get_parameter("2.weight")
+    weight = parallel.module.get_parameter("2.weight")
 
     def hook(parameter: Tensor) -> None:
         parameter.grad = None
@@ -230,13 +230,14 @@ def take_away(parallel: DataParallel, rank: int) -> None:
 
 def with_graph(parallel: DataParallel, rank: int) -> None:
     if rank == 1:
-        loss_of(parallel.model, INPUTS[rank]).backward(create_graph=True)
+        with parallel.no_sync():
+            loss_of(parallel.module, INPUTS[rank]).backward(create_graph=True)
     step(parallel, rank)
 
 
 def twice(parallel: DataParallel, rank: int) -> None:
-    layer = parallel.model.get_submodule("2")
-    x = torch.tanh(parallel.model.get_submodule("0")(INPUTS[rank])).requires_grad_()
+    layer = parallel.module.get_submodule("2")
+    x = torch.tanh(parallel.module.get_submodule("0")(INPUTS[rank])).requires_grad_()
     for _ in range(2):
         x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=True) if rank == 1 else layer(x)
     parallel.backward(x.square().mean())
@@ -281,7 +282,7 @@ def test_a_hook_that_steps_through_data_is_found_by_comparing_replicas() -> None
 
     def case(comm: Comm) -> None:
         parallel = DataParallel(make_model(), comm)
-        parallel.model.get_parameter("2.weight").register_post_accumulate_grad_hook(step_through_data)
+        parallel.module.get_parameter("2.weight").register_post_accumulate_grad_hook(step_through_data)
         step(parallel, comm.rank)
         with pytest.raises(ReplicaError, match="replicas differ after step 1: rank 1 has different weights"):
             parallel.check_replicas(1)
@@ -298,7 +299,7 @@ def test_a_hook_that_steps_through_data_is_found_by_comparing_replicas() -> None
         (lambda rank: nn.Linear(2, 2, bias=not rank), "this rank has nothing, rank 0 has parameter 'bias'"),
         (lambda rank: nn.LazyLinear(2) if rank else nn.Linear(2, 2), "rank has parameter 'weight' without a shape"),
         (lambda rank: nn.LazyLinear(2), "parameter 'weight' without a shape: run a batch through the model first"),
-        (lambda rank: nn.Linear(2, 2).requires_grad_(False), "trained parameters must have one dtype .* not none"),
+        (lambda rank: nn.Linear(2, 2).requires_grad_(False), "trained parameters must be on one device, not none"),
     ],
 )  # fmt: skip
 def test_models_that_differ_are_refused_by_all(make: Callable[[int], nn.Module], message: str) -> None:
@@ -318,10 +319,12 @@ def test_ranks_with_different_settings_are_refused_by_all() -> None:
 
 
 def test_sparse_gradients_are_refused() -> None:
-    model = nn.Embedding(4, 2, sparse=True)
-    parallel = DataParallel(model, SingleComm())
-    with pytest.raises(UsageError, match="gradient of parameter 'weight' is sparse"):
-        parallel.backward(model(torch.tensor([1])).sum())
+    def case(comm: Comm) -> None:
+        model = DataParallel(nn.Embedding(4, 2, sparse=True), comm)
+        with pytest.raises(UsageError, match="gradient of parameter 'weight' is sparse"):
+            model(torch.tensor([1])).sum().backward()
+
+    ThreadWorld(2).run(case)
 
 
 def test_synchronised_batchnorm_does_not_count_the_sample_of_a_rank_without_a_share() -> None:

@@ -1,0 +1,1 @@
+"""What a user's own training loop uses: data parallelism, parts of batches, sums over ranks, records."""

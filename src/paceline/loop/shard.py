@@ -1,0 +1,283 @@
+"""This rank's part of every batch of a DataLoader: together, ranks see what one process would have seen."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import count, islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+
+from paceline.comm.base import Comm
+from paceline.comm.words import all_or_none, share_text
+from paceline.errors import UsageError
+from paceline.layout import share
+from paceline.loop.shares import Share, took
+from paceline.loop.world import world
+from paceline.messages import LOGGER
+
+CHUNK = 1024  # batches that rank 0 draws at a time
+END = object()
+
+
+def shard(loader: DataLoader[Any], comm: Comm | None = None) -> ShardedLoader:
+    """A loader that gives this rank its part of each batch of `loader`, which is made as for one process.
+
+        loader = paceline.shard(DataLoader(dataset, batch_size=64, shuffle=True))
+
+    `batch_size` is that of all ranks together. Rank 0 draws the order of the samples, with the loader's own sampler,
+    and each rank loads only its part; of an iterable data set, every rank reads all, and takes its part. The last batch
+    may have fewer samples than there are ranks: a rank without one gets a sample that does not count (its weight in
+    DataParallel is 0), or, under torch.no_grad(), ends a batch earlier.
+
+    Take the next batch after the model was called with this one: DataParallel weights by the latest batch.
+    """
+    return ShardedLoader(loader, comm or world())
+
+
+class ShardedLoader:
+    """See `shard`. Iterate `for epoch in range(loader.epoch, epochs)`, which also continues a training.
+
+    `epoch` is the pass over the data that is under way, or comes next. The state_dict says where in the data it is, for
+    `paceline.Checkpoints(loader=…)`.
+    """
+
+    def __init__(self, loader: DataLoader[Any], comm: Comm) -> None:
+        _check(loader, comm)
+        self.loader, self._comm = loader, comm.dup() if comm.size > 1 else comm
+        self.epoch, self._done = 0, 0  # batches of it that were taken
+        self._first, self._start = 0, ""  # its first batch, and the random state before its order was drawn
+        self._now: Tensor | None = None  # the random state to go on with, once the order of a continued epoch is drawn
+        self._sampler = _Parts(self)
+        self._sliced = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
+        self._parts = loader if self._sliced else self._loader_of_parts()
+        if self._sliced and comm.size > 1 and comm.rank == 0:
+            LOGGER.warning("the data set is not indexed by sample: every rank reads all of it, and uses its part")
+
+    @property
+    def dataset(self) -> Any:
+        return self.loader.dataset
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of all ranks together."""
+        return self.loader.batch_size
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._first and self._comm.rank == 0:
+            self._now = torch.get_rng_state()
+            self._set_random(self._start)
+        elif not self._first:
+            self._start = self._random()
+        first, self._first = self._first, 0
+        self._done = first
+        for batch, part in self._slices(first) if self._sliced else self._loaded(first):
+            self._done += 1
+            if part.count or torch.is_grad_enabled():
+                took(part)
+                yield batch
+        self.epoch, self._done = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """On rank 0, whose random state decides."""
+        return {"epoch": self.epoch, "batches": self._done, "start": self._start, "random": self._random()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next iteration continues after the batches that were taken."""
+        self.epoch, self._first, self._start = state["epoch"], state["batches"], state["start"]
+        if self._comm.rank == 0:
+            self._set_random(state["random"])
+
+    # Samples by number
+
+    def _loader_of_parts(self) -> DataLoader[Any]:
+        old, generator = self.loader, self.loader.generator
+        if self._comm.rank and old.num_workers:  # workers of different ranks must not draw the same random numbers
+            generator = torch.Generator().manual_seed(torch.initial_seed() + self._comm.rank)
+        more: dict[str, Any] = {"prefetch_factor": old.prefetch_factor} if old.num_workers else {}
+        return DataLoader(
+            old.dataset,
+            batch_sampler=self._sampler,
+            num_workers=old.num_workers,
+            collate_fn=old.collate_fn,
+            pin_memory=old.pin_memory,
+            timeout=old.timeout,
+            worker_init_fn=old.worker_init_fn,
+            multiprocessing_context=old.multiprocessing_context,
+            generator=generator,
+            persistent_workers=old.persistent_workers,
+            **more,
+        )
+
+    def _loaded(self, first: int) -> Iterator[tuple[Any, Share]]:
+        shares: deque[Share] = deque()
+        self._sampler.parts = self._draw(first, shares)
+        for batch in self._parts:
+            yield batch, shares.popleft()
+
+    def _draw(self, first: int, shares: deque[Share]) -> Iterator[list[int]]:
+        """The numbers of this rank's samples, batch by batch, as rank 0 draws them."""
+        comm = self._comm
+        batches = iter(self.loader.batch_sampler) if comm.rank == 0 and self.loader.batch_sampler else iter(())
+        while drawn := self._tell(batches):
+            if self._now is not None:
+                if not self.loader.generator:
+                    torch.set_rng_state(self._now)
+                self._now = None
+            for batch in drawn[first:]:
+                part = share(len(batch), comm.size, comm.rank)
+                shares.append(Share(len(part), len(batch)))
+                yield batch[part.start : part.stop] or batch[:1]
+            first = max(0, first - len(drawn))
+
+    def _tell(self, batches: Iterator[list[int]]) -> list[list[int]]:
+        """Rank 0 draws some batches, and tells all ranks; none at the end."""
+        comm = self._comm
+
+        def draw() -> list[list[int]]:
+            return [_numbers(batch) for batch in islice(batches, CHUNK)]
+
+        if comm.size == 1:
+            return draw()
+        drawn = all_or_none(draw, comm)
+        sizes = torch.zeros(CHUNK, dtype=torch.int64)
+        sizes[: len(drawn)] = torch.tensor([len(batch) for batch in drawn], dtype=torch.int64)
+        sizes = _broadcast(sizes, comm)
+        numbers = torch.tensor([number for batch in drawn for number in batch], dtype=torch.int64)
+        count = int(sizes.sum())
+        if comm.rank:
+            numbers = torch.zeros(count, dtype=torch.int64)
+        numbers = _broadcast(numbers, comm) if count else numbers
+        return [part.tolist() for part in numbers.split([size for size in sizes.tolist() if size])] if count else []
+
+    # Batches as they come
+
+    def _slices(self, first: int) -> Iterator[tuple[Any, Share]]:
+        comm, loaded = self._comm, iter(self._parts)
+        for number in count(0):
+            batch = next(loaded, END)
+            samples = -1 if batch is END else _count(batch)
+            _check_same_count(samples, number, comm)
+            if samples < 0:
+                return
+            if number < first:
+                continue
+            part = share(samples, comm.size, comm.rank)
+            yield _cut(batch, part or range(1)), Share(len(part), samples)
+
+    # Random state
+
+    def _random(self) -> str:
+        state = self.loader.generator.get_state() if self.loader.generator else torch.get_rng_state()
+        return state.numpy().tobytes().hex()
+
+    def _set_random(self, state: str) -> None:
+        tensor = torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8)
+        if self.loader.generator:
+            self.loader.generator.set_state(tensor)
+        else:
+            torch.set_rng_state(tensor)
+
+
+class _Parts:
+    """The batch sampler of a loader that loads only a rank's part."""
+
+    parts: Iterator[list[int]]  # of the epoch that is under way
+
+    def __init__(self, owner: ShardedLoader) -> None:
+        self._owner = owner
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self.parts
+
+    def __len__(self) -> int:
+        return len(self._owner)
+
+
+def _check(loader: DataLoader[Any], comm: Comm) -> None:
+    """Refuse, on all ranks, what cannot be divided, and data that is not the same on all of them."""
+
+    def check() -> None:
+        if not isinstance(loader, DataLoader):
+            raise UsageError(f"paceline.shard divides a torch.utils.data.DataLoader, not a {type(loader).__name__}")
+        inner = getattr(loader.batch_sampler, "sampler", loader.sampler)
+        if isinstance(inner, DistributedSampler):
+            raise UsageError(
+                "the loader has a DistributedSampler, which divides the data already: make the loader as for one "
+                "process (shuffle=True and the batch size of all ranks together), and shard it"
+            )
+        if not getattr(loader, "in_order", True):
+            raise UsageError("the loader has in_order=False: ranks must take batches in the same order")
+
+    all_or_none(check, comm)
+    mine = f"{len(loader.dataset)} samples" if hasattr(loader.dataset, "__len__") else "an unknown number of samples"
+    told = share_text(f"{mine} in batches of {loader.batch_size}", comm)
+    other = next((rank for rank, text in enumerate(told) if text != told[0]), None)
+    if other is not None:
+        raise UsageError(
+            f"ranks must have the same data: rank {other} has {told[other]}, rank 0 has {told[0]}; make the same "
+            f"loader on all ranks"
+        )
+
+
+def _check_same_count(samples: int, number: int, comm: Comm) -> None:
+    counts = torch.zeros(comm.size, dtype=torch.int64, device=comm.device)
+    counts[comm.rank] = samples
+    comm.allreduce(counts)
+    found = counts.tolist()
+    other = next((rank for rank, each in enumerate(found) if each != found[0]), None)
+    if other is not None:
+        has = ["nothing" if each < 0 else f"{each} samples" for each in found]
+        raise UsageError(
+            f"ranks must read the same data: of batch {number}, rank {other} has {has[other]}, rank 0 has {has[0]}; an "
+            f"iterable data set must give every rank the same samples in the same order (the same seed)"
+        )
+
+
+def _numbers(batch: Any) -> list[int]:
+    try:
+        return [int(number) for number in batch]
+    except (TypeError, ValueError):
+        raise UsageError(f"the loader's sampler gives {str(batch)[:60]}: numbers of samples are needed") from None
+
+
+def _broadcast(tensor: Tensor, comm: Comm) -> Tensor:
+    tensor = tensor.to(comm.device)
+    comm.broadcast(tensor)
+    return tensor.cpu()
+
+
+def _count(batch: Any) -> int:
+    """The number of samples in a batch, whatever it is made of."""
+    if isinstance(batch, dict):
+        return _count(next(iter(batch.values())))
+    if isinstance(batch, list | tuple) and _holds_batches(batch):
+        return _count(batch[0])
+    try:
+        return len(batch)
+    except TypeError:
+        raise UsageError(
+            f"a batch is a {type(batch).__name__}, which cannot be divided: tensors, or lists, tuples and dicts of "
+            f"tensors can"
+        ) from None
+
+
+def _cut(batch: Any, part: range) -> Any:
+    """These samples of a batch."""
+    if isinstance(batch, dict):
+        return {name: _cut(each, part) for name, each in batch.items()}
+    if isinstance(batch, list | tuple) and _holds_batches(batch):
+        cut = [_cut(each, part) for each in batch]
+        return type(batch)(*cut) if hasattr(batch, "_fields") else type(batch)(cut)
+    return batch[part.start : part.stop]
+
+
+def _holds_batches(values: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether it holds inputs, targets and the like, not one sample after the other."""
+    return bool(values) and isinstance(values[0], Tensor | dict | list | tuple)

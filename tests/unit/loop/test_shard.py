@@ -1,0 +1,233 @@
+"""A sharded DataLoader: together, ranks see what one process sees, and train what one process trains."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import Sampler as TorchSampler
+from worlds import ThreadWorld
+
+from paceline.comm.base import Comm
+from paceline.errors import UsageError
+from paceline.loop.data_parallel import DataParallel
+from paceline.loop.shard import CHUNK, shard
+from paceline.loop.shares import latest
+
+SAMPLES = 23
+INPUTS = torch.randn(SAMPLES, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+TARGETS = torch.randint(0, 3, (SAMPLES,), generator=torch.Generator().manual_seed(2))
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    def __init__(self, samples: int = SAMPLES) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter([(INPUTS[i], TARGETS[i]) for i in range(self.samples)])
+
+
+class Own(TorchSampler[int]):
+    """A sampler of the user's: some samples twice, some never, drawn with Python's random numbers."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.Random(3).choices(range(SAMPLES), k=15))
+
+    def __len__(self) -> int:
+        return 15
+
+
+def make_loader(kind: str, batch: int, **more: Any) -> DataLoader[Any]:
+    numbered = TensorDataset(torch.arange(SAMPLES), INPUTS, TARGETS)
+    generator = torch.Generator().manual_seed(5)
+    if kind == "iterable":
+        return DataLoader(Stream(), batch, **more)
+    if kind == "own sampler":
+        return DataLoader(numbered, batch, sampler=Own(), generator=generator, **more)
+    return DataLoader(numbered, batch, shuffle=kind == "shuffled", generator=generator, **more)
+
+
+def rows(batch: Any) -> list[list[float]]:
+    return [float(x) for x in batch[-2].sum(1)], batch[-1].tolist()  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "in order", "own sampler", "iterable"])
+@pytest.mark.parametrize(("size", "batch"), [(2, 8), (3, 7), (4, 5)])  # last batches of 7, 2 and 3 samples
+def test_the_parts_of_all_ranks_are_the_batches_of_one_process(kind: str, size: int, batch: int) -> None:
+    wanted = [
+        [rows(each) for each in loader] for loader in [make_loader(kind, batch)] for _ in range(2)
+    ]  # two epochs of one loader
+
+    def case(comm: Comm) -> list[list[Any]]:
+        loader = shard(make_loader(kind, batch), comm)
+        epochs = []
+        for _ in range(2):
+            seen: list[Any] = []
+            for each in loader:
+                part = latest()
+                assert part is not None
+                assert len(each[-1]) == max(1, part.count)
+                seen.append([rows(each) if part.count else ([], []), part.total])
+            epochs.append(seen)
+        return epochs
+
+    found = ThreadWorld(size).run(case)
+    for epoch in range(2):
+        assert {len(ranks[epoch]) for ranks in found} == {len(wanted[epoch])}
+        for number, (inputs, targets) in enumerate(wanted[epoch]):
+            parts = [ranks[epoch][number] for ranks in found]
+            assert [x for part, _ in parts for x in part[0]] == inputs
+            assert [x for part, _ in parts for x in part[1]] == targets
+            assert {total for _, total in parts} == {len(targets)}
+
+
+def test_without_gradients_a_rank_without_samples_ends_a_batch_earlier() -> None:
+    def case(comm: Comm) -> list[int]:
+        with torch.no_grad():
+            return [int(n) for batch in shard(make_loader("in order", 7), comm) for n in batch[0]]
+
+    found = ThreadWorld(3).run(case)  # the last batch has 2 samples
+    assert sorted(n for numbers in found for n in numbers) == list(range(SAMPLES))
+
+
+class Net(nn.Module):
+    """Returns its loss with the outputs, as language models do, or outputs alone."""
+
+    def __init__(self, norm: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6) if norm else nn.Tanh(), nn.Linear(6, 3)).double()
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Any:
+        out = self.layers(x)
+        return out if targets is None else {"logits": out, "loss": F.cross_entropy(out, targets)}
+
+
+def train(model: nn.Module, loader: Any, how: str) -> list[list[float]]:
+    """Two epochs by SGD with momentum, clipped; accumulated over two batches if asked for."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.2, momentum=0.9)
+    for _ in range(2):
+        pending = False
+        for number, batch in enumerate(loader):
+            inputs, targets = batch[-2], batch[-1]
+            wait = how == "accumulated" and number % 2 == 0
+            with model.no_sync() if wait and isinstance(model, DataParallel) else torch.enable_grad():
+                output = model(inputs, targets) if how == "own loss" else model(inputs)
+                loss = output["loss"] if how == "own loss" else F.cross_entropy(output, targets)
+                loss.backward()
+            pending = wait
+            if not wait:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                optimizer.zero_grad()
+        if pending:  # what is left of an epoch with an odd number of batches is dropped
+            optimizer.zero_grad()
+    return [[float(x) for x in value.flatten()] for value in model.state_dict().values()]
+
+
+@pytest.mark.parametrize("how", ["plain", "own loss", "accumulated", "batch-norm"])
+@pytest.mark.parametrize(("size", "batch"), [(2, 8), (3, 7), (4, 5)])
+def test_ranks_train_the_model_of_one_process(how: str, size: int, batch: int) -> None:
+    norm = how == "batch-norm"
+    net = Net(norm)
+    wanted = train(copy.deepcopy(net), make_loader("shuffled", batch), how)
+
+    def case(comm: Comm) -> list[list[float]]:
+        model = DataParallel(copy.deepcopy(net), comm, sync_batchnorm=norm)
+        return train(model, shard(make_loader("shuffled", batch), comm), how)
+
+    for found in ThreadWorld(size).run(case):
+        for mine, theirs in zip(found, wanted, strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "iterable"])
+@pytest.mark.parametrize("stop", [1, 3])  # three batches an epoch: in the middle, and after the last one
+def test_a_loader_continues_where_it_was(kind: str, stop: int) -> None:
+    def case(comm: Comm) -> list[list[Any]]:
+        whole, cut = shard(make_loader(kind, 8), comm), shard(make_loader(kind, 8), comm)
+        wanted = [rows(batch) for _ in range(3) for batch in whole]
+        found = []
+        for number, batch in enumerate(cut):
+            found.append(rows(batch))
+            if number + 1 == stop:
+                break
+        again = shard(make_loader(kind, 8), comm)
+        again.load_state_dict(cut.state_dict())
+        found += [rows(batch) for _ in range(again.epoch, 3) for batch in again]
+        return [found, wanted]
+
+    for found, wanted in ThreadWorld(2).run(case):
+        assert found == wanted
+
+
+class Numbers(Dataset[int]):
+    """More batches than rank 0 tells at a time."""
+
+    def __len__(self) -> int:
+        return 2 * CHUNK + 5
+
+    def __getitem__(self, number: int) -> int:
+        return number
+
+
+def test_an_epoch_may_have_more_batches_than_are_told_at_a_time() -> None:
+    def case(comm: Comm) -> list[int]:
+        with torch.no_grad():
+            return [int(n) for batch in shard(DataLoader(Numbers(), 2), comm) for n in batch]
+
+    found = ThreadWorld(2).run(case)
+    assert sorted(found[0] + found[1]) == list(range(2 * CHUNK + 5))
+
+
+def test_workers_load_the_parts() -> None:
+    def case(comm: Comm) -> list[int]:
+        loader = shard(make_loader("in order", 8, num_workers=1, persistent_workers=True), comm)
+        return [int(n) for _ in range(2) for batch in loader for n in batch[0]]
+
+    found = ThreadWorld(2).run(case)
+    assert sorted(found[0] + found[1]) == sorted(2 * list(range(SAMPLES)))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda rank: [1, 2], "divides a torch.utils.data.DataLoader, not a list"),
+        (
+            lambda rank: DataLoader(Numbers(), sampler=DistributedSampler(Numbers(), 2, rank)),
+            "has a DistributedSampler",
+        ),
+        (lambda rank: DataLoader(Numbers(), 1, num_workers=1, in_order=False), "in_order=False"),
+        (
+            lambda rank: DataLoader(TensorDataset(INPUTS[: 9 + rank]), 3),
+            "rank 1 has 10 samples .* rank 0 has 9",
+        ),
+        (lambda rank: DataLoader(Numbers(), 2 + rank), "rank 1 has .* batches of 3, rank 0 has .* batches of 2"),
+    ],
+)
+def test_loaders_that_cannot_be_divided_are_refused_by_all(make: Any, message: str) -> None:
+    def case(comm: Comm) -> None:
+        with pytest.raises(UsageError, match=message):
+            shard(make(comm.rank), comm)
+
+    ThreadWorld(2).run(case)
+
+
+@pytest.mark.parametrize(("counts", "message"), [
+    ((16, 8), "of batch 1, rank 1 has nothing, rank 0 has 8 samples"),
+    ((16, 14), "of batch 1, rank 1 has 6 samples, rank 0 has 8 samples"),
+])  # fmt: skip
+def test_streams_that_end_at_different_steps_are_refused_by_all(counts: tuple[int, int], message: str) -> None:
+    def case(comm: Comm) -> None:
+        loader = shard(DataLoader(Stream(counts[comm.rank]), 8), comm)
+        with pytest.raises(UsageError, match=message):
+            list(loader)
+
+    ThreadWorld(2).run(case)
