@@ -76,9 +76,12 @@ class DataParallel(nn.Module):
         return self.module(*args, **kwargs)
 
     @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Let backward only add to this rank's gradients; the next backward outside of this averages them all."""
-        before, self._sync = self._sync, False
+    def no_sync(self, enabled: bool = True) -> Iterator[None]:
+        """Let backward only add to this rank's gradients; the next backward outside of this averages them all.
+
+        With `enabled` False, it does nothing: `with model.no_sync(micro < last):` accumulates over micro-batches.
+        """
+        before, self._sync = self._sync, self._sync and not enabled
         try:
             yield
         finally:

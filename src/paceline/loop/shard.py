@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from itertools import count, islice
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -21,12 +21,18 @@ from paceline.messages import LOGGER
 
 CHUNK = 1024  # batches that rank 0 draws at a time
 END = object()
+T = TypeVar("T")
 
 
-def shard(loader: DataLoader[Any], comm: Comm | None = None) -> ShardedLoader:
+@overload
+def shard(loader: DataLoader[Any], comm: Comm | None = None) -> ShardedLoader: ...
+@overload
+def shard(loader: T, comm: Comm | None = None) -> T: ...
+def shard(loader: Any, comm: Comm | None = None) -> Any:
     """A loader that gives this rank its part of each batch of `loader`, which is made as for one process.
 
         loader = paceline.shard(DataLoader(dataset, batch_size=64, shuffle=True))
+        inputs, targets = paceline.shard((inputs, targets))    # a batch that all ranks have drawn alike
 
     `batch_size` is that of all ranks together. Rank 0 draws the order of the samples, with the loader's own sampler,
     and each rank loads only its part; of an iterable data set, every rank reads all, and takes its part. The last batch
@@ -35,7 +41,12 @@ def shard(loader: DataLoader[Any], comm: Comm | None = None) -> ShardedLoader:
 
     Take the next batch after the model was called with this one: DataParallel weights by the latest batch.
     """
-    return ShardedLoader(loader, comm or world())
+    comm = comm or world()
+    if isinstance(loader, Tensor | dict | list | tuple):
+        part, own = _part(loader, comm)
+        took(own)
+        return part
+    return ShardedLoader(loader, comm)
 
 
 class ShardedLoader:
@@ -168,8 +179,7 @@ class ShardedLoader:
                 return
             if number < first:
                 continue
-            part = share(samples, comm.size, comm.rank)
-            yield _cut(batch, part or range(1)), Share(len(part), samples)
+            yield _part(batch, comm)
 
     # Random state
 
@@ -205,7 +215,10 @@ def _check(loader: DataLoader[Any], comm: Comm) -> None:
 
     def check() -> None:
         if not isinstance(loader, DataLoader):
-            raise UsageError(f"paceline.shard divides a torch.utils.data.DataLoader, not a {type(loader).__name__}")
+            raise UsageError(
+                f"paceline.shard divides a torch.utils.data.DataLoader or a batch of tensors, not a "
+                f"{type(loader).__name__}"
+            )
         inner = getattr(loader.batch_sampler, "sampler", loader.sampler)
         if isinstance(inner, DistributedSampler):
             raise UsageError(
@@ -251,6 +264,12 @@ def _broadcast(tensor: Tensor, comm: Comm) -> Tensor:
     tensor = tensor.to(comm.device)
     comm.broadcast(tensor)
     return tensor.cpu()
+
+
+def _part(batch: Any, comm: Comm) -> tuple[Any, Share]:
+    samples = _count(batch)
+    part = share(samples, comm.size, comm.rank)
+    return _cut(batch, part or range(1)), Share(len(part), samples)
 
 
 def _count(batch: Any) -> int:

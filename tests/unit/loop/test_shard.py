@@ -88,6 +88,21 @@ def test_the_parts_of_all_ranks_are_the_batches_of_one_process(kind: str, size: 
             assert {total for _, total in parts} == {len(targets)}
 
 
+def test_a_batch_that_all_ranks_have_drawn_is_divided() -> None:
+    def case(comm: Comm) -> tuple[list[float], dict[str, Any], int]:
+        batch: tuple[Tensor, dict[str, Any]] = (INPUTS[:7], {"targets": TARGETS[:7], "names": list("abcdefg")})
+        inputs, more = shard(batch, comm)
+        part = latest()
+        assert part is not None
+        return inputs.sum(1).tolist(), {name: list(value) for name, value in dict(more).items()}, part.count
+
+    found = ThreadWorld(3).run(case)
+    assert [x for inputs, _, _ in found for x in inputs] == INPUTS[:7].sum(1).tolist()
+    assert [x for _, more, _ in found for x in more["names"]] == list("abcdefg")
+    assert [int(x) for _, more, _ in found for x in more["targets"]] == TARGETS[:7].tolist()
+    assert [count for _, _, count in found] == [2, 2, 3]
+
+
 def test_without_gradients_a_rank_without_samples_ends_a_batch_earlier() -> None:
     def case(comm: Comm) -> list[int]:
         with torch.no_grad():
@@ -199,7 +214,7 @@ def test_workers_load_the_parts() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda rank: [1, 2], "divides a torch.utils.data.DataLoader, not a list"),
+        (lambda rank: Numbers(), "divides a torch.utils.data.DataLoader or a batch of tensors, not a Numbers"),
         (
             lambda rank: DataLoader(Numbers(), sampler=DistributedSampler(Numbers(), 2, rank)),
             "has a DistributedSampler",
@@ -228,6 +243,6 @@ def test_streams_that_end_at_different_steps_are_refused_by_all(counts: tuple[in
     def case(comm: Comm) -> None:
         loader = shard(DataLoader(Stream(counts[comm.rank]), 8), comm)
         with pytest.raises(UsageError, match=message):
-            list(loader)
+            _ = list(loader)
 
     ThreadWorld(2).run(case)
