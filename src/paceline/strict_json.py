@@ -60,12 +60,14 @@ def finite(value: Any) -> Any:
     return finite(value.tolist()) if hasattr(value, "tolist") else value
 
 
-def read_text(path: Path) -> str:
-    """A regular file as text; reading a pipe could wait for ever. Raises OSError or ValueError."""
+def read_text(path: Path, last: int | None = None) -> str:
+    """A regular file as text, or its `last` bytes; reading a pipe could wait for ever. Raises OSError or ValueError."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST_FILE:
+        if not stat.S_ISREG(found.st_mode) or min(found.st_size, last or found.st_size) > LARGEST_FILE:
             raise ValueError("it is not a regular file, or too large")
+        if last is not None:
+            file.seek(max(0, found.st_size - last))
         return file.read().decode("utf-8", errors="replace")
 
 

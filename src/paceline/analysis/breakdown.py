@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from statistics import fmean
 
 from paceline.analysis.runs import Run
-from paceline.run.records import Step
+from paceline.run.records import Step, Summary
+from paceline.strategies.table import describe
 
 COMPUTE = ("forward", "recompute", "backward")
 # Share of compute: less time without a core than this is not shown separately.
@@ -33,33 +34,37 @@ class Parts:
 
 
 def by_rank(run: Run) -> dict[int, Parts]:
-    """The parts of the steps of every worker, without warm-up; servers have none.
+    """The parts of the steps of every worker, without warm-up; servers have none."""
+    return of_steps(run.steps, run.summary, run.warm_up, run.at_once)
+
+
+def of_steps(steps: Mapping[int, Sequence[Step]], summary: Summary, skip: int, at_once: int = 1) -> dict[int, Parts]:
+    """The parts of these steps of every worker, without the first ones.
 
     If cores were shared, compute is only the time on a core.
     """
-    found = _by_rank(run)
+    found = _of_steps(steps, summary, skip, at_once)
     waited, ran = (sum(getattr(parts, name) for parts in found.values()) for name in ("core", "compute"))
     # Emulated compute sleeps: waiting for a core does not make it longer, unless it is longer than the sleep.
-    if waited > SHARED * (waited + ran) and not run.emulated:
+    if waited > SHARED * (waited + ran) and not summary.emulated:
         return found
     return {rank: replace(parts, compute=parts.compute + parts.core, core=0.0) for rank, parts in found.items()}
 
 
-def _by_rank(run: Run) -> dict[int, Parts]:
-    workers = {rank: steps for rank, steps in run.steps.items() if rank >= run.summary.servers and steps}
-    if not workers:
-        return {}
-    if run.method.asynchronous:  # workers do not wait for the slowest; each makes its share of the updates
-        skip = run.warm_up // run.at_once
-        return {rank: mean([_parts(step, 0.0) for step in steps[skip:] or steps]) for rank, steps in workers.items()}
-    if run.method.timelines:  # a pipeline's stages
-        return {rank: mean([_of_stage(step) for step in steps[run.warm_up :]]) for rank, steps in workers.items()}
+def _of_steps(steps: Mapping[int, Sequence[Step]], summary: Summary, skip: int, at_once: int) -> dict[int, Parts]:
+    workers = {rank: made for rank, made in steps.items() if rank >= summary.servers and made}
+    method = describe(summary.strategy)
+    if method.asynchronous:  # workers do not wait for the slowest; each makes its share of the updates
+        skip //= at_once
+        return {rank: mean([_parts(step, 0.0) for step in made[skip:] or made]) for rank, made in workers.items()}
+    if method.timelines:  # a pipeline's stages
+        return {rank: mean([_of_stage(step) for step in made[skip:]]) for rank, made in workers.items()}
     by_number: dict[int, dict[int, Step]] = {}
-    for rank, steps in workers.items():
-        for step in steps:
+    for rank, made in workers.items():
+        for step in made:
             by_number.setdefault(step.step, {})[rank] = step
     found: dict[int, list[Parts]] = {}
-    for number in sorted(by_number)[run.warm_up :]:
+    for number in sorted(by_number)[skip:]:
         last = max(map(_ready, by_number[number].values()))
         for rank, step in by_number[number].items():
             found.setdefault(rank, []).append(_parts(step, last - _ready(step)))

@@ -91,7 +91,7 @@ class Run:
 
     @property
     def emulated(self) -> bool:
-        return self.summary.compute != "real"
+        return self.summary.emulated
 
     @property
     def at_once(self) -> int:

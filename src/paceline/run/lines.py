@@ -84,11 +84,14 @@ def read_lines(path: Path, *kinds: type[L]) -> Iterator[L]:
         yield from _standing((build(kind, values, extra=True) for kind, values in _records(path, kinds)), kinds)
 
 
-def read_sound_lines(path: Path, *kinds: type[L]) -> Iterator[L]:
-    """The same, without those that cannot be: how a run ended must be found out whatever is in its files."""
+def read_sound_lines(path: Path, *kinds: type[L], last: int | None = None) -> Iterator[L]:
+    """The same, without those that cannot be: how a run ended must be found out whatever is in its files.
+
+    With `last`, only what the last so many bytes of the file hold.
+    """
 
     def sound() -> Iterator[Line]:
-        for kind, values in _records(path, kinds):
+        for kind, values in _records(path, kinds, last):
             with suppress(ValueError):
                 yield build(kind, values, extra=True)
 
@@ -106,11 +109,13 @@ def _standing(lines: Iterable[Line], kinds: Sequence[type[L]]) -> list[L]:
     return cast(list[L], found)
 
 
-def _records(path: Path, kinds: Iterable[type[Line]]) -> Iterator[tuple[type[Line], dict[str, Any]]]:
+def _records(
+    path: Path, kinds: Iterable[type[Line]], last: int | None = None
+) -> Iterator[tuple[type[Line], dict[str, Any]]]:
     """The lines that are JSON and of one of these kinds, or say that the run was resumed, with what they hold."""
     by_name: dict[str, type[Line]] = {kind.kind: kind for kind in kinds} | {Resumed.kind: Resumed}
     try:
-        text = read_text(path)
+        text = read_text(path, last)
     except (OSError, ValueError):
         return
     for line in text.splitlines():

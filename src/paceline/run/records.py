@@ -16,7 +16,7 @@ from paceline.layout import Grid
 from paceline.strict_json import LARGEST, Bounds, Count, Positive, Ranks, Seconds, build
 
 SCHEMA = 1
-MINOR = 4
+MINOR = 5
 
 COMPLETED = "completed"
 INTERRUPTED = "interrupted"
@@ -57,6 +57,8 @@ class Summary:
     steps made no update, because a loss or a gradient was not finite.
 
     `disturbed` says why its times should not be compared with others, where other programs used its processors.
+    `verdict` says what its steps waited for, and what to try next; `slow_rank` is the rank that the others waited for,
+    if there was one. Both are of the last few hundred steps, and None in runs that are too short or have one worker.
 
     Where `compute` is not `real` but emulated:…, nothing was trained: there are no losses and accuracies, and times are
     those of ranks that waited `compute_seconds` for each batch instead of computing, and sent gradients that are
@@ -87,6 +89,8 @@ class Summary:
     error: str | None = None
     failed_rank: int | None = None
     disturbed: str | None = None
+    verdict: str | None = None
+    slow_rank: Ranks | None = None
     steps: int = 0
     resumed: list[Count] = field(default_factory=list)
     skipped: Count = 0
@@ -133,6 +137,10 @@ class Summary:
     @property
     def ranks(self) -> int:
         return self.servers + self.workers
+
+    @property
+    def emulated(self) -> bool:
+        return self.compute != "real"
 
     @property
     def counted_steps(self) -> int:
