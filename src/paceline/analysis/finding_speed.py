@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from statistics import fmean
+from dataclasses import dataclass
 
-from paceline.analysis.breakdown import Parts, by_rank
+from paceline.analysis.breakdown import Parts, by_rank, mean
 from paceline.analysis.lines import Line, all_lines, faster, is_faster, speed
 from paceline.analysis.problems import Problem
 from paceline.analysis.scaling import Curve, Group, Point, certain, disturbed
 from paceline.analysis.setting import nodes_of
+from paceline.analysis.slow import in_words, largest_loss, remedy, shares
 from paceline.analysis.statistics import LAWS, Interval
 from paceline.analysis.trust import MAY_NEED_MORE, allow, asynchronous, inexact
-from paceline.analysis.wording import count, number, percent, percents, seconds, some, within
+from paceline.analysis.wording import count, number, percent, percents, some, within
 
 NEAR = 0.7  # of the best speed: slower settings are not tested against it
 LITTLE = 0.25  # of the ideal gain: workers that add less are not worth it
@@ -21,20 +21,6 @@ KINDS = {"strong": "fixed global batch", "weak": "fixed batch per worker"}
 GOOD_FIT = 0.15
 VAGUE = 3.0  # upper end over lower end: a wider interval says nothing
 MOST_LINES = 3  # in one sentence
-SHOWN = 0.05  # of a step: smaller parts are not mentioned
-MUCH = 0.2  # of a step: for a larger part there is advice
-WHAT = {"compute": "computing", "input": "waiting for input", "slowest": "waiting for the slowest worker",
-        "bubble": "waiting for other stages", "communication": "communication",
-        "optimizer": "updating the weights", "other": "other work", "core": "waiting for a core"}  # fmt: skip
-ADVICE = {
-    "input": "a faster input pipeline would help most",
-    "slowest": "workers differ in speed: speeding up the slowest would help most",
-    "bubble": "more micro-batches or better balanced stages would help most",
-    "communication": "faster links or a larger batch would help most",
-    "core": "one core per thread would help most: fewer workers or threads, and no other programs",
-}
-ADVICE_SERVED = "faster links, more servers or a larger batch would help most"
-ADVICE_AT_HOME = "fewer workers or a larger batch would help most"  # on one machine
 
 
 def best(problem: Problem, curves: Sequence[Curve]) -> Iterator[str]:
@@ -165,9 +151,7 @@ def cost(problem: Problem, curves: Sequence[Curve]) -> Iterator[str]:
 def mean_parts(one: Group) -> Parts | None:
     """The mean over all its workers and runs."""
     rows = [parts for run in one.runs for parts in by_rank(run).values()]
-    if not rows:
-        return None
-    return Parts(**{part.name: fmean(getattr(row, part.name) for row in rows) for part in fields(Parts)})
+    return mean(rows) if rows else None
 
 
 def spent(one: Group, among: Sequence[Group]) -> str:
@@ -175,19 +159,10 @@ def spent(one: Group, among: Sequence[Group]) -> str:
     parts = mean_parts(one)
     if parts is None:
         return ""
-    share = {part.name: getattr(parts, part.name) / max(parts.total, 1e-12) for part in fields(Parts)}
-    lost = sorted((key for key in share if key != "compute" and share[key] >= SHOWN), key=lambda key: -share[key])
-    step = "a worker's step" if asynchronous(one) else "a step"
-    text = f"{step} of {one.label(among)} takes {seconds(parts.total)}: {percent(share['compute'])} computing"
-    text += "".join(f", {percent(share[key])} {WHAT[key]}" for key in lost)
-    if not lost or share[lost[0]] < MUCH or lost[0] not in ADVICE:
-        return f"{text}."
-    advice = ADVICE[lost[0]]
-    if lost[0] == "communication" and nodes_of(one.first) == 1:
-        advice = ADVICE_AT_HOME
-    elif lost[0] == "communication" and one.first.summary.servers:
-        advice = ADVICE_SERVED
-    return f"{text}; {advice}."
+    share, step = shares(parts), "a worker's step" if asynchronous(one) else "a step"
+    text, part = f"{step} of {one.label(among)} takes {in_words(parts)}", largest_loss(share)
+    help_ = remedy(part, one.first.summary, nodes_of(one.first))
+    return f"{text}; {help_} would help most." if help_ else f"{text}."
 
 
 @dataclass(frozen=True)

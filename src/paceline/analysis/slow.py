@@ -1,0 +1,333 @@
+"""What the steps of a run wait for, in one verdict: a slow rank, input, communication, compute, cores, or stages.
+
+Ranks are compared step by step: the time that a rank computes a sample, divided by the median of the other ranks in the
+same step. Whatever slows all ranks of a step cancels out. The median over steps has a 95 % interval that allows for
+autocorrelation, and a rank is named only if all of the interval is above `THRESHOLD`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+
+from paceline.analysis.breakdown import Parts, computed, mean, of_steps
+from paceline.analysis.statistics import Interval, Series, median, warm_up
+from paceline.analysis.wording import number, percent, seconds, sentence, spread
+from paceline.run.folder import rank_file, read_ranks, read_summary
+from paceline.run.lines import read_sound_lines
+from paceline.run.records import Step, Summary
+from paceline.strategies.table import describe
+
+# A rank is slow if it takes more than this many times as long as the others: the lower end of the interval.
+THRESHOLD = 1.2
+# By which part of a step the input of a rank, or its waiting for a core, has to exceed the others': the lower end.
+DELAY = 0.1
+FEWEST_STEPS = 20  # after warm-up
+LAST_BYTES, LAST_STEPS = 1 << 20, 500  # of each rank's file
+BLOCKS = 40  # input arrives in bursts: means over this many groups of steps are compared
+
+MUCH = 0.2  # of a step: a larger part is what the run is bound by
+SHOWN = 0.05  # of a step: smaller parts are not mentioned
+WHAT = {"compute": "computing", "input": "waiting for input", "slowest": "waiting for the slowest worker",
+        "bubble": "waiting for other stages", "communication": "communication",
+        "optimizer": "updating the weights", "other": "other work", "core": "waiting for a core"}  # fmt: skip
+
+# Kinds of judgements. Those about one rank:
+SLOW_RANK, SLOW_INPUT, NO_CORE, UNEVEN_SHARES = "slow rank", "slow input", "rank without a core", "uneven shares"
+# Those about all of them; the largest part of a step, besides computing, decides.
+STAGES = "imbalanced stages"
+BOUND = {"compute": "compute-bound", "input": "input-bound", "communication": "communication-bound",
+         "core": "short of cores", "slowest": "uneven steps", "bubble": "waiting stages",
+         "optimizer": "bound by the optimizer", "other": "bound by unmeasured work"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The verdict on a run: `sentence` says it, `evidence` why, `advice` what to try next, all without a full stop.
+
+    `rank` is the rank that slows the others down, if there is one; `ratio` is how many times as long it computes, or,
+    of slow input and of a rank without a core, by which part of a step it is later than the others.
+    """
+
+    kind: str
+    sentence: str
+    evidence: str
+    advice: str
+    rank: int | None = None
+    ratio: Interval | None = None
+
+    @property
+    def text(self) -> str:
+        return f"{sentence(self.sentence)}: {self.evidence}. Try {self.advice}."
+
+
+def judge_folder(folder: Path) -> Judgement | None:
+    """The verdict on the last few hundred steps of a run that is under way or has ended, from the files that are here.
+
+    None if too few steps or ranks are recorded; damaged lines are left out.
+    """
+    summary = read_summary(folder)
+    if summary is None or summary.workers < 2:
+        return None
+    steps = {}
+    for rank in range(summary.servers, summary.ranks):
+        made = {step.step: step for step in read_sound_lines(rank_file(folder, rank), Step, last=LAST_BYTES)}
+        steps[rank] = [made[at] for at in sorted(made)][-LAST_STEPS:]
+    return judge(steps, {row.rank: row.host for row in read_ranks(folder)}, summary)
+
+
+def judge(steps: Mapping[int, Sequence[Step]], hosts: Mapping[int, str], summary: Summary) -> Judgement | None:
+    """The verdict on these steps of each rank; None if too few steps or ranks are recorded."""
+    found = _tables(steps, hosts, summary)
+    if found is None:
+        return None
+    about_one = [*_computing(found), *_late(found)]
+    if about_one:
+        return max(about_one, key=lambda each: each[0])[1]
+    return _stages(found) or _bound(found)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Seconds of steps, a row for each rank and a column for each step after warm-up; NaN where a step is missing."""
+
+    summary: Summary
+    hosts: Mapping[int, str]
+    ranks: tuple[int, ...]
+    compute: Series  # on a core
+    core: Series  # ready to compute, without a core
+    input: Series
+    whole: Series
+    own: Series  # samples
+    parts: dict[int, Parts]
+
+    def name(self, rank: int) -> str:
+        several = len(set(self.hosts.values())) > 1
+        return f"rank {rank} on {self.hosts[rank]}" if several and rank in self.hosts else f"rank {rank}"
+
+    def others(self, rank: int) -> str:
+        """What a rank is compared with."""
+        alike = [self.ranks[row] for rows in self.peers() for row in rows if rank in {self.ranks[i] for i in rows}]
+        rest = [each for each in alike if each != rank]
+        return f"rank {rest[0]}" if len(rest) == 1 else "the median of the other ranks"
+
+    def peers(self) -> list[list[int]]:
+        """Rows of ranks that do the same work: all of them, or those with the same stage."""
+        by_stage: dict[int, list[int]] = {}
+        for row, rank in enumerate(self.ranks):
+            by_stage.setdefault(self.summary.grid.spot(rank - self.summary.servers).stage, []).append(row)
+        return list(by_stage.values())
+
+
+def _tables(steps: Mapping[int, Sequence[Step]], hosts: Mapping[int, str], summary: Summary) -> Tables | None:
+    """Steps are paired by number; those of workers that do not wait for each other, by their place from the end."""
+    workers = {rank: list(made) for rank, made in sorted(steps.items()) if rank >= summary.servers and made}
+    if len(workers) < 2:
+        return None
+    apart = describe(summary.strategy).asynchronous
+    least = min(map(len, workers.values()))
+    rows = [dict(enumerate(made[-least:])) if apart else {step.step: step for step in made}
+            for made in workers.values()]  # fmt: skip
+    paired = [at for at in sorted(set[int]().union(*rows)) if sum(at in row for row in rows) > 1]
+    skip = warm_up([max(row[at].seconds for row in rows if at in row) for at in paired])
+    most = max((row[at].samples for row in rows for at in paired if at in row), default=0)
+    kept = [at for at in paired[skip:] if any(at in row and row[at].samples == most for row in rows)]
+    if len(kept) < FEWEST_STEPS:
+        return None
+    cells = np.full((5, len(rows), len(kept)), np.nan)
+    for i, row in enumerate(rows):
+        for j, at in enumerate(kept):
+            if step := row.get(at):
+                own = step.samples if step.own is None else step.own
+                cells[:, i, j] = *computed(step), step.spans.get("input", 0.0), step.seconds, own or np.nan
+    compute, core, waited, whole, own_samples = cells
+    if summary.emulated:  # it sleeps: waiting for a core does not make it longer
+        compute, core = compute + core, 0 * core
+    parts = of_steps(
+        {rank: [row[at] for at in kept if at in row] for rank, row in zip(workers, rows, strict=True)}, summary, 0
+    )
+    return Tables(summary, hosts, tuple(workers), compute, core, waited, whole, own_samples, parts)
+
+
+def others(table: Series) -> Series:
+    """For each rank and step, the median of the other ranks in the same step; NaN where there is none."""
+    ordered = np.sort(table, axis=0)  # NaN last
+    place = np.argsort(np.argsort(table, axis=0), axis=0)
+    left = (~np.isnan(table)).sum(0) - 1
+    ends = []
+    for middle in ((left - 1) // 2, left // 2):
+        at = np.clip(middle + (middle >= place), 0, len(table) - 1)
+        ends.append(np.take_along_axis(ordered, at, axis=0))
+    found: Series = np.where((left < 1) | np.isnan(table), np.nan, (ends[0] + ends[1]) / 2)
+    return found
+
+
+def _median(series: Series) -> float:
+    known = series[np.isfinite(series)]
+    return float(np.median(known)) if len(known) else 0.0
+
+
+def _interval(series: Series, above: float) -> Interval | None:
+    """The median of a series with its interval, if all of it is above a bound and there are enough steps."""
+    known = series[np.isfinite(series) & (series > 0)]
+    if len(known) < FEWEST_STEPS or np.median(known) <= above:
+        return None
+    found = median([known])
+    return found if found.low > above else None
+
+
+def _computing(t: Tables) -> Iterator[tuple[float, Judgement]]:
+    """Ranks that compute slower than those with the same work, or have more samples, by how much they delay a step.
+
+    Shards wait for each other within forward and backward, so their times say nothing about one of them.
+    """
+    if t.summary.grid.shards > 1:
+        return
+    for rows in t.peers():
+        compute, each = t.compute[rows], t.compute[rows] / t.own[rows]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            slower, longer = each / others(each), compute / others(compute)
+        for i, row in enumerate(rows):
+            rank, delay = t.ranks[row], _median((compute - others(compute))[i] / t.whole[row])
+            if delay < SHOWN:
+                continue
+            if ratio := _interval(slower[i], THRESHOLD):
+                yield delay, _slow_rank(t, rank, ratio)
+            elif ratio := _interval(longer[i], THRESHOLD):
+                yield delay, _uneven(t, rank, ratio, _median((t.own[rows] / others(t.own[rows]))[i]))
+
+
+def _slow_rank(t: Tables, rank: int, ratio: Interval) -> Judgement:
+    said = f"{t.name(rank)} computes {number(ratio.value)} times slower than {t.others(rank)}"
+    if len(set(t.hosts.values())) > 1:
+        where = t.hosts.get(rank, "its machine")
+        advice = f"the same run without {where}, and look there for other programs and a lower clock"
+    else:
+        advice = "other cores for this rank, and look for other programs on its cores"
+    return Judgement(SLOW_RANK, said, f"{_spread(ratio)}{_waiting(t, rank)}", advice, rank, ratio)
+
+
+def _spread(ratio: Interval) -> str:
+    return f"95 % interval {spread(ratio)}"
+
+
+def _waiting(t: Tables, rank: int) -> str:
+    """The rank that the others wait for is the one that waits least."""
+    waits = {each: (p.slowest + p.communication + p.bubble) / max(p.total, 1e-12) for each, p in t.parts.items()}
+    if describe(t.summary.strategy).asynchronous or rank not in waits:
+        return ""
+    rest = float(np.median([share for each, share in waits.items() if each != rank]))
+    return f"; the others wait and communicate for {percent(rest)} of a step, and it for {percent(waits[rank])}"
+
+
+def _uneven(t: Tables, rank: int, ratio: Interval, samples: float) -> Judgement:
+    said = f"{t.name(rank)} computes {number(ratio.value)} times longer than {t.others(rank)}, but has more samples"
+    evidence = f"{number(samples)} times as many{_waiting(t, rank)}"
+    return Judgement(UNEVEN_SHARES, said, evidence, "equal parts of each batch for all ranks", rank, ratio)
+
+
+def _late(t: Tables) -> Iterator[tuple[float, Judgement]]:
+    """Ranks that wait for their input, or for a core, longer than the others, by how much they delay a step."""
+    kinds: list[tuple[str, Series, str, str]] = [
+        (SLOW_INPUT, t.input, "waits for its input", "faster storage or more loader processes for this rank")
+    ]
+    if len(set(t.hosts.values())) > 1:  # ranks of one machine take turns: who waits longest is chance
+        kinds.append((NO_CORE, t.core, "waits for a core", "fewer programs and ranks on its machine"))
+    for kind, table, words, advice in kinds:
+        delay = (table - others(table)) / t.whole
+        for row, rank in enumerate(t.ranks):
+            known = delay[row][np.isfinite(delay[row])]
+            groups = np.array_split(known, min(BLOCKS, len(known))) if len(known) >= FEWEST_STEPS else []
+            late = _interval(np.array([1 + max(-0.9, group.mean()) for group in groups]), 1 + DELAY)
+            if late is None:
+                continue
+            mine, rest = (float(np.nanmean(each)) for each in (table[row], others(table)[row]))
+            times = f"{number(mine / rest)} times as long as" if rest > 0.01 * mine else "much longer than"
+            evidence = f"{seconds(mine)} of a step of {seconds(float(np.nanmean(t.whole[row])))}{_waiting(t, rank)}"
+            by = Interval(late.value - 1, late.low - 1, late.high - 1)
+            said = f"{t.name(rank)} {words} {times} {t.others(rank)}"
+            yield by.value, Judgement(kind, said, evidence, advice, rank, by)
+
+
+def _stages(t: Tables) -> Judgement | None:
+    """The stage that computes longest, if the others wait for it."""
+    peers = t.peers()
+    if len(peers) < 2 or _mean(t).bubble < SHOWN * _mean(t).total:
+        return None
+    table = np.array([np.nanmean(t.compute[rows], axis=0) for rows in peers])
+    ratios = [_interval(row, THRESHOLD) for row in table / others(table)]
+    found = [(ratio.value, stage, ratio) for stage, ratio in enumerate(ratios) if ratio]
+    if not found:
+        return None
+    _, stage, ratio = max(found)
+    who = t.name(t.ranks[peers[stage][0]])
+    longer = "the other stage" if len(peers) == 2 else "the median of the other stages"
+    each = ", ".join(seconds(_median(row)) for row in table)
+    idle = percent(_mean(t).bubble / _mean(t).total)
+    return Judgement(
+        STAGES,
+        f"imbalanced stages: stage {stage} ({who}) computes {number(ratio.value)} times as long as {longer}",
+        f"{_spread(ratio)}; the stages compute {each} in a step, and wait for each other for {idle} of it",
+        "--cut measured (with --speed, if machines differ), or another number of --stages",
+        ratio=ratio,
+    )
+
+
+def _mean(t: Tables) -> Parts:
+    return mean(list(t.parts.values()))
+
+
+def shares(parts: Parts) -> dict[str, float]:
+    """Parts of a step."""
+    return {part.name: getattr(parts, part.name) / max(parts.total, 1e-12) for part in fields(Parts)}
+
+
+def largest_loss(share: Mapping[str, float]) -> str:
+    """The largest part besides computing, if it takes much of a step; else computing."""
+    most = max((key for key in share if key != "compute"), key=lambda key: share[key])
+    return most if share[most] >= MUCH else "compute"
+
+
+def in_words(parts: Parts) -> str:
+    """How long a step takes, and its parts that are worth mentioning."""
+    share = shares(parts)
+    shown = sorted((key for key in share if key != "compute" and share[key] >= SHOWN), key=lambda key: -share[key])
+    return ", ".join([f"{seconds(parts.total)}: {percent(share['compute'])} {WHAT['compute']}",
+                      *(f"{percent(share[key])} {WHAT[key]}" for key in shown)])  # fmt: skip
+
+
+def remedy(part: str, summary: Summary, machines: int) -> str:
+    """What makes a part of a step shorter; "" if that is not known."""
+    if part == "communication" and machines == 1:
+        return "fewer workers or a larger batch"
+    if part == "communication" and summary.servers:
+        return "faster links, more servers or a larger batch"
+    return {
+        "input": "a faster input pipeline",
+        "slowest": "speeding up the slowest worker",
+        "bubble": "more micro-batches or better balanced stages",
+        "communication": "faster links or a larger batch",
+        "core": "one core per thread (fewer workers or threads, no other programs)",
+    }.get(part, "")
+
+
+def _bound(t: Tables) -> Judgement:
+    """What most of a step is spent on, if no rank stands out."""
+    share, evidence = shares(_mean(t)), f"a step takes {in_words(_mean(t))}"
+    part = largest_loss(share)
+    # A step needs these, unlike waiting: it is bound by one only if that takes about as long as computing.
+    needed = part in ("communication", "optimizer", "other") and share[part] < share["compute"] / 2
+    kind = BOUND["compute" if needed else part]
+    if t.summary.grid.shards == 1 and any(len(rows) > 1 for rows in t.peers()):
+        evidence += f"; no rank is significantly more than {THRESHOLD} times slower than the others"
+    other = {
+        "compute": "more workers or faster processors",
+        "slowest": "equal work for all ranks, and no other programs: ranks take turns at being the slowest",
+        "optimizer": "another optimizer, or a larger batch",
+        "other": "to find out what the loop does besides training: logging, saving, evaluating",
+    }
+    advice = other.get(part) or remedy(part, t.summary, len(set(t.hosts.values())) or 1)
+    return Judgement(kind, kind, evidence, advice)
