@@ -128,6 +128,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "comm",
         "strategies",
         "tasks",
+        "analysis.slow",
     ),
     "paceline.lab": ("errors", "messages", "layout", "control_groups"),
     "paceline.analysis": (

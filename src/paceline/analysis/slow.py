@@ -26,7 +26,7 @@ THRESHOLD = 1.2
 # By which part of a step the input of a rank, or its waiting for a core, has to exceed the others': the lower end.
 DELAY = 0.1
 FEWEST_STEPS = 20  # after warm-up
-LAST_BYTES, LAST_STEPS = 1 << 20, 500  # of each rank's file
+LAST_BYTES, LAST_STEPS = 1 << 18, 500  # of each rank's file
 BLOCKS = 40  # input arrives in bursts: means over this many groups of steps are compared
 
 MUCH = 0.2  # of a step: a larger part is what the run is bound by
@@ -64,12 +64,12 @@ class Judgement:
         return f"{sentence(self.sentence)}: {self.evidence}. Try {self.advice}."
 
 
-def judge_folder(folder: Path) -> Judgement | None:
+def judge_folder(folder: Path, summary: Summary | None = None) -> Judgement | None:
     """The verdict on the last few hundred steps of a run that is under way or has ended, from the files that are here.
 
-    None if too few steps or ranks are recorded; damaged lines are left out.
+    None if too few steps or ranks are recorded; damaged lines are left out. `summary` is read unless given.
     """
-    summary = read_summary(folder)
+    summary = summary or read_summary(folder)
     if summary is None or summary.workers < 2:
         return None
     steps = {}
@@ -165,6 +165,13 @@ def others(table: Series) -> Series:
     return found
 
 
+def _over(table: Series) -> Series:
+    """How many times as long each rank took as the others."""
+    with np.errstate(divide="ignore", invalid="ignore"):  # a step in which nothing was computed
+        found: Series = table / others(table)
+    return found
+
+
 def _median(series: Series) -> float:
     known = series[np.isfinite(series)]
     return float(np.median(known)) if len(known) else 0.0
@@ -188,8 +195,7 @@ def _computing(t: Tables) -> Iterator[tuple[float, Judgement]]:
         return
     for rows in t.peers():
         compute, each = t.compute[rows], t.compute[rows] / t.own[rows]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            slower, longer = each / others(each), compute / others(compute)
+        slower, longer = _over(each), _over(compute)
         for i, row in enumerate(rows):
             rank, delay = t.ranks[row], _median((compute - others(compute))[i] / t.whole[row])
             if delay < SHOWN:
@@ -197,7 +203,7 @@ def _computing(t: Tables) -> Iterator[tuple[float, Judgement]]:
             if ratio := _interval(slower[i], THRESHOLD):
                 yield delay, _slow_rank(t, rank, ratio)
             elif ratio := _interval(longer[i], THRESHOLD):
-                yield delay, _uneven(t, rank, ratio, _median((t.own[rows] / others(t.own[rows]))[i]))
+                yield delay, _uneven(t, rank, ratio, _median(_over(t.own[rows])[i]))
 
 
 def _slow_rank(t: Tables, rank: int, ratio: Interval) -> Judgement:
@@ -257,8 +263,8 @@ def _stages(t: Tables) -> Judgement | None:
     peers = t.peers()
     if len(peers) < 2 or _mean(t).bubble < SHOWN * _mean(t).total:
         return None
-    table = np.array([np.nanmean(t.compute[rows], axis=0) for rows in peers])
-    ratios = [_interval(row, THRESHOLD) for row in table / others(table)]
+    table = np.array([np.max(t.compute[rows], axis=0) for rows in peers])
+    ratios = [_interval(row, THRESHOLD) for row in _over(table)]
     found = [(ratio.value, stage, ratio) for stage, ratio in enumerate(ratios) if ratio]
     if not found:
         return None

@@ -41,8 +41,10 @@ class Console:
                 self._bar.refresh()
 
     def total(self, summary: Summary) -> None:
-        """Print the total time, and a warning if the run was disturbed."""
+        """Print the total time, what the steps waited for, and a warning if the run was disturbed."""
         self.line(f"Total run time: {summary.total_seconds:.2f} s")
+        if summary.verdict:
+            self.line(summary.verdict)
         if summary.disturbed:
             self.line(warning(summary.disturbed), always=True)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
+from paceline.analysis.slow import judge_folder
 from paceline.checkpoint.load import Checkpoint
 from paceline.comm.metered import MeteredComm
 from paceline.comm.words import all_or_none, tell
@@ -272,9 +273,11 @@ class Driver:
         job.recorder.flush()  # before the summary can say that the run is complete
         summary.total_seconds = job.seconds()
         progress.finish(interrupted=interrupted)
-        engine.measure(job)
+        engine.measure(job)  # all ranks of a synchronous run have flushed by then
         if job.comm.rank == 0:
             summary.disturbed = self._disturbance()
+            if judged := judge_folder(folder, summary):
+                summary.verdict, summary.slow_rank = judged.text, judged.rank
         summary.status = INTERRUPTED if interrupted else COMPLETED
         job.console.total(summary)
         if job.comm.rank == 0:  # first the summary, in case the weights cannot be saved
