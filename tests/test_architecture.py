@@ -192,6 +192,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "data.course",
         "checkpoint.manifest",
     ),
+    "paceline.launch.folder": ("errors", "run", "spec", "launch", "data.course"),
+    "paceline.launch.recorded_rank": ("errors", "messages", "own_code", "run", "comm", "launch"),
     "paceline.launch.memory_kills": ("control_groups", "run", "launch"),
     "paceline.launch.run": ("errors", "messages", "run", "spec", "layout", "launch", "own_code", "data.prepare"),
     "paceline.launch.connect": ("errors", "launch", "comm"),

@@ -161,7 +161,7 @@ def test_a_run_whose_node_cannot_be_sampled_trains_and_says_so_in_its_log(
             return NodeUsage(folder, complain)
         return NodeUsage(folder, complain, proc=proc)
 
-    monkeypatch.setattr(ranks, "NodeUsage", troubled)
+    monkeypatch.setattr("paceline.launch.recorded_rank.NodeUsage", troubled)
     code, folder = train_alone(tmp_path)
     assert code == EXIT_OK
     assert "Sampling of this node has stopped" in (folder / "logs" / "rank_0.log").read_text()

@@ -1,17 +1,30 @@
-"""A new run folder: what is written before the first step, and what is removed if there is none."""
+"""The start of a run: what is written to its folder before the first step, and what is removed if there is none."""
 
 from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
+from paceline.data.course import Position
 from paceline.errors import EXIT_USAGE, UsageError
 from paceline.launch.diagnose import Ending
 from paceline.run.atomic import write_whole
-from paceline.run.folder import LOGS, SPEC, hold_space, remove, write_summary
-from paceline.run.liveness import claim
-from paceline.run.records import RUNNING, Summary
+from paceline.run.folder import (
+    LOGS,
+    SPEC,
+    forget_processes,
+    hold_space,
+    rank_files,
+    read_summary,
+    remove,
+    write_summary,
+)
+from paceline.run.lines import LineWriter
+from paceline.run.liveness import claim, current_summary
+from paceline.run.records import RUNNING, Resumed, Summary
 from paceline.spec import Resolved, RunSpec
 
 
@@ -40,23 +53,40 @@ def make_folder(spec: RunSpec) -> Path:
 
 
 def open_run(folder: Path, resolved: Resolved) -> None:
-    """Write what is known before the first step; until the run ends, its summary says that it is running.
-
-    This process owns the run: when it has gone, the run has ended.
-    """
+    """Write what is known before the first step of a run in a folder that was made for it."""
     try:
-        write_start(folder, resolved)
-        write_summary(folder, begin_summary(resolved.spec))
+        write_start(folder, resolved.lines(), begin_summary(resolved.spec))
     except OSError as error:
         remove(folder)
         raise UsageError(f"cannot write to the run folder {folder}: {error.strerror}; see --output-dir") from error
 
 
-def write_start(folder: Path, resolved: Resolved) -> None:
-    """Make this process the owner of the run, which has these options."""
+def write_start(folder: Path, options: Sequence[str], summary: Summary) -> None:
+    """Make this process the owner of the run, which has these options: lines of TOML.
+
+    Until the run ends, its summary says that it is running; when the owner has gone, the run has ended.
+    """
     hold_space(folder)
     claim(folder)
-    write_whole(folder / SPEC, "\n".join(resolved.lines()) + "\n")
+    write_whole(folder / SPEC, "\n".join(options) + "\n")
+    write_summary(folder, summary)
+
+
+def continue_run(folder: Path, position: Position, options: Sequence[str], summary: Summary) -> None:
+    """Make the folder a running run's again: records of what is after this position no longer count."""
+    before = read_summary(folder)
+    for path in rank_files(folder):
+        with closing(LineWriter(path)) as lines:
+            lines.write(Resumed(position.step, position.epoch, position.used, time.time()))
+    forget_processes(folder)
+    summary.resumed = [*(before.resumed if before else []), position.step]
+    write_start(folder, options, summary)
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process owns the run. One of another machine that has been silent for long has failed."""
+    now = current_summary(folder)
+    return now.status == RUNNING and not now.error
 
 
 def remove_failed_start(folder: Path, ending: Ending) -> None:

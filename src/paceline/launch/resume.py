@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,21 +21,11 @@ from paceline.checkpoint.manifest import (
 )
 from paceline.data.course import Position
 from paceline.errors import UsageError
-from paceline.launch.folder import begin_summary, make_folder, open_run, write_start
+from paceline.launch.folder import begin_summary, continue_run, in_use, make_folder, open_run
 from paceline.options import NOTHING, flag
-from paceline.run.folder import (
-    CHECKPOINTS,
-    find_folders,
-    forget_processes,
-    rank_files,
-    read_spec,
-    read_summary,
-    sole_writer,
-    write_summary,
-)
-from paceline.run.lines import LineWriter
+from paceline.run.folder import CHECKPOINTS, find_folders, read_spec, read_summary, sole_writer
 from paceline.run.liveness import current_summary, owner_name
-from paceline.run.records import COMPLETED, RUNNING, Resumed
+from paceline.run.records import COMPLETED
 from paceline.spec import FIELDS, OWN, Resolved, RunSpec
 
 AUTO, NEVER = "auto", "never"
@@ -77,7 +65,7 @@ def _incomplete(parent: Path) -> Iterator[Path]:
     for folder in find_folders([parent]) if parent.is_dir() else ():
         try:
             complete = current_summary(folder).status == COMPLETED
-            if not complete and checkpoints(folder / CHECKPOINTS) and not _in_use(folder):
+            if not complete and checkpoints(folder / CHECKPOINTS) and not in_use(folder):
                 yield folder
         except (OSError, ValueError):
             continue
@@ -145,14 +133,8 @@ def _continued(spec: RunSpec, folder: Path, checkpoint: Path, manifest: Manifest
     return Continued(folder, checkpoint, manifest, notes)
 
 
-def _in_use(folder: Path) -> bool:
-    """Whether a process owns the run. One of another machine that has been silent for long has failed."""
-    now = current_summary(folder)
-    return now.status == RUNNING and not now.error
-
-
 def _check_free(folder: Path) -> None:
-    if _in_use(folder):
+    if in_use(folder):
         raise UsageError(f"the run {folder} is in use by {owner_name(folder)}: wait until it ends, or choose another "
                          "--name")  # fmt: skip
 
@@ -173,23 +155,15 @@ def _different(theirs: dict[str, Any], spec: RunSpec, matters: Callable[[Mapping
 
 
 def reopen(found: Continued, resolved: Resolved) -> None:
-    """Make the folder a running run's again: what is after the checkpoint no longer counts."""
+    """Make the folder a running run's again, without what is after the checkpoint."""
     folder, position = found.folder, found.position
     with sole_writer(folder):
         _check_free(folder)
-        before = read_summary(folder)
         remove_unfinished(folder / CHECKPOINTS)
         for later in checkpoints(folder / CHECKPOINTS):
             if later != found.checkpoint and step_of(later) >= position.step:
                 remove(later)
-        for path in rank_files(folder):
-            with closing(LineWriter(path)) as lines:
-                lines.write(Resumed(position.step, position.epoch, position.used, time.time()))
-        forget_processes(folder)
-        summary = begin_summary(resolved.spec)
-        summary.resumed = [*(before.resumed if before else []), position.step]
-        write_start(folder, resolved)
-        write_summary(folder, summary)
+        continue_run(folder, position, resolved.lines(), begin_summary(resolved.spec))
 
 
 def with_checkpoint(resolved: Resolved, found: Continued | None) -> Resolved:

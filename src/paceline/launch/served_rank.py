@@ -9,7 +9,6 @@ import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
-from paceline import own_code
 from paceline.comm.base import Comm
 from paceline.comm.metered import MeteredComm
 from paceline.comm.seat import Seat
@@ -22,6 +21,7 @@ from paceline.launch.connect import leave
 from paceline.launch.folder import begin_summary
 from paceline.launch.meeting import accepts_connections, meet
 from paceline.launch.rank import Rank
+from paceline.launch.recorded_rank import text_of
 from paceline.launch.resume import open_folder
 from paceline.messages import LOGGER
 from paceline.run.folder import gone_mark, rank_file, write_environment
@@ -60,10 +60,10 @@ class ServedRank(Rank):
         try:
             with self.watching:
                 self._serve()
-            self._hand_in()
+            self.hand_in()
         except Exception as error:  # noqa: BLE001  recorded, printed and turned into an exit code
             code = self._fail(self._explained(error))
-            self._hand_in(failed=True)
+            self.hand_in(failed=True)
             return code
         finally:
             if self.meeting and self.seat.rank == 0:
@@ -113,7 +113,7 @@ class ServedRank(Rank):
             self.spec = self.resolved.spec
         folder = self.folder
         member.where = {"owner": owner_text(folder), "collector": self._listen()}
-        self._watch_node()
+        self.watch_node()
         rows = {0: {"rank": 0, "role": "server", **member.about}}
 
         def ranks_up(known: dict[int, dict[str, Any]]) -> None:
@@ -126,7 +126,7 @@ class ServedRank(Rank):
 
         member.ranks_up = ranks_up
         recorder = Recorder(folder, 0)
-        console = Console(self.stream, self._log())
+        console = Console(self.stream, self.log())
         job = self._job(member, place, console).opened(folder, recorder)
         self.summary = job.summary
         try:
@@ -143,7 +143,7 @@ class ServedRank(Rank):
         scheme, _, address = self.meeting.endpoints[0].partition("://")
         if self.launched or scheme != "tcp":
             return ""
-        self._collect(split_address(address), self.meeting.secret)
+        self.collect(split_address(address), self.meeting.secret)
         return self.collector.endpoint if self.collector else ""
 
     def _open(self, told: dict[str, str]) -> None:
@@ -152,8 +152,8 @@ class ServedRank(Rank):
             assert self.meeting is not None
             folder = Path(told["folder"])
             here = is_here(folder, told.get("owner", ""))
-            self._use_folder(folder, here=here, collector=told.get("collector", ""), secret=self.meeting.secret)
-        self._watch_node()
+            self.use_folder(folder, here=here, collector=told.get("collector", ""), secret=self.meeting.secret)
+        self.watch_node()
 
     def _open_recorder(self, told: dict[str, str]) -> Recorder:
         self._open(told)
@@ -179,11 +179,9 @@ class ServedRank(Rank):
         """Only the leader decides how the run ended; other ranks record and print their error."""
         if self.seat.rank == 0 or self.folder is None or not self.folder.is_dir():
             return super()._fail(error)
-        code = self._write_down(error)
+        code = self.write_down(error)
         if not self.launched:
-            known = isinstance(error, PacelineError)
-            text = str(error) if known else own_code.reason(error)
-            LOGGER.error("rank %d: %s", self.seat.rank, text)
-            if not known:
+            LOGGER.error("rank %d: %s", self.seat.rank, text_of(error))
+            if not isinstance(error, PacelineError):
                 traceback.print_exception(error)
         return code
