@@ -131,6 +131,12 @@ def test_a_language_model_is_run_and_reported_by_its_loss(tmp_path: Path) -> Non
     one, two = (run.summary for run in study.runs)
     assert one.task == two.task == "language-model"
     assert two.validation_loss == pytest.approx(one.validation_loss, rel=1e-9)
+    for run in study.runs:
+        tokens = [(step.tokens or 0) / step.samples for step in run.steps[0]]
+        assert tokens == pytest.approx([tokens[0]] * len(tokens))
+        assert run.summary.samples_per_second
+        assert run.summary.tokens_per_second
+        assert run.summary.tokens_per_second / run.summary.samples_per_second == pytest.approx(tokens[0])
     assert one.test_metrics["perplexity"] == pytest.approx(math.exp(one.test_loss or 0))
     said = [each.text for each in study.findings if each.kind == "learned"]
     assert any("test losses of the 2 settings cannot be distinguished" in text for text in said), said

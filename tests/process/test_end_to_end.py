@@ -95,6 +95,8 @@ def test_the_results_are_those_of_the_lines(trained: Trained) -> None:
     # The median after warm-up, which is at most half of the steps.
     speeds = [1 / median(each[skip:]) for skip in range(len(each) // 2 + 1)]
     assert any(float(row["samples_per_second"]) == pytest.approx(speed, rel=1e-9) for speed in speeds)
+    (planned,) = (line for line in trained.lines[0] if line["kind"] == "planned")
+    assert (planned["steps"], planned["epochs"]) == (STEPS, steps[-1]["epoch"] + 1)
     (test,) = (line for line in trained.lines[0] if line["kind"] == "test")
     assert float(row["test_loss"]) == test["loss"] == summary["test_loss"]
     assert float(row["test_accuracy"]) == test["accuracy"]

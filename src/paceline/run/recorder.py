@@ -47,8 +47,9 @@ class Recorder:
         loss: float | None = None,
         lr: float | None = None,
         figures: Mapping[str, Any] | None = None,
+        tokens: int | None = None,
     ) -> None:
-        """A step that has just ended: `samples` of all ranks, its whole time, and its parts in seconds.
+        """A step that has just ended: `samples` and `tokens` of all ranks, its whole time, and its parts in seconds.
 
         `queued` is the time, of each part, that was spent ready to run without a core; too little to matter is left
         out. `figures` are the strategy's own.
@@ -73,6 +74,7 @@ class Recorder:
                 own,
                 missed,
                 dict(figures or {}),
+                tokens,
             )
         )
         if time.monotonic() - self._flushed > FLUSH_SECONDS:

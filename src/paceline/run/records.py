@@ -376,12 +376,21 @@ class Start(Line):
 
 
 @dataclass(frozen=True)
+class Planned(Line):
+    """How many updates and epochs the run makes, counted from its start, if nothing ends it earlier."""
+
+    kind: ClassVar[str] = "planned"
+    steps: Count
+    epochs: Count
+
+
+@dataclass(frozen=True)
 class Step(Line):
     """One update as a rank saw it: when it ended, how long it took, how many samples all ranks had, its parts.
 
     A server's workers make gradients, not updates: their samples are their own. Emulated compute has no loss.
     `own` are the samples that this rank itself had. `queued` is how long, of each part, the rank was ready to run and
-    had no core. `figures` is what only this strategy measures.
+    had no core. `figures` is what only this strategy measures. `tokens` are those of all ranks, if samples have tokens.
     """
 
     kind: ClassVar[str] = "step"
@@ -396,6 +405,7 @@ class Step(Line):
     own: Count | None = None
     queued: dict[str, Seconds] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
+    tokens: Count | None = None
 
     def superseded(self, by: Resumed) -> bool:
         return self.step >= by.step
@@ -514,7 +524,7 @@ class End(Line):
 
 
 LINES: tuple[type[Line], ...] = (
-    *(Start, Resumed, Step, Timeline, Epoch, Validation, FinalTest, Checkpoint, Signal, Error, End),
+    *(Start, Resumed, Planned, Step, Timeline, Epoch, Validation, FinalTest, Checkpoint, Signal, Error, End),
 )
 
 

@@ -23,7 +23,7 @@ from paceline.disturbance import disturbance
 from paceline.errors import UsageError
 from paceline.run.folder import MODEL, conclude, read_nodes, write_summary
 from paceline.run.recorder import Recorder
-from paceline.run.records import COMPLETED, INTERRUPTED, RUNNING, End, Summary
+from paceline.run.records import COMPLETED, INTERRUPTED, RUNNING, End, Planned, Summary
 from paceline.spec import RunSpec
 from paceline.strategies.engine import STOP, Engine, Lockstep, StepResult, StepTimer
 from paceline.strategies.finite import MOST_SKIPPED, SKIP, Watch
@@ -121,6 +121,8 @@ class Driver:
             job.console.line(f"Initialised, because not in {spec.weights}: {', '.join(engine.fresh)}")
         all_or_none(lambda: None if job.comm.rank else check_space(job, engine), job.comm)
         total = spec.steps or course.end(spec.epochs - 1)
+        if job.comm.rank == 0:
+            job.recorder.write(Planned(total, course.after(total).epoch + 1))
         progress = Progress(spec, job.console, job.recorder, job.summary, course, total)
         if job.resume:
             progress.restore(job.resume.manifest.facts["progress"])
