@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from math import isfinite, nan
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, BinaryIO, TypeVar
 
 # No count, size or time of a run is larger; sums and squares of such numbers are finite.
 LARGEST = 2**63
@@ -60,14 +60,23 @@ def finite(value: Any) -> Any:
     return finite(value.tolist()) if hasattr(value, "tolist") else value
 
 
-def read_text(path: Path, last: int | None = None) -> str:
-    """A regular file as text, or its `last` bytes; reading a pipe could wait for ever. Raises OSError or ValueError."""
+@contextmanager
+def open_regular(path: Path) -> Iterator[BinaryIO]:
+    """A regular file; reading a pipe could wait for ever. Raises OSError or ValueError."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or min(found.st_size, last or found.st_size) > LARGEST_FILE:
-            raise ValueError("it is not a regular file, or too large")
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is not a regular file")
+        yield file
+
+
+def read_text(path: Path, last: int | None = None) -> str:
+    """A regular file as text, or its `last` bytes. Raises OSError or ValueError."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if min(size, last or size) > LARGEST_FILE:
+            raise ValueError("it is too large")
         if last is not None:
-            file.seek(max(0, found.st_size - last))
+            file.seek(max(0, size - last))
         return file.read().decode("utf-8", errors="replace")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import cache
@@ -119,9 +119,14 @@ def _records(
     except (OSError, ValueError):
         return
     for line in text.splitlines():
-        try:
-            record = parse(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and isinstance(name := record.get("kind"), str) and name in by_name:
-            yield by_name[name], record
+        with suppress(ValueError):
+            if found := parse_line(line, by_name):
+                yield found
+
+
+def parse_line(line: str, by_name: Mapping[str, type[Line]]) -> tuple[type[Line], dict[str, Any]] | None:
+    """A line of one of these kinds, not checked yet; None if it is of another. Raises ValueError if it is no JSON."""
+    record = parse(line)
+    if isinstance(record, dict) and isinstance(name := record.get("kind"), str) and name in by_name:
+        return by_name[name], record
+    return None
