@@ -33,6 +33,19 @@ class Parts:
         return float(sum(astuple(self)))
 
 
+# What each part is called.
+NAMES = {
+    "input": "waiting for input",
+    "compute": "compute",
+    "core": "compute: waiting for a core",
+    "slowest": "waiting for the slowest",
+    "bubble": "waiting for other stages",
+    "communication": "communication",
+    "optimizer": "optimizer",
+    "other": "other",
+}
+
+
 def by_rank(run: Run) -> dict[int, Parts]:
     """The parts of the steps of every worker, without warm-up; servers have none."""
     return of_steps(run.steps, run.summary, run.warm_up, run.at_once)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.analysis.breakdown import Parts, by_rank, mean
+from paceline.analysis.breakdown import NAMES, Parts, by_rank, mean
 from paceline.analysis.finding_speed import mean_parts
 from paceline.analysis.scaling import Group, certain
 from paceline.analysis.setting import nodes_of, shared
@@ -49,16 +49,16 @@ from paceline.report.traces import (
     with_interval,
 )
 
-# Parts of a step: name, and the indices of colour and pattern.
+# Parts of a step: the indices of colour and pattern.
 PARTS = {
-    "input": ("waiting for input", 2, 2),
-    "compute": ("compute", 0, 0),
-    "core": ("compute: waiting for a core", 0, 1),
-    "slowest": ("waiting for the slowest", 4, 4),
-    "bubble": ("waiting for other stages", 5, 5),
-    "communication": ("communication", 1, 1),
-    "optimizer": ("optimizer", 3, 3),
-    "other": ("other", 6, 6),
+    "input": (2, 2),
+    "compute": (0, 0),
+    "core": (0, 1),
+    "slowest": (4, 4),
+    "bubble": (5, 5),
+    "communication": (1, 1),
+    "optimizer": (3, 3),
+    "other": (6, 6),
 }
 
 SHARED_CORES = (
@@ -160,7 +160,8 @@ def _row(parts: Parts) -> Row:
 def _stacked(heading: str, x: dict[str, Any], bars_of: Sequence[Bar], full: str, unit: Unit) -> Panel:
     """Stacked bars; parts that take no time in any of them are omitted."""
     panel = Panel(heading, x, from_zero(f"{unit.what}, {unit.name}"))
-    for part, (label, index, pattern) in PARTS.items():
+    for part, (index, pattern) in PARTS.items():
+        label = NAMES[part]
         shares = [getattr(bar.parts, part) / bar.parts.total for bar in bars_of]
         if max(shares, default=0.0) < LEAST:
             continue
