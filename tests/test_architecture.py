@@ -155,6 +155,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "emulation.table",
     ),
     "paceline.report.table": (),
+    "paceline.watch": ("errors", "messages", "run", "strict_json", "analysis"),
     "paceline.bench": (
         "__version__",
         "errors",
@@ -245,6 +246,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "analysis",
         "bench",
         "report",
+        "watch",
         "data",
         "models.table",
         "comm.table",
@@ -279,6 +281,7 @@ TABLES = [
     "emulation.table",
     "emulation.measured",
     "report.table",
+    "watch.server",
     "pipeline.schedule",
     "pipeline.partition",
     "pipeline.showing",

@@ -21,6 +21,7 @@ VERBS = {
     "lab": "emulate a cluster on this machine: nodes, links with a limited speed, counters, faults",
     "slurm": "write a batch script for sbatch: paceline slurm --nodes 2 --ntasks-per-node 4 -- train ...",
     "bench": "make the runs of an experiment; stop with Ctrl-C, continue with the same command",
+    "watch": "show a run that is under way: a live page with its progress, curves, ranks and nodes",
     "compare": "show what differs between two runs, and whether the difference in speed is real",
     "report": "write a page with a verdict, charts and tables from run folders",
     "checkpoint": "list, verify or export the checkpoints of a run",

@@ -70,6 +70,10 @@ def node_file(folder: Path, node: str) -> Path:
     return folder / f"node_{re.sub(r'[^A-Za-z0-9._-]', '_', node)}.jsonl"
 
 
+def node_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("node_*.jsonl"))
+
+
 def record_files(folder: Path) -> list[Path]:
     """What ranks have recorded and printed here."""
     return [*folder.glob("*.jsonl"), *(folder / LOGS).glob("*.log")]
@@ -215,7 +219,7 @@ def read_nodes(folder: Path) -> dict[str, Node]:
     Raises ValueError if a sample cannot be.
     """
     nodes = {}
-    for path in sorted(folder.glob("node_*.jsonl")):
+    for path in node_files(folder):
         heads = (line for line in read_lines(path, NodeStart) if line.schema == SCHEMA)
         if head := next(heads, None):
             told = {f.name: getattr(head, f.name) for f in fields(Node) if f.name != "samples"}

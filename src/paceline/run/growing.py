@@ -24,7 +24,7 @@ class GrowingLines:
 
     A last line that is not finished is left for the next time. `faults` says what cannot be read, and was left out. Of
     a file that has grown by megabytes only some of the steps are read, evenly spaced, but all lines of other kinds.
-    `last` is how many bytes at the end are read at most.
+    `last` is how many bytes at the end are read at most, beside the first line.
     """
 
     def __init__(self, path: Path, *kinds: type[Line], last: int | None = None) -> None:
@@ -43,6 +43,8 @@ class GrowingLines:
                     raise ReplacedError(f"{self.path.name} was replaced")
                 self._number = status.st_ino
                 if self._last is not None and status.st_size - self._at > self._last:
+                    if self._at == 0:
+                        found += self._parsed(file.readline(BLOCK), 1)
                     file.seek(status.st_size - self._last)
                     self._at = file.tell() + len(file.readline())
                 file.seek(self._at)

@@ -66,11 +66,12 @@ def test_a_long_file_is_thinned_out_but_its_end_and_its_other_lines_are_read_who
     assert numbers(lines.read()) == [many]
 
 
-def test_of_the_last_bytes_whole_lines_are_read(tmp_path: Path) -> None:
+def test_of_the_first_line_and_the_last_bytes_whole_lines_are_read(tmp_path: Path) -> None:
     path = tmp_path / "rank_0.jsonl"
     path.write_text("".join(json.dumps(step(number)) + "\n" for number in range(1000)))
     lines = GrowingLines(path, Step, last=2000)
-    found = numbers(lines.read())
+    first, *found = numbers(lines.read())
+    assert first == 0
     assert found == list(range(found[0], 1000))
     assert 10 < len(found) < 25
     assert lines.faults == {}

@@ -1,0 +1,1 @@
+"""A live page of a run that is under way, on loopback."""
