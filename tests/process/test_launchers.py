@@ -1,4 +1,4 @@
-"""The same command trains the same model, whoever starts the ranks; and an ordinary script becomes parallel."""
+"""The same command trains the same model, whoever starts the ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from paceline.errors import UsageError
 from paceline.run.folder import read_nodes
 from paceline.strategies.synchronous import RIDERS
 
-EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SHORT = [
     *("--model", "mine:build", "--data", "mine:load", "--strategy", "ring", "--epochs", "1", "--batch-size", "4"),
     *("--optimizer", "sgd", "--dtype", "float64", "--json", "--validation", "0.2"),
@@ -99,40 +98,6 @@ def check_folder(run: LiveRun) -> None:
     assert "# flag" in (run.folder / "spec.toml").read_text()
     for words in ("Time taken to read the data", "Start of epoch 0", "Validation acc", "Test loss", "Total run time"):
         assert words in (run.folder / "logs" / "rank_0.log").read_text()
-
-
-def test_an_ordinary_script_becomes_data_parallel_by_few_lines_and_trains_the_same_model(tmp_path: Path) -> None:
-    """In float64, so that rounding does not hide a difference, and with few samples: the last batch has 16 of 64."""
-    scripts = []
-    for name in ("plain", "parallel"):
-        text = (EXAMPLES / f"{name}_script.py").read_text()
-        assert text.count("# changed") == (5 if name == "parallel" else 0)
-        assert text.count('load("mnist-mini")') == text.count("BATCH = 64\n") == 1
-        text = text.replace("mnist-mini", "synthetic:train=400,test=10")
-        text = text.replace("BATCH = 64\n", "BATCH = 64\ntorch.set_default_dtype(torch.float64)\n")
-        scripts.append(tmp_path / f"{name}.py")
-        scripts[-1].write_text(text)
-    plain, parallel = map(str, scripts)
-    commands = {
-        "plain": [sys.executable, plain],
-        "alone": [sys.executable, parallel],
-        "torchrun": [str(BIN / "torchrun"), "--nproc-per-node", "2", parallel],
-        "mpiexec": [*MPIEXEC, "-n", "2", sys.executable, parallel],
-    }
-    weights = {}
-    for name, command in commands.items():
-        out = tmp_path / f"{name}.safetensors"
-        assert run_script([*command, str(out)], tmp_path).count("epoch 1") == 1
-        weights[name] = load_file(out)
-    for found in weights.values():
-        assert all((found[key] - weights["plain"][key]).abs().max() < 1e-12 for key in found)
-
-
-def run_script(command: list[str], temporary: Path) -> str:
-    variables = dict(os.environ) | {"OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=variables)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_the_whole_trainer_is_a_function(tmp_path: Path) -> None:
