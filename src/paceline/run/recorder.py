@@ -48,11 +48,12 @@ class Recorder:
         lr: float | None = None,
         figures: Mapping[str, Any] | None = None,
         tokens: int | None = None,
+        metrics: Mapping[str, float] | None = None,
     ) -> None:
         """A step that has just ended: `samples` and `tokens` of all ranks, its whole time, and its parts in seconds.
 
         `queued` is the time, of each part, that was spent ready to run without a core; too little to matter is left
-        out. `figures` are the strategy's own.
+        out. `figures` are the strategy's own, `metrics` a user's.
         """
         now = time.time()
         self.began, self.ended = self.began or now - seconds, now
@@ -75,6 +76,7 @@ class Recorder:
                 missed,
                 dict(figures or {}),
                 tokens,
+                dict(metrics or {}),
             )
         )
         if time.monotonic() - self._flushed > FLUSH_SECONDS:

@@ -391,6 +391,7 @@ class Step(Line):
     A server's workers make gradients, not updates: their samples are their own. Emulated compute has no loss.
     `own` are the samples that this rank itself had. `queued` is how long, of each part, the rank was ready to run and
     had no core. `figures` is what only this strategy measures. `tokens` are those of all ranks, if samples have tokens.
+    `metrics` are what a user's own loop has logged beside the loss, by name; there, both are of this rank.
     """
 
     kind: ClassVar[str] = "step"
@@ -406,6 +407,7 @@ class Step(Line):
     queued: dict[str, Seconds] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
     tokens: Count | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
 
     def superseded(self, by: Resumed) -> bool:
         return self.step >= by.step
