@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from paceline.launch.run import train
     from paceline.loop.checkpoints import Checkpoints
     from paceline.loop.data_parallel import DataParallel
+    from paceline.loop.record import record
     from paceline.loop.reduce import all_reduce
     from paceline.loop.shard import shard
     from paceline.loop.world import connect
@@ -33,6 +34,7 @@ __all__ = [
     "all_reduce",
     "connect",
     "initial_weights",
+    "record",
     "shard",
     "train",
 ]
@@ -48,6 +50,7 @@ _HOMES = {
     "all_reduce": "paceline.loop.reduce",
     "connect": "paceline.loop.world",
     "initial_weights": "paceline.strategies.setup",
+    "record": "paceline.loop.record",
     "shard": "paceline.loop.shard",
     "train": "paceline.launch.run",
 }

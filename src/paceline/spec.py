@@ -358,7 +358,7 @@ class Resolved:
 
     def lines(self) -> list[str]:
         """TOML with the source of each value as a comment."""
-        rows = [(name, _toml(getattr(self.spec, name)), printable(self.sources[name])) for name in self.spec.names]
+        rows = [(name, toml(getattr(self.spec, name)), printable(self.sources[name])) for name in self.spec.names]
         width = max(len(f"{name} = {value}") for name, value, _ in rows if value)
         return [
             f"{f'{name} = {value}':<{width}}  # {source}" if value else f"# {name}: not set ({source})"
@@ -593,7 +593,8 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def _toml(value: Any) -> str | None:
+def toml(value: Any) -> str | None:
+    """An option's value as a TOML file has it; None if there is none."""
     if value is None:
         return None
     if isinstance(value, tuple):
