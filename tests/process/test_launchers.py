@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from live_run import BIN, LAUNCHERS, MPIEXEC, PACELINE, LiveRun, on_a_terminal
+from live_run import LAUNCHERS, PACELINE, LiveRun, on_a_terminal
 from own_modules import write_modules
 from safetensors.torch import load_file
 from torch import Tensor

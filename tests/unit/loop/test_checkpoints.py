@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from paceline import Checkpoints, DataParallel, PacelineError, Sampler
+from paceline import Checkpoints, DataParallel, PacelineError, Sampler, shard
 from paceline.comm.base import Comm
 from paceline.comm.single import SingleComm
 from paceline.comm.threads import thread_world
@@ -83,3 +83,38 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     checkpoints.save(1)
     with pytest.raises(PacelineError, match="no checkpoint in"):
         checkpoints.close()
+
+
+def train_sharded(folder: Path, until: int, comm: Comm) -> list[float]:
+    """The same with a sharded loader, which shuffles with its own generator, and without batch-norm."""
+    data = TensorDataset(torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(1)), torch.arange(SAMPLES) % 3)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    for number, parameter in enumerate(model.parameters()):
+        nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(number))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
+    loader = shard(DataLoader(data, BATCH, shuffle=True, generator=torch.Generator().manual_seed(9)), comm)
+    parallel = DataParallel(model, comm)
+    checkpoints = Checkpoints(folder, model=parallel, optimizer=optimizer, loader=loader, comm=comm)
+    step = checkpoints.restore()
+    while step < until:
+        for images, labels in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(parallel(images.double()), labels).backward()
+            optimizer.step()
+            step += 1
+            if step == until:
+                break
+    checkpoints.save(step)
+    checkpoints.close()
+    return [float(value) for value in nn.utils.parameters_to_vector(model.parameters()).detach()]
+
+
+@pytest.mark.parametrize("at", [3, 7, 10])  # seven batches an epoch
+def test_a_sharded_loader_continues_on_another_number_of_ranks(at: int, tmp_path: Path) -> None:
+    def on_all(name: str, until: int, size: int) -> list[float]:
+        with ThreadPoolExecutor(size) as pool:
+            return next(pool.map(lambda comm: train_sharded(tmp_path / name, until, comm), thread_world(size, 20.0)))
+
+    wanted = train_sharded(tmp_path / "whole", STEPS, SingleComm())
+    on_all("parts", at, 2)
+    assert on_all("parts", STEPS, 3) == pytest.approx(wanted, abs=1e-12)
