@@ -1,8 +1,10 @@
 """What the steps of a run wait for, in one verdict: a slow rank, input, communication, compute, cores, or stages.
 
-Ranks are compared step by step: the time that a rank computes a sample, divided by the median of the other ranks in the
-same step. Whatever slows all ranks of a step cancels out. The median over steps has a 95 % interval that allows for
-autocorrelation, and a rank is named only if all of the interval is above `THRESHOLD`.
+Ranks are compared in the same steps: the time that a rank computes a sample, divided by the median of the other ranks.
+Whatever slows all ranks down cancels out. Means over a few consecutive steps are compared, because a rank that is slow
+in every third step holds the others up as well; of these ratios the median is taken, because single late steps do not
+matter. It has a 95 % interval that allows for autocorrelation, and a rank is named only if the whole interval is above
+`THRESHOLD`.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from paceline.strategies.table import describe
 THRESHOLD = 1.2
 # By which part of a step the input of a rank, or its waiting for a core, has to exceed the others': the lower end.
 DELAY = 0.1
-FEWEST_STEPS = 20  # after warm-up
+FEWEST = 20  # steps after warm-up, and means of consecutive steps
+TOGETHER = 5  # steps in a mean, if there are enough of them
 LAST_BYTES, LAST_STEPS = 1 << 18, 500  # of each rank's file
-BLOCKS = 40  # input arrives in bursts: means over this many groups of steps are compared
 
 MUCH = 0.2  # of a step: a larger part is what the run is bound by
 SHOWN = 0.05  # of a step: smaller parts are not mentioned
@@ -92,7 +94,9 @@ def judge(steps: Mapping[int, Sequence[Step]], hosts: Mapping[int, str], summary
 
 @dataclass(frozen=True)
 class Tables:
-    """Seconds of steps, a row for each rank and a column for each step after warm-up; NaN where a step is missing."""
+    """Seconds of steps, a row for each rank and a column for the mean of a few steps after warm-up; NaN if all of these
+    are missing.
+    """
 
     summary: Summary
     hosts: Mapping[int, str]
@@ -135,7 +139,7 @@ def _tables(steps: Mapping[int, Sequence[Step]], hosts: Mapping[int, str], summa
     skip = warm_up([max(row[at].seconds for row in rows if at in row) for at in paired])
     most = max((row[at].samples for row in rows for at in paired if at in row), default=0)
     kept = [at for at in paired[skip:] if any(at in row and row[at].samples == most for row in rows)]
-    if len(kept) < FEWEST_STEPS:
+    if len(kept) < FEWEST:
         return None
     cells = np.full((5, len(rows), len(kept)), np.nan)
     for i, row in enumerate(rows):
@@ -143,7 +147,7 @@ def _tables(steps: Mapping[int, Sequence[Step]], hosts: Mapping[int, str], summa
             if step := row.get(at):
                 own = step.samples if step.own is None else step.own
                 cells[:, i, j] = *computed(step), step.spans.get("input", 0.0), step.seconds, own or np.nan
-    compute, core, waited, whole, own_samples = cells
+    compute, core, waited, whole, own_samples = _means(cells)
     if summary.emulated:  # it sleeps: waiting for a core does not make it longer
         compute, core = compute + core, 0 * core
     parts = of_steps(
@@ -152,8 +156,18 @@ def _tables(steps: Mapping[int, Sequence[Step]], hosts: Mapping[int, str], summa
     return Tables(summary, hosts, tuple(workers), compute, core, waited, whole, own_samples, parts)
 
 
+def _means(cells: Series) -> Series:
+    """Means of consecutive columns: of TOGETHER each, or of fewer to have enough means."""
+    count = cells.shape[-1]
+    means = max(min(count, FEWEST), count // TOGETHER)
+    starts, known = np.arange(means) * count // means, np.isfinite(cells)
+    sums, counts = (np.add.reduceat(each, starts, axis=-1) for each in (np.where(known, cells, 0.0), known.astype(int)))
+    found: Series = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    return found
+
+
 def others(table: Series) -> Series:
-    """For each rank and step, the median of the other ranks in the same step; NaN where there is none."""
+    """For each rank, the median of the other ranks in the same column; NaN where there is none."""
     ordered = np.sort(table, axis=0)  # NaN last
     place = np.argsort(np.argsort(table, axis=0), axis=0)
     left = (~np.isnan(table)).sum(0) - 1
@@ -178,9 +192,9 @@ def _median(series: Series) -> float:
 
 
 def _interval(series: Series, above: float) -> Interval | None:
-    """The median of a series with its interval, if all of it is above a bound and there are enough steps."""
+    """The median of a series with its interval, if all of it is above a bound and it is long enough."""
     known = series[np.isfinite(series) & (series > 0)]
-    if len(known) < FEWEST_STEPS or np.median(known) <= above:
+    if len(known) < FEWEST or np.median(known) <= above:
         return None
     found = median([known])
     return found if found.low > above else None
@@ -245,9 +259,7 @@ def _late(t: Tables) -> Iterator[tuple[float, Judgement]]:
     for kind, table, words, advice in kinds:
         delay = (table - others(table)) / t.whole
         for row, rank in enumerate(t.ranks):
-            known = delay[row][np.isfinite(delay[row])]
-            groups = np.array_split(known, min(BLOCKS, len(known))) if len(known) >= FEWEST_STEPS else []
-            late = _interval(np.array([1 + max(-0.9, group.mean()) for group in groups]), 1 + DELAY)
+            late = _interval(1 + np.maximum(-0.9, delay[row]), 1 + DELAY)
             if late is None:
                 continue
             mine, rest = (float(np.nanmean(each)) for each in (table[row], others(table)[row]))
