@@ -46,7 +46,7 @@
     const power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough * 0.999);
     const found = [];
-    for (let value = Math.ceil(low / step - 1e-9); value * step <= high + step * 1e-9; value++) found.push(value * step);
+    for (let value = Math.ceil(low / step - 1e-9); value * step <= high + step * 1e-9; value++) found.push(value * step + 0); // no -0
     return found;
   }
 
@@ -82,7 +82,7 @@
       parts.push(draw("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, digits(value)));
     }
     parts.push(draw("text", { x: right, y: height - 5, "text-anchor": "end" }, "step"));
-    for (const step of ticks(first, last, Math.max(3, Math.min(8, width / 90))).filter(Number.isInteger)) {
+    for (const step of ticks(first, last, Math.max(4, Math.min(8, width / 80))).filter(Number.isInteger)) {
       const word = step.toLocaleString("en-US");
       if (x(step) + 4 * word.length < right - 36)
         parts.push(draw("text", { x: x(step), y: height - 5, "text-anchor": "middle" }, word));

@@ -199,7 +199,9 @@ class State:
 
     def _notes(self) -> list[str]:
         files = [*self._files.values(), *(node.file for node in self._nodes.values())]
-        found = [self._unread, self.summary.disturbed or "", *(text for file in files for text in file.faults.values())]
+        found = [self._unread, *(text for file in files for text in file.faults.values())]
+        if self.summary.disturbed:
+            found.append(f"Its times should not be compared with others: {self.summary.disturbed}")
         return [text for text in found if text]
 
     def _progress(self, now: float, *, ended: bool) -> dict[str, Any]:
@@ -241,8 +243,8 @@ class State:
         found: dict[str, str | None] = {
             "loss": loss(sum(losses) / len(losses)) if losses else None,
             "training accuracy": _known(self._accuracy, accuracy),
-            "validation loss": _known(validation and validation.loss, loss),
-            "validation accuracy": _known(validation and validation.accuracy, accuracy),
+            "validation loss": loss(validation.loss) if validation else None,
+            "validation accuracy": _known(validation.accuracy, accuracy) if validation else None,
             "samples/s": number(sum(step.samples for step in recent) / whole) if whole else None,
             "tokens/s": number(tokens / whole) if whole and tokens else None,
             "time of a step": seconds(whole / len(recent)) if recent else None,
@@ -284,7 +286,8 @@ class State:
         if time.monotonic() - when < JUDGE_SECONDS and known:
             return known
         found = judge(self._steps, {row.rank: row.host for row in rows}, self.summary)
-        known = found and [f"{sentence(found.sentence)}.", f"Try {found.advice}.", f"{sentence(found.evidence)}."]
+        said = (found.sentence, f"Try {found.advice}", found.evidence) if found else ()
+        known = [f"{sentence(text)}." for text in said] or None
         self._verdict = time.monotonic(), known
         return known
 
