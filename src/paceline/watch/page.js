@@ -273,22 +273,25 @@
 
   // Asking
 
-  let wait = EVERY;
+  let failures = 0;
   let seen = "";
 
   async function ask() {
+    let wait = EVERY;
     try {
       const answer = await fetch("state.json", { signal: AbortSignal.timeout(20000) });
       if (!answer.ok) throw new Error(`${answer.status} ${await answer.text()}`);
       const state = await answer.json();
       show(state);
       at("lost").hidden = true;
-      wait = state.ended ? AFTER_END : EVERY;
+      failures = 0;
+      if (state.ended) wait = AFTER_END;
       seen = new Date().toLocaleTimeString();
     } catch (error) {
       const since = seen && ` What is shown is of ${seen}.`;
       say(at("lost"), `paceline watch does not answer: it has ended, or cannot be reached.${since}`);
-      wait = Math.min(2 * wait, SLOWEST);
+      failures += 1;
+      wait = Math.min(EVERY * 2 ** failures, SLOWEST);
     }
     setTimeout(ask, wait);
   }
