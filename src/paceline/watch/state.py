@@ -19,7 +19,7 @@ from paceline.analysis.resources import SHORTEST, counted
 from paceline.analysis.slow import LAST_BYTES, LAST_STEPS, judge
 from paceline.analysis.wording import accuracy, count, loss, number, percent, ranged, seconds, sentence, size
 from paceline.errors import UsageError
-from paceline.run.folder import LOGS, SUMMARY, check_summary, find_folders, node_files, rank_file, read_ranks
+from paceline.run.folder import LOGS, SUMMARY, check_summary, find_folders, node_files, rank_file, read_ranks, read_spec
 from paceline.run.growing import GrowingLines, ReplacedError
 from paceline.run.liveness import current_summary
 from paceline.run.records import (
@@ -98,6 +98,7 @@ class State:
         self._nodes: dict[Path, _Node] = {}
         self._curve = Curve()
         self._planned: Planned | None = None
+        self._epoch, self._per_epoch = 0, 0.0  # that rank 0 is in; steps of an epoch, once one has ended
         self._validations: dict[int, Validation] = {}
         self._accuracy: float | None = None
         self._began = self._last = self._before = 0.0  # the run's present processes; how long those before them ran
@@ -143,6 +144,8 @@ class State:
         """A line of rank 0, which knows of all updates."""
         match line:
             case Step():
+                if line.epoch > self._epoch:
+                    self._epoch, self._per_epoch = line.epoch, line.step / line.epoch
                 self._curve.add(line)
                 self._last = max(self._last, line.time)
             case Start():
@@ -204,10 +207,20 @@ class State:
             found.append(f"Its times should not be compared with others: {self.summary.disturbed}")
         return [text for text in found if text]
 
+    def _length(self) -> tuple[int | None, int | None]:
+        """How many steps and epochs the run makes: as it has recorded, or as the options of an own loop say."""
+        if self._planned:
+            return self._planned.steps, self._planned.epochs
+        try:
+            options = read_spec(self.folder)
+        except (OSError, ValueError):
+            return None, None
+        steps, epochs = (options[name] if type(options.get(name)) is int else None for name in ("steps", "epochs"))
+        return steps or (round(epochs * self._per_epoch) if epochs and self._per_epoch else None), epochs
+
     def _progress(self, now: float, *, ended: bool) -> dict[str, Any]:
-        steps, planned, summary = self._steps[0], self._planned, self.summary
+        steps, (total, epochs), summary = self._steps[0], self._length(), self.summary
         done = steps[-1].step + 1 if steps else 0
-        total = planned.steps if planned else None
         elapsed = self._before + (self._last if ended else max(now, self._last)) - self._began if self._began else None
         if self._status == COMPLETED and summary.total_seconds is not None:
             elapsed = summary.total_seconds
@@ -220,7 +233,7 @@ class State:
             "total": total,
             "share": min(1.0, done / total) if total else None,
             "steps": f"step {done:,}" + (f" of {total:,}" if total else ""),
-            "epoch": f"epoch {steps[-1].epoch + 1:,}" + (f" of {planned.epochs:,}" if planned else "") if steps else "",
+            "epoch": f"epoch {steps[-1].epoch + 1:,}" + (f" of {epochs:,}" if epochs else "") if steps else "",
             "elapsed": _clock(elapsed),
             "left": _clock(left),
             "stalled": f"no step for {seconds(quiet)}" if stalled else "",
@@ -296,7 +309,8 @@ def _about(summary: Summary) -> str:
     servers = [count(summary.servers, "server")] if summary.servers else []
     emulated = ["emulated compute"] if summary.emulated else []
     words = [summary.strategy, count(summary.workers, "worker"), *servers, f"global batch {summary.global_batch:,}"]
-    return ", ".join([*words, summary.transport, *emulated])
+    transport = [summary.transport] if summary.ranks > 1 else []
+    return ", ".join([*words, *transport, *emulated])
 
 
 def _status(written: Summary, summary: Summary) -> tuple[str, str]:

@@ -113,12 +113,26 @@ def test_a_run_is_shown_as_it_goes_on(tmp_path: Path) -> None:
     assert shown["progress"]["stalled"]  # its steps are long ago, and its process lives
 
 
-def test_the_end_of_an_own_loop_may_not_be_known(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "before", "after"),
+    [
+        ("", ("step 9", "epoch 1", None), ("step 120", "epoch 2", None)),
+        ("epochs = 4", ("step 9", "epoch 1 of 4", None), ("step 120 of 400", "epoch 2 of 4", 0.3)),
+        ("steps = 240", ("step 9 of 240", "epoch 1", 9 / 240), ("step 120 of 240", "epoch 2", 0.5)),
+        ('steps = "many"', ("step 9", "epoch 1", None), ("step 120", "epoch 2", None)),
+    ],
+)
+def test_how_long_an_own_loop_is_may_be_known_from_its_options(
+    tmp_path: Path, options: str, before: tuple[str, str, float | None], after: tuple[str, str, float | None]
+) -> None:
     folder = begin(tmp_path / "run")
-    write(folder, 0, 9)
-    progress = seen(State(folder))["progress"]
-    assert (progress["steps"], progress["total"], progress["share"]) == ("step 9", None, None)
-    assert progress["left"] == ""
+    (folder / "spec.toml").write_text(options)
+    state = State(folder)
+    for first, end, expected in ((0, 9, before), (9, 120, after)):
+        write(folder, first, end)
+        progress = seen(state)["progress"]
+        assert (progress["steps"], progress["epoch"], progress["share"]) == expected
+        assert bool(progress["left"]) == (progress["share"] is not None)
 
 
 def test_what_a_resumed_run_makes_again_replaces_what_it_made(tmp_path: Path) -> None:
