@@ -445,6 +445,8 @@ PRIVATE = {
     ("paceline.pipeline.tracing", "torch._disable_dynamo"): "named in the docstring on what imports the compiler",
     ("paceline.pipeline.tracing", "torch._dynamo"): "keeps torch from importing its compiler, which takes a second",
     ("paceline.strategies.buckets", "X._cdata"): "whether a user holds a gradient's memory",
+    ("paceline.strategies.buckets", "X._modules"): "whether layers were replaced, in every step",
+    ("paceline.strategies.buckets", "X._parameters"): "whether parameters were replaced, in every step",
     ("paceline.strategies.buckets", "X._version"): "whether a parameter was changed during backward",
     ("paceline.strategies.buckets", "torch._C"): "whether a user holds a gradient's memory",
     ("paceline.strategies.buckets", "torch._C._storage_Use_Count"): "whether a user holds a gradient's memory",

@@ -68,7 +68,7 @@ class DataParallel(nn.Module):
         )
         self._before = self._flat_statistics()
         if comm.size > 1:
-            self._watch = Watch(module)
+            self._watch = Watch(module, most=1)
             module.register_forward_pre_hook(self._on_forward)
             module.register_forward_hook(self._on_output)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping
+from itertools import islice
 
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
@@ -41,11 +42,12 @@ class Watch:
     propagate to it. Checking all gradients costs more, and is done before the model is evaluated or saved.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, most: int | None = None) -> None:
+        """With `most`, only as many parameters can be checked."""
         self.constants = not_finite(dict(model.named_buffers()))  # such as a mask of infinities
         self._all, self._sum = False, 0.0
         self.since: int | None = None
-        for number, parameter in enumerate(p for p in model.parameters() if p.requires_grad):
+        for number, parameter in enumerate(islice((p for p in model.parameters() if p.requires_grad), most)):
             parameter.register_hook(lambda gradient, first=not number: self._see(gradient, first))
 
     def begin(self, *, everything: bool) -> None:

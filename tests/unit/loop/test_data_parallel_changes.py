@@ -199,6 +199,13 @@ def replace(parallel: DataParallel, rank: int) -> None:
     step(parallel, rank)
 
 
+def replace_parameter(parallel: DataParallel, rank: int) -> None:
+    if rank == 1:
+        layer = parallel.module.get_submodule("4")
+        layer.weight = nn.Parameter(torch.zeros(2, 5, dtype=torch.float64))
+    step(parallel, rank)
+
+
 def vector(parallel: DataParallel, rank: int) -> None:
     loss = parallel(INPUTS[rank]).square().mean(1 if rank == 1 else (0, 1))
     parallel.backward(loss)
@@ -246,6 +253,7 @@ def twice(parallel: DataParallel, rank: int) -> None:
 MISTAKES: list[tuple[Callable[[DataParallel, int], None], str]] = [
     (unfreeze, r"rank 1: .* this rank has parameter '0.weight' .*trained\), rank 0 has parameter '0.weight'"),
     (replace, "rank 1: parameter '4.weight' was added or replaced"),
+    (replace_parameter, "rank 1: parameter '4.weight' was added or replaced"),
     (vector, r"rank 1: the loss must be one number, not a tensor of shape \(3,\)"),
     (constant, "rank 1: the loss does not depend on any trained parameter"),
     (step_inside, "rank 1: parameter '2.weight' was changed during backward"),
