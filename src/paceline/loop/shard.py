@@ -93,6 +93,7 @@ class ShardedLoader:
             if part.count or torch.is_grad_enabled():
                 took(part)
                 yield batch
+        took(None)  # batches of another loader are weighted otherwise
         self.epoch, self._done = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:

@@ -246,3 +246,14 @@ def test_streams_that_end_at_different_steps_are_refused_by_all(counts: tuple[in
             _ = list(loader)
 
     ThreadWorld(2).run(case)
+
+
+def test_a_loader_that_has_ended_does_not_weight_the_batches_of_another() -> None:
+    """An evaluation ends with an uneven batch; the training after it has a loader of its own."""
+
+    def case(comm: Comm) -> None:
+        for _ in shard(make_loader("in order", 8), comm):
+            assert latest() is not None
+        assert latest() is None
+
+    ThreadWorld(2).run(case)
