@@ -14,6 +14,7 @@ from paceline.run.records import Line, Resumed
 from paceline.strict_json import build, dump, naming, parse, read_text
 
 L = TypeVar("L", bound=Line)
+PLAIN = frozenset((int, float, str, bool, type(None)))
 
 
 class LineWriter:
@@ -57,6 +58,8 @@ def _optional(kind: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if type(value) in PLAIN:  # nearly all are; a step has many, and the next one waits
+        return value
     if isinstance(value, dict):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
