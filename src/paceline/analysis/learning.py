@@ -135,7 +135,8 @@ def moments(run: Run) -> list[Moment]:
 
 def validated_by_steps(run: Run) -> bool:
     """Whether it was validated after a number of steps again and again, and not at the end of each epoch."""
-    return bool(run.spec.get("evaluate_every") and run.summary.validation_steps)
+    made = run.summary.validation_steps
+    return bool(made and (run.spec.get("evaluate_every") or len(made) != len(run.summary.epoch_seconds)))
 
 
 def seen(run: Run) -> int:
