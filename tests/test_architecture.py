@@ -65,6 +65,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "layout",
         "strict_json",
         "disturbance",
+        "analysis.slow",
         "run",
         "spec",
         "checkpoint",

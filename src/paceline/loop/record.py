@@ -20,7 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.analysis.slow import judge_folder
+from paceline.comm import table as transports
 from paceline.comm.base import Comm
+from paceline.comm.metered import MeteredComm
 from paceline.comm.seat import Seat
 from paceline.comm.words import tell
 from paceline.data.course import Position
@@ -47,12 +50,22 @@ from paceline.run.folder import (
 from paceline.run.lines import read_sound_lines
 from paceline.run.liveness import owner_name
 from paceline.run.recorder import Recorder
-from paceline.run.records import CLASSIFICATION, COMPLETED, RUNNING, End, Epoch, FinalTest, Signal, Summary, Validation
+from paceline.run.records import (
+    CLASSIFICATION,
+    COMPLETED,
+    RUNNING,
+    End,
+    Epoch,
+    FinalTest,
+    Signal,
+    Summary,
+    Validation,
+)
 from paceline.run.records import Step as StepLine
 from paceline.spec import RunSpec, toml
 from paceline.strict_json import build, plain
 
-OWN_TASK = "own"
+OWN_TASK = "own task"
 END_SECONDS = 600.0  # ranks may reach the end of a loop at different times: one of them may evaluate
 
 
@@ -83,7 +96,7 @@ def record(
     known. `model_name` and `strategy` are names: the model's class and how it is wrapped, unless given. With `start`,
     the number of steps that `Checkpoints.restore()` has returned, the run in this folder is continued.
     """
-    settings = dict(settings or {})
+    settings = {name: value for name, value in (settings or {}).items() if str(value) != str(folder)}
     planned = {name: value for name, value in (("steps", steps), ("epochs", epochs)) if value is not None}
     options = {
         **settings,
@@ -198,7 +211,8 @@ class RecordedLoop:
             raise UsageError("this run is open already: call paceline.record() for each with statement")
         comm = self._given or world()
         seat = _seat(comm)
-        self._comm = comm.dup() if comm.size > 1 else comm
+        own = comm.inner if isinstance(comm, MeteredComm) else comm  # these messages are not the training's
+        self._comm = own.dup() if comm.size > 1 else own
         self._comm.timeout = max(END_SECONDS, comm.timeout)
         self._summary = self._begin_summary(comm)
         self._rank = RecordedRank(seat)
@@ -438,12 +452,14 @@ class RecordedLoop:
             summary.add_validations([self._validations[step] for step in sorted(self._validations)])
             if self._tested:
                 summary.add_test(self._tested)
-            if summary.task == OWN_TASK and (summary.train_accuracy or summary.validation_accuracy):
-                summary.task = CLASSIFICATION  # a task with an accuracy
+            if summary.task == OWN_TASK and summary.train_accuracy:
+                summary.task = CLASSIFICATION
             summary.update_seconds = recorder.update_seconds()
             summary.samples_per_second = recorder.samples_per_second()
             summary.total_seconds = time.perf_counter() - self._started
             summary.disturbed = self._disturbance()
+            if judged := judge_folder(folder, summary):
+                summary.verdict, summary.slow_rank = judged.text, judged.rank
             summary.status = COMPLETED
             conclude(folder, summary)
         recorder.write(End(time.time(), COMPLETED))
@@ -453,7 +469,7 @@ class RecordedLoop:
         self._rank.hand_in()
         self._comm.close()
         if comm.rank == 0 and not quiet():
-            print(f"Run folder: {folder}", flush=True)
+            print(f"Run folder: {folder}" + (f"\n{summary.verdict}" if summary.verdict else ""), flush=True)
 
     def _measure(self) -> None:
         """Every rank's processor time, memory and communication."""
@@ -493,10 +509,11 @@ class RecordedLoop:
 
     def _fail(self, error: BaseException) -> None:
         """Record why the loop ended, and find out from all ranks' records which of them failed."""
-        rank = self._rank
+        rank, reason = self._rank, str(error)
         self._recorder.close()
-        number = signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
         if isinstance(error, Terminated | KeyboardInterrupt):
+            reason = "interrupted"
+            number = signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
             rank.record(Signal(number, time.time()))
             rank.diagnose(interrupted=True)
         else:
@@ -505,9 +522,11 @@ class RecordedLoop:
                 LOGGER.error("rank %d: %s", rank.seat.rank, ending.message)
         rank.watching.close()
         rank.hand_in(failed=True)
-        self._comm.close()
-        if self._comm.size > 1:  # the others must not wait for this rank when its process ends
-            atexit.register(self._comm.abort, str(error), code_of(error))
+        carrier = transports.TABLE.get(self._comm.transport)
+        if carrier and carrier.by_mpiexec:  # it ends the processes, and this one has to show its error first
+            atexit.register(self._comm.abort, reason, code_of(error))
+        else:
+            self._comm.abort(reason)
 
 
 def _seat(comm: Comm) -> Seat:
