@@ -59,6 +59,7 @@ def train_by(launcher: str, folder: Path) -> Trained:
         lines = run.stdout().strip().splitlines()
         assert len(lines) == 1, "only the summary goes to standard output"
         assert len(re.findall(r"paceline: warning: 3 workers.* take turns", run.stderr())) == 1
+        assert run.stderr().count(f"to watch it: paceline watch {run.folder}\n") == 1
         check_folder(run)
         run.check_nothing_is_left()
         summary = json.loads(lines[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -87,6 +88,11 @@ def in_use(folder: Path) -> bool:
     """Whether a process owns the run. One of another machine that has been silent for long has failed."""
     now = current_summary(folder)
     return now.status == RUNNING and not now.error
+
+
+def watch_hint(folder: Path) -> str:
+    """The command that shows the run while it is under way, for its introduction."""
+    return f"  to watch it: paceline watch {shlex.quote(str(folder))}"
 
 
 def remove_failed_start(folder: Path, ending: Ending) -> None:

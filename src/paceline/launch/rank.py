@@ -16,7 +16,7 @@ from paceline.comm.words import all_or_none, tell
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, PacelineError
 from paceline.launch.agree import agree_on_spec
 from paceline.launch.connect import connect, leave
-from paceline.launch.folder import begin_summary, remove_failed_start
+from paceline.launch.folder import begin_summary, remove_failed_start, watch_hint
 from paceline.launch.recorded_rank import RecordedRank, code_of, text_of
 from paceline.launch.resume import AUTO, NEVER, Continued, open_folder
 from paceline.launch.signals import StopSignals
@@ -121,7 +121,9 @@ class Rank(RecordedRank):
         """Print what Paceline's launcher prints before it starts the ranks."""
         if self.launched:
             return
-        for line in (*self.resolved.introduction(), *(self.found.notes if self.found else ())):
+        assert self.folder is not None
+        notes = self.found.notes if self.found else ()
+        for line in (*self.resolved.introduction(), watch_hint(self.folder), *notes):
             console.line(line)
         seat, spec = self.seat, self.spec
         workers, bound = max(1, seat.local_size - (spec.servers or 0)), seat.launcher in BINDING

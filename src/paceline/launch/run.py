@@ -9,10 +9,10 @@ from typing import TextIO
 
 from paceline import own_code
 from paceline.data.prepare import prepare
-from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, PacelineError, UsageError
+from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, PacelineError, UsageError, visible
 from paceline.launch.diagnose import Ending
 from paceline.launch.env import find_seat
-from paceline.launch.folder import remove_failed_start
+from paceline.launch.folder import remove_failed_start, watch_hint
 from paceline.launch.placement import find_places
 from paceline.launch.resume import open_folder
 from paceline.launch.spawn import MPIEXEC_LISTENS, start
@@ -36,7 +36,7 @@ def launch(resolved: Resolved, show: TextIO | None = None) -> tuple[Path, Ending
         folder, resolved, found = open_folder(resolved)
         LOGGER.debug("run folder %s", folder)
         if show and not quiet():
-            print("\n".join(resolved.introduction()), file=show, flush=True)
+            print("\n".join([*resolved.introduction(), visible(watch_hint(folder))]), file=show, flush=True)
             for note in found.notes if found else ():
                 print(note, file=show, flush=True)
             if places:
