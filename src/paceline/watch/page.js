@@ -223,8 +223,9 @@
       row.append(make("span"), stack, end);
       return row;
     };
-    each(inside("ranks", ".rows"), ranks, create, (row, { rank, host, total, parts: own, late }) => {
+    each(inside("ranks", ".rows"), ranks, create, (row, { rank, slow, host, total, parts: own, late }) => {
       const [label, stack, end] = row.children;
+      label.className = slow ? "alarm" : "";
       say(label, host ? `rank ${rank}, ${host}` : `rank ${rank}`);
       names.forEach((name, index) => {
         const [value, word] = own[name] ?? [0, ""];

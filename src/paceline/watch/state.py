@@ -16,7 +16,7 @@ from typing import Any
 
 from paceline.analysis.breakdown import NAMES, of_steps
 from paceline.analysis.resources import SHORTEST, counted
-from paceline.analysis.slow import LAST_BYTES, LAST_STEPS, judge
+from paceline.analysis.slow import LAST_BYTES, LAST_STEPS, Judgement, judge
 from paceline.analysis.wording import accuracy, count, loss, number, percent, ranged, seconds, sentence, size
 from paceline.errors import UsageError
 from paceline.run.folder import LOGS, SUMMARY, check_summary, find_folders, node_files, rank_file, read_ranks, read_spec
@@ -102,7 +102,8 @@ class State:
         self._validations: dict[int, Validation] = {}
         self._accuracy: float | None = None
         self._began = self._last = self._before = 0.0  # the run's present processes; how long those before them ran
-        self._verdict: tuple[float, list[str] | None] = (0.0, None)
+        self._verdict: Judgement | None = None
+        self._judged = 0.0  # when
 
     def check(self) -> None:
         """Raises UsageError if nothing of rank 0's file can be read, though there is one."""
@@ -189,8 +190,8 @@ class State:
             "curve": [[point.step + 1, _short(point.mean_loss), _short(point.rate)] for point in self._curve.points],
             "validations": [[at, _short(each.loss)] for at, each in sorted(self._validations.items())],
             "parts": NAMES,
+            "verdict": self._judge(rows),
             "ranks": self._ranks(rows, ended=ended),
-            "verdict": self._judged(rows),
             "nodes": [node.as_dict(rows) for node in self._nodes.values() if node.known],
         }
 
@@ -270,7 +271,7 @@ class State:
         """Every worker's parts of the last steps that all have recorded; how long one has been silent."""
         workers = {rank: made for rank, made in self._steps.items() if rank >= self.summary.servers and made}
         numbers = [{step.step for step in made} for made in workers.values()]
-        common = set(sorted(set[int]().intersection(*numbers[:1]).intersection(*numbers))[-RECENT_STEPS:])
+        common = set(sorted(set.intersection(*numbers) if numbers else ())[-RECENT_STEPS:])
         chosen = {
             rank: [step for step in made if step.step in common] if common else list(made)[-RECENT_STEPS:]
             for rank, made in workers.items()
@@ -283,6 +284,7 @@ class State:
             late = newest - workers[rank][-1].time
             found.append({
                 "rank": rank,
+                "slow": bool(self._verdict and self._verdict.rank == rank),
                 "host": hosts.get(rank, "") if several else "",
                 "total": seconds(parts.total),
                 "seconds": parts.total,
@@ -293,16 +295,14 @@ class State:
             })  # fmt: skip
         return found
 
-    def _judged(self, rows: Sequence[RankRow]) -> list[str] | None:
+    def _judge(self, rows: Sequence[RankRow]) -> list[str] | None:
         """The verdict, what to try, and the evidence."""
-        when, known = self._verdict
-        if time.monotonic() - when < JUDGE_SECONDS and known:
-            return known
-        found = judge(self._steps, {row.rank: row.host for row in rows}, self.summary)
-        said = (found.sentence, f"Try {found.advice}", found.evidence) if found else ()
-        known = [f"{sentence(text)}." for text in said] or None
-        self._verdict = time.monotonic(), known
-        return known
+        if self._verdict is None or time.monotonic() - self._judged > JUDGE_SECONDS:
+            self._verdict = judge(self._steps, {row.rank: row.host for row in rows}, self.summary)
+            self._judged = time.monotonic()
+        if found := self._verdict:
+            return [f"{sentence(text)}." for text in (found.sentence, f"Try {found.advice}", found.evidence)]
+        return None
 
 
 def _about(summary: Summary) -> str:

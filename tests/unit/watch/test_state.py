@@ -75,6 +75,7 @@ def test_a_completed_run_is_shown_with_the_parts_of_its_report_and_the_command_f
         )
     assert [row["host"] for row in state["ranks"]] == ["a", "b"]
     assert state["verdict"][0] == "Rank 1 on b computes 2.00 times slower than rank 0."
+    assert [row["slow"] for row in state["ranks"]] == [False, True]
     one, two = state["nodes"]
     assert (one["name"], one["ranks"], two["ranks"]) == ("a", "rank 0", "rank 1")
     assert [row[:3] for row in one["rows"]] == [
@@ -111,6 +112,17 @@ def test_a_run_is_shown_as_it_goes_on(tmp_path: Path) -> None:
     assert ["tokens/s", "1,600", ""] in shown["figures"]
     assert shown["ranks"][1]["late"] == "no step for 16.0 s"
     assert shown["progress"]["stalled"]  # its steps are long ago, and its process lives
+
+
+def test_the_parts_of_a_step_are_those_of_the_steps_that_all_ranks_have_recorded(tmp_path: Path) -> None:
+    """One rank may have written its last steps, and another not yet: nobody waited for the missing ones."""
+    folder = begin(tmp_path / "run")
+    write(folder, 0, 50, rank=0)
+    write(folder, 50, 60, rank=0, spans={"forward": 0.09})
+    write(folder, 0, 50, rank=1, spans={"forward": 0.03, "wait": 0.05})
+    one, two = seen(State(folder))["ranks"]
+    assert one["parts"]["compute"][0] == pytest.approx(0.06)
+    assert two["parts"]["compute"][0] == pytest.approx(0.03)
 
 
 @pytest.mark.parametrize(
