@@ -182,7 +182,7 @@ def test_a_page_whose_server_has_gone_says_so_and_recovers(driver: Chrome, tmp_p
         visit(driver, server)
         until("it is shown", lambda: text(driver, "#status") == "running")
         assert not shown(driver, "#lost")
-        port = int(server.server_address[1])
+        port = server.server_port
     until("it says so", lambda: shown(driver, "#lost"))
     assert text(driver, "#lost").startswith("paceline watch does not answer")
     assert steps(driver) == 40

@@ -45,7 +45,7 @@ def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
     process = subprocess.Popen([*WATCH, str(runs)], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert process.stdout
-        found = re.fullmatch(r"Watching (.*) at http://127\.0\.0\.1:(\d+)/\n", process.stdout.readline())
+        found = re.fullmatch(r"Watching (.*) at http://127\.0\.0\.1:(\d+)/ \(Ctrl-C .*\n", process.stdout.readline())
         assert found
         assert found[1] == str(folder)
         yield Watch(process, folder, int(found[2]))

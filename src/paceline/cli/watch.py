@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import socket
 import webbrowser
 from pathlib import Path
 
 from paceline.errors import EXIT_OK, UsageError, visible
-from paceline.messages import end_line
+from paceline.messages import LOGGER, end_line
 from paceline.spec import FIELDS
 from paceline.watch.server import Server
 from paceline.watch.state import State, find_run
@@ -34,12 +35,12 @@ def run(args: argparse.Namespace) -> int:
     state.refresh()
     state.check()
     with Server(state, args.port) as server:
-        print(visible(f"Watching {folder} at {server.address}"))
-        print("On another machine: ssh -L {0}:127.0.0.1:{0} HOST. Ctrl-C ends this, not the run."
-              .format(server.server_address[1]), flush=True)  # fmt: skip
+        forward = f"ssh -L {server.server_port}:127.0.0.1:{server.server_port} {socket.gethostname()}"
+        print(visible(f"Watching {folder} at {server.address} (Ctrl-C ends this, not the run)"))
+        print(visible(f"From another machine: {forward}, then open the same address there"), flush=True)
         try:
-            if args.open:
-                webbrowser.open(server.address)
+            if args.open and not webbrowser.open(server.address):
+                LOGGER.warning("there is no browser that can be opened here: open the address above")
             server.serve_forever()
         except KeyboardInterrupt:
             end_line()

@@ -9,6 +9,7 @@ import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from socketserver import TCPServer
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -57,9 +58,14 @@ class Server(ThreadingHTTPServer):
                         f"--port {tried} is {why}; choose another, or leave --port out for one that is free"
                     ) from None
 
+    def server_bind(self) -> None:
+        """Without asking for the name of this machine, which can take long."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = HOST, int(self.server_address[1])
+
     @property
     def address(self) -> str:
-        return f"http://{HOST}:{self.server_address[1]}/"
+        return f"http://{HOST}:{self.server_port}/"
 
     def state(self) -> bytes:
         """As JSON."""
