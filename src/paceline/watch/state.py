@@ -63,8 +63,8 @@ def find_run(path: Path) -> Path:
     faults: dict[Path, str] = {}
     for folder in find_folders([path]):
         try:
-            running = current_summary(folder).status == RUNNING
-            found.append((running, (folder / SUMMARY).stat().st_mtime, folder))
+            status, _ = _status(check_summary(folder), current_summary(folder))
+            found.append((status == RUNNING, (folder / SUMMARY).stat().st_mtime, folder))
         except FileNotFoundError:
             faults[folder] = "it is not a run folder, or its run did not begin"
         except (OSError, ValueError) as error:
@@ -125,9 +125,10 @@ class State:
             self._clear()
         try:
             self._read()
-        except ReplacedError:  # another run has its name, or a file was cut
-            self._clear()
-            self._read()
+        except ReplacedError:  # another run has its name, or a file was cut; or the folder is gone
+            if not self._unread:
+                self._clear()
+                self._read()
 
     def _read(self) -> None:
         for rank, file in self._files.items():

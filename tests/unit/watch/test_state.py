@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,16 @@ def begin(folder: Path, **more: Any) -> Path:
     folder.mkdir(parents=True)
     write_summary(folder, Summary(RUNNING, "ring", 2, "gloo", "mlp", "mnist-mini", 8, 16, 1, 0, **more))
     claim(folder)
+    return folder
+
+
+def silent(folder: Path) -> Path:
+    """A run that says it is running on another machine, and has written nothing for years."""
+    begin(folder)
+    owner = json.loads((folder / OWNER).read_text())
+    (folder / OWNER).write_text(json.dumps(owner | {"boot": "another machine's", "host": "far"}))
+    for path in (*folder.iterdir(), folder):
+        os.utime(path, (START - 1000,) * 2)
     return folder
 
 
@@ -202,13 +211,9 @@ def test_how_a_run_ended_is_said(tmp_path: Path) -> None:
     shown = seen(State(killed))
     assert (shown["status"], shown["ended"]) == ("killed", True)
     assert "is gone: was it killed?" in shown["said"]
-    silent = begin(tmp_path / "silent")
-    (silent / OWNER).write_text(json.dumps(owner | {"boot": "another machine's", "host": "far"}))
-    for path in (*silent.iterdir(), silent):
-        os.utime(path, (time.time() - 1000,) * 2)
-    shown = seen(State(silent))
+    shown = seen(State(silent(tmp_path / "silent")))
     assert (shown["status"], shown["ended"]) == ("silent", False)
-    assert shown["said"].startswith("no sign of life on far for 1")
+    assert shown["said"].startswith("no sign of life on far for ")
 
 
 def test_files_that_become_damaged_are_mentioned_and_the_rest_is_shown(tmp_path: Path) -> None:
@@ -233,7 +238,9 @@ def test_files_that_become_damaged_are_mentioned_and_the_rest_is_shown(tmp_path:
     (folder / "summary.json").write_text(summary)
     assert len(seen(state)["notes"]) == 2
     shutil.rmtree(folder)
-    assert "summary.json cannot be read: No such file" in seen(state)["notes"][0]
+    shown = seen(state)
+    assert "summary.json cannot be read: No such file" in shown["notes"][0]
+    assert shown["progress"]["steps"] == "step 30"
 
 
 def test_another_run_of_the_same_name_replaces_the_first(tmp_path: Path) -> None:
@@ -253,6 +260,8 @@ def test_of_several_runs_the_newest_under_way_is_watched_or_the_newest(tmp_path:
         os.utime(folder / "summary.json", (START - age,) * 2)
     assert find_run(tmp_path) == tmp_path / "new"
     assert find_run(tmp_path / "old") == tmp_path / "old"
+    silent(tmp_path / "silent")
+    assert find_run(tmp_path) == tmp_path / "new"
     os.utime(begin(tmp_path / "running") / "summary.json", (START - 50,) * 2)
     assert find_run(tmp_path) == tmp_path / "running"
 
