@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
@@ -10,11 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from paceline.run.records import Line, Resumed
-from paceline.strict_json import build, dump, naming, parse, read_text
+from paceline.run.records import Line, Resumed, Step, Timeline
+from paceline.strict_json import build, dump, naming, open_regular, parse, read_text
 
 L = TypeVar("L", bound=Line)
 PLAIN = frozenset((int, float, str, bool, type(None)))
+STEP = re.compile(rb'"(?:step|timeline)", ?"step": ?([0-9]{1,19})[,}]')  # the number, in a line that is about a step
+TAIL = 1 << 16  # bytes: more than a step has
 
 
 class LineWriter:
@@ -101,6 +104,44 @@ def read_sound_lines(path: Path, *kinds: type[L], last: int | None = None) -> It
     yield from _standing(sound(), kinds)
 
 
+def stream_lines(path: Path, *kinds: type[L], steps: range | None = None) -> Iterator[L]:
+    """As read_lines, but line by line: the file may be larger than memory. Of steps and timelines, only `steps`."""
+    with naming(path):
+        resumes = [(at, line) for at, line in _streamed(path, ()) if isinstance(line, Resumed)]
+        for at, line in _streamed(path, kinds, steps):
+            if isinstance(line, tuple(kinds)) and not any(where > at and line.superseded(by) for where, by in resumes):
+                yield cast(L, line)
+
+
+def _streamed(path: Path, kinds: Iterable[type[Line]], steps: range | None = None) -> Iterator[tuple[int, Line]]:
+    """The lines of these kinds, and those that say that the run was resumed, each with its number in the file."""
+    by_name = _by_name(kinds)
+    wanted = re.compile(rb'"kind"\s*:\s*"(?:' + "|".join(map(re.escape, by_name)).encode() + rb')"')
+    try:
+        with open_regular(path) as file:
+            for at, raw in enumerate(file):
+                # Parsing takes most of the time: first look for the kind and the number.
+                other = steps is not None and (found := STEP.search(raw)) and int(found[1]) not in steps
+                if other or not wanted.search(raw):
+                    continue
+                try:
+                    record = parse_line(raw.decode("utf-8", errors="replace"), by_name)
+                except ValueError:  # cut short
+                    continue
+                if record:
+                    line = build(record[0], record[1], extra=True)
+                    if steps is None or not isinstance(line, Step | Timeline) or line.step in steps:
+                        yield at, line
+    except OSError:
+        return
+
+
+def last_step(path: Path) -> int | None:
+    """The number of the last step in a rank's file, from its end; None where there is none."""
+    steps = [line.step for line in read_sound_lines(path, Step, last=TAIL)]
+    return steps[-1] if steps else None
+
+
 def _standing(lines: Iterable[Line], kinds: Sequence[type[L]]) -> list[L]:
     """The lines of these kinds that no later line of a resumed run supersedes."""
     found: list[Line] = []
@@ -116,7 +157,7 @@ def _records(
     path: Path, kinds: Iterable[type[Line]], last: int | None = None
 ) -> Iterator[tuple[type[Line], dict[str, Any]]]:
     """The lines that are JSON and of one of these kinds, or say that the run was resumed, with what they hold."""
-    by_name: dict[str, type[Line]] = {kind.kind: kind for kind in kinds} | {Resumed.kind: Resumed}
+    by_name = _by_name(kinds)
     try:
         text = read_text(path, last)
     except (OSError, ValueError):
@@ -133,3 +174,7 @@ def parse_line(line: str, by_name: Mapping[str, type[Line]]) -> tuple[type[Line]
     if isinstance(record, dict) and isinstance(name := record.get("kind"), str) and name in by_name:
         return by_name[name], record
     return None
+
+
+def _by_name(kinds: Iterable[type[Line]]) -> dict[str, type[Line]]:
+    return {kind.kind: kind for kind in kinds} | {Resumed.kind: Resumed}
