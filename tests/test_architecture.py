@@ -204,6 +204,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "paceline.launch.run": ("errors", "messages", "run", "spec", "layout", "launch", "own_code", "data.prepare"),
     "paceline.launch.connect": ("errors", "launch", "comm"),
     "paceline.launch.agree": ("errors", "run", "spec", "comm", "launch.env"),
+    "paceline.launch.clocks": ("run", "comm"),
     "paceline.launch.collect": ("run", "server"),
     "paceline.launch.meeting": ("errors", "spec", "comm", "launch", "server"),
     "paceline.launch.rank": (

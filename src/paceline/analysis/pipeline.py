@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from paceline.analysis.runs import Event, Run, Timeline
+from paceline.analysis.runs import Run, Timeline
 from paceline.pipeline.schedule import Op, bubble, instructions
+from paceline.run.timelines import Event
 
 BUSY = ("forward", "recompute", "backward")
 DID = (*BUSY, "send", "wait", "average", "optimizer", "input")

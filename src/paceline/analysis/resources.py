@@ -12,9 +12,8 @@ from paceline.analysis.breakdown import by_rank, computed
 from paceline.analysis.runs import Run
 from paceline.analysis.setting import nodes_of
 from paceline.analysis.statistics import Series
-from paceline.run.records import Node, NodeSample, Step, Traffic
+from paceline.run.records import Node, NodeSample, Step
 
-LOOPBACK = "lo"
 SHORTEST = 0.1  # seconds between samples: rates over less are noise
 ENOUGH = 4  # sampling periods that steps must last, as it is not known when bytes were sent between two samples
 COLUMNS = ("rx_packets", "tx_packets", "rx_bytes", "tx_bytes")
@@ -79,19 +78,13 @@ def _role(servers: int, workers: int) -> str:
     return " and ".join(name if n == 1 else f"{n} {name}s" for name, n in counts.items() if n)
 
 
-def counted(sample: NodeSample, *, alone: bool) -> list[Traffic]:
-    """The interfaces whose traffic counts: all but loopback, or loopback where the run is on one node."""
-    return [traffic for name, traffic in sample.interfaces.items() if (name == LOOPBACK) == alone]
-
-
 def _counters(run: Run, node: Node) -> Series:
     """Packets and bytes in and out, one row per sample; an interface that is not listed has carried nothing yet."""
     if not any(sample.interfaces for sample in node.samples):
         return np.full((len(node.samples), len(COLUMNS)), np.nan)
-    rows = []
-    for sample in node.samples:
-        used = counted(sample, alone=nodes_of(run) == 1)
-        rows.append([float(sum(getattr(traffic, column) for traffic in used)) for column in COLUMNS])
+    alone = nodes_of(run) == 1
+    rows = [[float(sum(getattr(traffic, column) for traffic in sample.counted(alone=alone))) for column in COLUMNS]
+            for sample in node.samples]  # fmt: skip
     return np.array(rows)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,33 +16,18 @@ from paceline.disturbance import disturbance
 from paceline.pipeline.plan import StagePlan
 from paceline.pipeline.schedule import SCHEDULES
 from paceline.run import records
+from paceline.run.clocks import aligned
 from paceline.run.folder import PLAN, SPEC, check_environment, rank_file, read_nodes, read_spec, read_steps
 from paceline.run.lines import read_lines
 from paceline.run.liveness import current_summary
 from paceline.run.records import BY_RANK, COMPLETED, Node, Step, Summary
+from paceline.run.timelines import Event, events_of
 from paceline.spec import OWN, RunSpec
 from paceline.strategies.base import Strategy
 from paceline.strategies.table import describe
-from paceline.strict_json import LARGEST, Bounds, Count, Seconds, build, naming, parse, read_text
+from paceline.strict_json import Count, Seconds, build, naming, parse, read_text
 
 MOST_MICROBATCHES = 10_000
-
-
-@dataclass(frozen=True)
-class Event:
-    """What a stage did, for which micro-batch (-1: none), and its start and length in seconds of the step."""
-
-    what: str
-    micro: Annotated[int, Bounds(-1, LARGEST)]
-    start: Annotated[float, Bounds(-1e10, 1e10)]
-    seconds: Seconds
-
-    @property
-    def end(self) -> float:
-        return self.start + self.seconds
-
-
-EVENT = ("what", "micro", "start", "seconds")  # in this order in a file
 
 
 @dataclass(frozen=True)
@@ -267,15 +252,13 @@ def _is_together(summary: Summary) -> bool:
 def _timelines(path: Path) -> list[Timeline]:
     """In the order of their steps."""
     with naming(path):
-        found = {line.step: _timeline(line) for line in read_lines(path, records.Timeline)}
+        lines = aligned(read_lines(path, records.Start, records.Clock, records.Timeline))
+        found = {
+            line.step: Timeline(line.step, line.time, events_of(line))
+            for line in lines
+            if isinstance(line, records.Timeline)
+        }
     return [found[number] for number in sorted(found)]
-
-
-def _timeline(line: records.Timeline) -> Timeline:
-    if not all(len(row) == len(EVENT) for row in line.events):
-        raise ValueError(f"a timeline is not a list of events, each of {', '.join(EVENT)}")
-    events = (build(Event, dict(zip(EVENT, row, strict=True))) for row in line.events)
-    return Timeline(line.step, line.time, tuple(events))
 
 
 def _plan(path: Path) -> StagePlan | None:

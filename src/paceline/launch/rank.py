@@ -23,7 +23,6 @@ from paceline.launch.signals import StopSignals
 from paceline.layout import crowded
 from paceline.messages import LOGGER
 from paceline.run.folder import read_summary
-from paceline.run.recorder import Recorder
 from paceline.run.records import INTERRUPTED, Signal, Summary
 from paceline.spec import Resolved
 from paceline.strategies.setup import choose_place
@@ -84,7 +83,7 @@ class Rank(RecordedRank):
         agree_on_spec(self.resolved, comm)
         self.open(comm, self._open_folder)
         assert self.folder is not None
-        recorder = Recorder(self.folder, comm.rank)
+        recorder = self.make_recorder()
         console = Console(self.stream, self.log() if comm.rank == 0 else None)
         try:
             self._introduce(console)

@@ -33,14 +33,16 @@ from paceline.errors import (
     UsageError,
 )
 from paceline.launch.agree import describe_ranks
+from paceline.launch.clocks import measure_clock
 from paceline.launch.diagnose import Ending, diagnose, failed_before, find_stopped, wait_for_blame
 from paceline.launch.memory_kills import MemoryKills
-from paceline.launch.usage import NodeUsage
+from paceline.launch.usage import NodeUsage, boot_id
 from paceline.messages import LOGGER
 from paceline.run.folder import LOGS, give_space, rank_file, rank_log, write_environment
 from paceline.run.lines import LineWriter
 from paceline.run.liveness import is_here, owner_text
-from paceline.run.records import Error, Line
+from paceline.run.recorder import Recorder
+from paceline.run.records import Clock, Error, Line
 
 if TYPE_CHECKING:
     from paceline.launch.collect import Collector, Forwarder
@@ -64,6 +66,7 @@ class RecordedRank:
         self.watching = ExitStack()
         self.collector: Collector | None = None  # rank 0's, if other ranks do not see the run folder
         self.forwarder: Forwarder | None = None  # of such a rank
+        self._clock: Clock | None = None
 
     def open(self, comm: Comm, make: Callable[[], None]) -> None:
         """Find the run folder, which `make` sets on rank 0; record the ranks, and begin to sample the node."""
@@ -77,6 +80,15 @@ class RecordedRank:
                 LOGGER.debug("rank %d: process %d on %s", row["rank"], row["pid"], row["host"])
         comm.barrier()
         self.watch_node()
+        self._clock = measure_clock(comm, boot_id())
+
+    def make_recorder(self) -> Recorder:
+        """What this rank records with from now on; first, how its clock differs from that of rank 0."""
+        assert self.folder is not None
+        recorder = Recorder(self.folder, self.seat.rank)
+        if self._clock:
+            recorder.write(self._clock)
+        return recorder
 
     def _find_folder(self, comm: Comm, hosts: list[str]) -> None:
         """Use the folder that rank 0 has created; a rank that does not see it sends its records to rank 0."""

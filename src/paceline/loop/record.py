@@ -49,7 +49,6 @@ from paceline.run.folder import (
 )
 from paceline.run.lines import read_sound_lines
 from paceline.run.liveness import owner_name
-from paceline.run.recorder import Recorder
 from paceline.run.records import (
     CLASSIFICATION,
     COMPLETED,
@@ -219,7 +218,7 @@ class RecordedLoop:
         self._rank.open(self._comm, self._make_folder)
         self._started = time.perf_counter()
         assert self._rank.folder is not None
-        self._recorder = Recorder(self._rank.folder, comm.rank)
+        self._recorder = self._rank.make_recorder()
         try:
             self._begin()
         except BaseException as wrong:

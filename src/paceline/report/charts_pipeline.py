@@ -7,7 +7,6 @@ from html import escape
 
 from paceline.analysis.finding_pipeline import of_group
 from paceline.analysis.pipeline import Beside, Pipeline, Row, beside_plan, pipeline, rows
-from paceline.analysis.runs import Event
 from paceline.analysis.scaling import Group
 from paceline.analysis.study import Study
 from paceline.analysis.wording import number, percent, size
@@ -16,6 +15,7 @@ from paceline.report.figure import COLOURS, Chart, Page, Panel, categories, from
 from paceline.report.placement import chart
 from paceline.report.series import natural
 from paceline.report.traces import Trace, bars, caption, identity, middle, wrapped
+from paceline.run.timelines import Event
 
 # What a stage does: its name, colour and pattern.
 LOOKS = {

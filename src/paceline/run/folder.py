@@ -15,17 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from paceline.run.atomic import write_whole
-from paceline.run.lines import read_lines
+from paceline.run.clocks import aligned, read_clock, shifted
+from paceline.run.lines import read_lines, stream_lines
 from paceline.run.records import (
     MINOR,
     RUNNING,
     SCHEMA,
     Bench,
+    Clock,
     Environment,
     Node,
     NodeSample,
     NodeStart,
     RankRow,
+    Start,
     Step,
     Summary,
     build_summary,
@@ -50,6 +53,12 @@ def rank_file(folder: Path, rank: int) -> Path:
 
 def rank_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("rank_*.jsonl"))
+
+
+def ranks_in(folder: Path) -> list[int]:
+    """The ranks that have recorded something here."""
+    found = (re.fullmatch(r"rank_([0-9]{1,6})\.jsonl", path.name) for path in rank_files(folder))
+    return sorted(int(match[1]) for match in found if match)
 
 
 def rank_log(folder: Path, rank: int) -> Path:
@@ -205,26 +214,39 @@ def read_spec(folder: Path) -> dict[str, Any]:
 
 
 def read_steps(path: Path) -> list[Step]:
-    """In the order of their numbers; of one that was made again, after a server came back, the last counts.
-
-    Raises ValueError if one cannot be.
+    """In the order of their numbers, on the clock of rank 0; of one that was made again, after a server came back, the
+    last counts. Raises ValueError if one cannot be.
     """
-    by_number = {step.step: step for step in read_lines(path, Step)}
+    lines = aligned(read_lines(path, Start, Clock, Step))
+    by_number = {line.step: line for line in lines if isinstance(line, Step)}
     return [by_number[number] for number in sorted(by_number)]
 
 
 def read_nodes(folder: Path) -> dict[str, Node]:
-    """The nodes of a run folder, by name; one that was started again has one row of samples.
+    """The nodes of a run folder, by name, on the clock of rank 0; one that was started again has one row of samples.
 
     Raises ValueError if a sample cannot be.
     """
-    nodes = {}
+    nodes, offsets = {}, node_offsets(folder)
     for path in node_files(folder):
-        heads = (line for line in read_lines(path, NodeStart) if line.schema == SCHEMA)
-        if head := next(heads, None):
+        if head := node_head(path):
             told = {f.name: getattr(head, f.name) for f in fields(Node) if f.name != "samples"}
-            nodes[head.name] = Node(**told, samples=list(read_lines(path, NodeSample)))
+            samples = [shifted(sample, offsets.get(head.name, 0.0)) for sample in read_lines(path, NodeSample)]
+            nodes[head.name] = Node(**told, samples=samples)
     return nodes
+
+
+def node_head(path: Path) -> NodeStart | None:
+    """What a node's file says about the node; None if it is of another version."""
+    return next((line for line in stream_lines(path, NodeStart) if line.schema == SCHEMA), None)
+
+
+def node_offsets(folder: Path) -> dict[str, float]:
+    """What to add to the times of each node, by its name: the offset of the clock of the ranks there."""
+    rows = read_ranks(folder)
+    first = {row.host: row.rank for row in reversed(rows)}
+    clocks = {host: read_clock(rank_file(folder, rank)) for host, rank in first.items() if host != rows[0].host}
+    return {host: clock.offset for host, clock in clocks.items() if clock}
 
 
 def write_bench(folder: Path, bench: Bench) -> None:

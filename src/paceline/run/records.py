@@ -385,6 +385,21 @@ class Planned(Line):
 
 
 @dataclass(frozen=True)
+class Clock(Line):
+    """How the clock of this rank's machine differs from that of rank 0, measured when the ranks connected.
+
+    A time of this rank plus `offset` is a time of rank 0, give or take `uncertainty` (half of the shortest round trip;
+    0 if both are on one machine). `seconds` is how long measuring took. It is valid for the lines from the `start` line
+    before it up to the next.
+    """
+
+    kind: ClassVar[str] = "clock"
+    offset: float
+    uncertainty: Seconds
+    seconds: Seconds = 0.0
+
+
+@dataclass(frozen=True)
 class Step(Line):
     """One update as a rank saw it: when it ended, how long it took, how many samples all ranks had, its parts.
 
@@ -526,13 +541,14 @@ class End(Line):
 
 
 LINES: tuple[type[Line], ...] = (
-    *(Start, Resumed, Planned, Step, Timeline, Epoch, Validation, FinalTest, Checkpoint, Signal, Error, End),
+    *(Start, Clock, Resumed, Planned, Step, Timeline, Epoch, Validation, FinalTest, Checkpoint, Signal, Error, End),
 )
 
 
 # Lines of node_NAME.jsonl
 
 Cores = Annotated[float, Bounds(0, 1e6)]
+LOOPBACK = "lo"
 
 
 @dataclass(frozen=True)
@@ -599,6 +615,10 @@ class NodeSample(Line):
     steal: Cores | None = None
     pressure: Cores | None = None
     preemptions: Annotated[float, Bounds(0, 1e9)] | None = None
+
+    def counted(self, *, alone: bool) -> list[Traffic]:
+        """The interfaces whose traffic counts: all but loopback, or loopback where the run is on one node."""
+        return [traffic for name, traffic in self.interfaces.items() if (name == LOOPBACK) == alone]
 
 
 @dataclass(frozen=True)

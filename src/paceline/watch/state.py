@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.analysis.breakdown import NAMES, of_steps
-from paceline.analysis.resources import SHORTEST, counted
+from paceline.analysis.resources import SHORTEST
 from paceline.analysis.slow import LAST_BYTES, LAST_STEPS, Judgement, judge
 from paceline.analysis.wording import accuracy, count, loss, number, percent, ranged, seconds, sentence, size
 from paceline.errors import UsageError
@@ -381,7 +381,7 @@ def _rates(before: NodeSample, after: NodeSample, *, alone: bool) -> tuple[float
     """Cores busy, memory, and bits per second in and out; None if not known, as after an interface was made anew."""
     gap, moved = after.time - before.time, list[float | None]()
     for name in ("rx_bytes", "tx_bytes"):
-        first, last = (sum(getattr(each, name) for each in counted(sample, alone=alone)) for sample in (before, after))
+        first, last = (sum(getattr(each, name) for each in sample.counted(alone=alone)) for sample in (before, after))
         moved.append(8 * (last - first) / gap if last >= first and after.interfaces else None)
     return after.cpu, after.memory_bytes, *moved
 

@@ -1,0 +1,39 @@
+"""Puts the lines of ranks and nodes on other machines on the clock of rank 0, as far as it was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from paceline.run.lines import L, stream_lines
+from paceline.run.records import Clock, Line, Start
+
+
+def aligned(lines: Iterable[Line]) -> Iterator[Line]:
+    """A rank's lines in their order, those of kind `start` and `clock` included, with times of rank 0's clock."""
+    offset, held = 0.0, list[Line]()
+    for line in lines:
+        if isinstance(line, Start):  # another process, perhaps on another machine; its clock's line is the next
+            yield from held
+            offset, held = 0.0, [line]
+            continue
+        if isinstance(line, Clock):
+            offset = line.offset
+        yield from (shifted(each, offset) for each in (*held, line))
+        held = []
+    yield from held
+
+
+def shifted(line: L, offset: float) -> L:
+    """The same, with its time on another clock."""
+    return replace(cast(Any, line), time=cast(Any, line).time + offset) if offset and hasattr(line, "time") else line
+
+
+def read_clock(path: Path) -> Clock | None:
+    """What the last process of a rank found out; None where nothing was measured."""
+    found = None
+    for line in stream_lines(path, Start, Clock):
+        found = line if isinstance(line, Clock) else None
+    return found
