@@ -24,6 +24,7 @@ from paceline.spec_checks import (
     check_emulated,
     check_mpi_io,
     check_strategy,
+    check_tracking,
     check_validation,
 )
 from paceline.spec_fill import DEFAULT_LR, choose
@@ -187,6 +188,8 @@ class Common:
                          choices=("stop", "skip"))  # fmt: skip
     output_dir: str = option("runs", "folder in which the run folder is made", affects=NOTHING,
                              elsewhere=("out", "output", "log-dir", "logdir", "save-dir"))  # fmt: skip
+    tensorboard: bool = option(False, "also write events for TensorBoard into the run folder, as it trains",
+                               affects=NOTHING)  # fmt: skip
     name: str | None = option(None, "name of the run folder; made from the options and the time unless given",
                               affects=NOTHING)  # fmt: skip
 
@@ -522,6 +525,7 @@ def _check_together(spec: RunSpec, world: World | None, here: bool) -> None:
         raise UsageError(f"--output-dir {spec.output_dir!r}: the path of a folder is expected")
     check_device(spec, here=here)
     check_emulated(spec)
+    check_tracking(spec, here=here)
     spec.carrier.check_installed(started=world is not None, here=here)
     if spec.carrier.by_mpiexec and world and world.launcher not in ("mpiexec", "srun"):
         raise UsageError(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.comm import table as transports
 from paceline.data import table as datasets
 from paceline.errors import UsageError
+from paceline.export.trackers import check_tensorboard
 
 if TYPE_CHECKING:
     from paceline.spec import RunSpec
@@ -75,6 +76,11 @@ def check_device(spec: RunSpec, *, here: bool) -> None:
         raise UsageError(f"--device cuda with --transport {spec.transport}: tensors on GPUs need --transport nccl")
     if spec.device == "cpu" and spec.carrier.moves_gpu_tensors:
         raise UsageError(f"--device cpu with --transport {spec.transport}: it moves only GPU tensors; use gloo or mpi")
+
+
+def check_tracking(spec: RunSpec, *, here: bool) -> None:
+    if spec.tensorboard and here:
+        check_tensorboard("--tensorboard")
 
 
 def check_emulated(spec: RunSpec) -> None:

@@ -18,7 +18,9 @@ from typing import Any
 
 import jsonschema
 import pytest
+from event_files import scalars
 from raw_lines import raw_lines
+from trace_check import check_trace, slices
 
 from paceline.cli.main import main
 from paceline.cli.schema import published
@@ -58,7 +60,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     output = tmp_path_factory.mktemp(request.param)
     command = [sys.executable, "-m", "paceline", "train", "--model", "mlp", "--data", "mnist-mini", "--threads", "1",
                "--steps", str(STEPS), "--batch-size", str(BATCH), "--output-dir", str(output), "--name", "run",
-               *FAMILIES[request.param]]  # fmt: skip
+               "--tensorboard", *FAMILIES[request.param]]  # fmt: skip
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"})
     folder, tables = output / "run", output / "csv"
     assert main(["report", str(folder), "--output", str(output / "report.html"), "--csv", str(tables)]) == 0
@@ -164,6 +166,60 @@ def one_idle(trained: Trained, step: int) -> float:
               for found in [timeline(lines, step)] for event in found["events"] if event[0] in PASSES]  # fmt: skip
     span = max(start + seconds for start, seconds in passes) - min(start for start, _ in passes)
     return float(1 - sum(seconds for _, seconds in passes) / (2 * span))
+
+
+def expected(lines: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard must show of a rank, from its raw lines: by tag, the steps and values."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for line in lines:
+        if line["kind"] == "step":
+            values = {"train/loss": line.get("loss"), "train/learning_rate": line.get("lr"),
+                      "seconds/step": line["seconds"], "speed/samples_per_second": line["samples"] / line["seconds"],
+                      **{f"seconds/{part}": seconds for part, seconds in line["spans"].items()}}  # fmt: skip
+        elif line["kind"] == "test":
+            values = {"test/loss": line["loss"], "test/accuracy": line["accuracy"]}
+        else:
+            continue
+        for tag, value in values.items():
+            if value is not None:
+                found.setdefault(tag, []).append((line["step"], value))
+    return found
+
+
+def check_events(folder: Path, lines: list[dict[str, Any]]) -> None:
+    shown = scalars(folder)
+    for tag, points in expected(lines).items():
+        assert [step for step, *_ in shown[tag]] == [step for step, _ in points], tag
+        assert [value for *_, value in shown[tag]] == pytest.approx([value for _, value in points], rel=1e-6), tag
+
+
+def test_tensorboard_shows_what_the_records_have_as_it_trained_and_afterwards(trained: Trained, tmp_path: Path) -> None:
+    live = trained.folder / "tensorboard"
+    assert [path.name for path in live.iterdir()] == ["rank_0"]
+    check_events(live / "rank_0", trained.lines[0])
+    assert main(["export", str(trained.folder), "--tensorboard", str(tmp_path / "later")]) == 0
+    for rank, lines in enumerate(trained.lines):
+        check_events(tmp_path / "later" / f"rank_{rank}", lines)
+    assert scalars(tmp_path / "later" / "rank_0") == scalars(live / "rank_0"), "to the last value and time"
+    (node,) = (tmp_path / "later").glob("node_*")
+    assert {"cores_busy", "memory_bytes", "bits_in_per_second"} <= scalars(node).keys()
+
+
+def test_a_trace_has_every_step_of_every_rank(trained: Trained, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    assert main(["export", str(trained.folder), "--trace", str(path)]) == 0
+    events = check_trace(path)
+    begin = min(line["time"] for lines in trained.lines for line in lines if line["kind"] == "start")
+    for rank, lines in enumerate(trained.lines):
+        steps = [line for line in lines if line["kind"] == "step"]
+        drawn = [each for each in slices(events, rank) if each["name"].startswith("step ")]
+        assert [each["args"]["step"] for each in drawn] == [line["step"] for line in steps]
+        ends = [each["ts"] + each["dur"] for each in drawn]
+        since = [1e6 * (line["time"] - begin) for line in steps]
+        assert [end - ends[0] for end in ends] == pytest.approx([time - since[0] for time in since], abs=20)
+        micro = {each["name"] for each in slices(events, rank, 2)}
+        assert ({f"forward {i}" for i in range(4)} <= micro) == any(line["kind"] == "timeline" for line in lines)
+    assert {event["name"] for event in events if event["ph"] == "C"} == {"CPU cores", "memory (GB)", "network (Mbit/s)"}
 
 
 def test_the_published_schemas_are_those_of_the_program() -> None:

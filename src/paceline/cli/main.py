@@ -24,6 +24,7 @@ VERBS = {
     "watch": "show a run that is under way: a live page with its progress, curves, ranks and nodes",
     "compare": "show what differs between two runs, and whether the difference in speed is real",
     "report": "write a page with a verdict, charts and tables from run folders",
+    "export": "write a run for other programs: events for TensorBoard, or a trace for Perfetto",
     "checkpoint": "list, verify or export the checkpoints of a run",
     "schema": "print the JSON Schemas of the files in a run folder",
     "doctor": "show what this machine has for training",

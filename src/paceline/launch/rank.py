@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from paceline.checkpoint.load import Checkpoint
 from paceline.checkpoint.manifest import read_manifest
@@ -83,7 +83,7 @@ class Rank(RecordedRank):
         agree_on_spec(self.resolved, comm)
         self.open(comm, self._open_folder)
         assert self.folder is not None
-        recorder = self.make_recorder()
+        recorder = self.make_recorder(self.tracked)
         console = Console(self.stream, self.log() if comm.rank == 0 else None)
         try:
             self._introduce(console)
@@ -96,6 +96,11 @@ class Rank(RecordedRank):
         finally:
             console.close()
             recorder.close()
+
+    @property
+    def tracked(self) -> dict[str, Any] | None:
+        """The options, if TensorBoard follows the run as it trains."""
+        return self.spec.values() if self.spec.tensorboard else None
 
     def _open_folder(self) -> None:
         """Make the run folder, or find the run that is continued: reading its checkpoint may take a while."""

@@ -11,10 +11,10 @@ import secrets
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -32,6 +32,7 @@ from paceline.errors import (
     ReplicaError,
     UsageError,
 )
+from paceline.export.trackers import track_live
 from paceline.launch.agree import describe_ranks
 from paceline.launch.clocks import measure_clock
 from paceline.launch.diagnose import Ending, diagnose, failed_before, find_stopped, wait_for_blame
@@ -82,10 +83,14 @@ class RecordedRank:
         self.watch_node()
         self._clock = measure_clock(comm, boot_id())
 
-    def make_recorder(self) -> Recorder:
-        """What this rank records with from now on; first, how its clock differs from that of rank 0."""
+    def make_recorder(self, tracked: Mapping[str, Any] | None = None) -> Recorder:
+        """What this rank records with from now on; first, how its clock differs from that of rank 0.
+
+        With the options of the run as `tracked`, TensorBoard follows it as it trains.
+        """
         assert self.folder is not None
-        recorder = Recorder(self.folder, self.seat.rank)
+        follower = None if tracked is None else track_live(self.folder, self.seat.rank, tracked)
+        recorder = Recorder(self.folder, self.seat.rank, follower)
         if self._clock:
             recorder.write(self._clock)
         return recorder

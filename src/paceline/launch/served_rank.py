@@ -125,7 +125,7 @@ class ServedRank(Rank):
             write_environment(folder, describe(ranks))
 
         member.ranks_up = ranks_up
-        recorder = Recorder(folder, 0)
+        recorder = self.make_recorder(self.tracked)
         console = Console(self.stream, self.log())
         job = self._job(member, place, console).opened(folder, recorder)
         self.summary = job.summary
@@ -158,8 +158,7 @@ class ServedRank(Rank):
     def _open_recorder(self, told: dict[str, str]) -> Recorder:
         self._open(told)
         self.begun = True
-        assert self.folder is not None
-        return Recorder(self.folder, self.seat.rank)
+        return self.make_recorder()
 
     def _explained(self, error: Exception) -> Exception:
         """With a cluster file: if a rank never connected, its address is wrong, or it was not started."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.run.core_clock import CoreClock
 from paceline.run.folder import rank_file, read_steps
@@ -17,11 +17,19 @@ FLUSH_SECONDS = 1.0
 LEAST_QUEUED = 1e-5  # seconds
 
 
+class Follower(Protocol):
+    """Is given every line that a rank records, such as a tracker's."""
+
+    def write(self, line: Line) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Recorder:
     """Appends to a rank's file, and keeps what the summary needs. The thread that opens it is the one that trains."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
-        self.folder, self.path = folder, rank_file(folder, rank)
+    def __init__(self, folder: Path, rank: int, follower: Follower | None = None) -> None:
+        self.folder, self.path, self._follower = folder, rank_file(folder, rank), follower
         self._lines, self._flushed = LineWriter(self.path), time.monotonic()
         self.step_seconds: list[float] = []
         self.step_samples: list[int] = []
@@ -33,6 +41,8 @@ class Recorder:
 
     def write(self, line: Line) -> None:
         self._lines.write(line)
+        if self._follower:
+            self._follower.write(line)
 
     def step(
         self,
@@ -121,4 +131,6 @@ class Recorder:
 
     def close(self) -> None:
         self._lines.close()
+        if self._follower:
+            self._follower.close()
         self.clock.close()
