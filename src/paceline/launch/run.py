@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TextIO
 
@@ -13,6 +14,7 @@ from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, PacelineError
 from paceline.launch.diagnose import Ending
 from paceline.launch.env import find_seat
 from paceline.launch.folder import remove_failed_start, watch_hint
+from paceline.launch.notebook import StepBar, bar_stream, has_descriptor
 from paceline.launch.placement import find_places
 from paceline.launch.resume import open_folder
 from paceline.launch.spawn import MPIEXEC_LISTENS, start
@@ -23,8 +25,11 @@ from paceline.run.records import Summary
 from paceline.spec import FIELDS, Resolved, RunSpec, resolve
 
 
-def launch(resolved: Resolved, show: TextIO | None = None) -> tuple[Path, Ending]:
-    """Run the ranks as processes on this machine; return the run folder and how it ended. Rank 0 prints to `show`."""
+def launch(resolved: Resolved, show: TextIO | None = None, bar: TextIO | None = None) -> tuple[Path, Ending]:
+    """Run the ranks as processes on this machine; return the run folder and how it ended.
+
+    Rank 0 prints to `show`; with `bar`, it prints nothing, and a bar is shown there.
+    """
     spec = resolved.spec
     if own_code.is_own(spec.model):
         own_code.check_exists(spec.model, "model")
@@ -47,8 +52,9 @@ def launch(resolved: Resolved, show: TextIO | None = None) -> tuple[Path, Ending
             _warn(slow, show)
         if not places and spec.carrier.by_mpiexec and spec.ranks > 1:
             _warn(MPIEXEC_LISTENS, show)
-        crew = start(spec, folder, _descriptor(show), places)
-        ending = supervise(crew, folder, signals, spec)
+        with StepBar(folder, bar) if bar else nullcontext():
+            crew = start(spec, folder, _descriptor(None if bar else show), places)
+            ending = supervise(crew, folder, signals, spec)
     remove_failed_start(folder, ending)
     return folder, ending
 
@@ -62,15 +68,15 @@ def _warn(text: str, show: TextIO | None) -> None:
 
 
 def _descriptor(show: TextIO | None) -> int:
-    """The file descriptor for rank 0's output; a stream without one (in a notebook) gets only the introduction."""
-    try:
-        return show.fileno() if show else subprocess.DEVNULL
-    except OSError:
-        return subprocess.DEVNULL
+    """The file descriptor for rank 0's output; a stream without one gets only the introduction."""
+    return show.fileno() if show and has_descriptor(show) else subprocess.DEVNULL
 
 
 def train(spec: RunSpec, *, show: TextIO | None = None) -> Summary:
-    """Train as the spec says, in processes on this machine, and return the summary; progress is printed to `show`."""
+    """Train as the spec says, in processes on this machine, and return the summary, which notebooks show as a table.
+
+    Progress is printed to `show`; in a notebook, and if `show` has no file descriptor, it is a bar.
+    """
     seat = find_seat()
     if seat and seat.size > 1:
         raise UsageError(
@@ -78,7 +84,7 @@ def train(spec: RunSpec, *, show: TextIO | None = None) -> Summary:
             f"run `paceline train` under {seat.launcher}, or call paceline.train() from a plain script"
         )
     chosen = {name: value for name, value in vars(spec).items() if value != FIELDS[name].default}
-    folder, ending = launch(resolve(("Python", chosen)), show)
+    folder, ending = launch(resolve(("Python", chosen)), show, bar_stream(show))
     if ending.exit_code == EXIT_USAGE:
         raise UsageError(ending.message)
     if ending.exit_code not in (EXIT_OK, EXIT_INTERRUPTED) or ending.summary is None:

@@ -32,7 +32,7 @@ LANGUAGE_MODEL = "language-model"
 # summary.json
 
 
-@dataclass
+@dataclass(repr=False)
 class Summary:
     """summary.json: the results of a run.
 
@@ -177,6 +177,21 @@ class Summary:
 
     def add_test(self, line: Validation) -> None:
         self.test_loss, self.test_accuracy, self.test_metrics = line.loss, line.accuracy, line.metrics
+
+    def __repr__(self) -> str:
+        where = f", {self.folder}" if self.folder else ""
+        return f"<Summary: {self.status}, {self.model} on {self.data}, {self.strategy}, {self.steps} steps{where}>"
+
+    def __str__(self) -> str:
+        from paceline.run.rendered import as_text
+
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        """As notebooks show it."""
+        from paceline.run.rendered import as_html
+
+        return as_html(self)
 
     def as_dict(self) -> dict[str, Any]:
         """As summary.json has it."""
