@@ -20,7 +20,9 @@ FLUSH_SECONDS = 2.0
 
 
 class Tracker(Protocol):
-    """What a tracker must be able to do. A step that comes again, after a later one, replaces what was there."""
+    """What a tracker must be able to do. A value whose step is not after its last one begins what is made again: it and
+    all values of later steps replace what was there.
+    """
 
     def log(self, step: int, values: Mapping[str, float], time: float) -> None:
         """Values by name, such as train/loss; `time` is in seconds of the Unix clock."""
@@ -39,15 +41,15 @@ class TensorBoard:
         folder.mkdir(parents=True, exist_ok=True)
         # Not its SummaryWriter, whose queue blocks for ever if the disk is full.
         self._file = EventsWriter(str(folder.absolute() / "events"), f".{os.getpid()}")
-        self._last: int | None = None  # step
+        self._last: dict[str, int] = {}  # the last step of each value
         self._flushed = time.monotonic()
 
     def log(self, step: int, values: Mapping[str, float], time: float) -> None:
         from tensorboardX.proto.summary_pb2 import Summary
 
-        if self._last is None or step < self._last:
+        if not self._last or any(step <= self._last.get(name, -1) for name in values):
             self._forget_from(step, time)
-        self._last = step
+        self._last.update(dict.fromkeys(values, step))
         rows = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._write(time, step, summary=Summary(value=rows))
 
@@ -55,6 +57,7 @@ class TensorBoard:
         """Let TensorBoard drop what it has of this step and later ones, which are made again."""
         from tensorboardX.proto.event_pb2 import SessionLog
 
+        self._last = {name: min(last, step - 1) for name, last in self._last.items()}
         self._write(time, step, session_log=SessionLog(status=SessionLog.START))
 
     def hyperparameters(self, values: Mapping[str, str | bool | int | float]) -> None:

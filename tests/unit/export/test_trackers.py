@@ -114,6 +114,23 @@ def test_a_run_that_is_continued_replaces_the_steps_that_it_makes_again(tmp_path
     ]
 
 
+def test_what_is_known_later_than_later_steps_replaces_nothing(tmp_path: Path) -> None:
+    """A checkpoint is written in the background, and an epoch may be recorded after a validation."""
+    recorder = Recorder(tmp_path, 0, track_live(tmp_path, 0, {}))
+    for step in range(6):
+        recorder.step(step, 0, 0.5, 64, {})
+        if step in (3, 5):
+            recorder.write(Checkpoint(step - 1, START, 900, 0.2))
+    recorder.write(Validation(0, 0.25, step=6))
+    recorder.write(Epoch(0, 3.0, 384, 0.5))
+    recorder.close()
+    read = scalars(tmp_path / "tensorboard" / "rank_0")
+    assert [step for step, *_ in read["seconds/step"]] == list(range(6))
+    assert [step for step, *_ in read["checkpoint/bytes"]] == [2, 4]
+    assert [step for step, *_ in read["validation/loss"]] == [6]
+    assert [step for step, *_ in read["epoch/loss"]] == [5]
+
+
 def test_a_tracker_of_somebody_else_is_given_every_rank_and_node(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [0.1] * 20, workers=2, losses=[1 / (1 + i) for i in range(20)],
                        hosts=("a", "b"), moves={"a": (1e6, 2e6)})  # fmt: skip
