@@ -77,6 +77,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "strategies.averager",
         "strategies.engine",
         "strategies.finite",
+        "export.trackers",
         "launch",
     ),
     "paceline.checkpoint.manifest": ("errors", "run.atomic", "strict_json", "data.course"),

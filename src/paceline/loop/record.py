@@ -29,6 +29,7 @@ from paceline.comm.words import tell
 from paceline.data.course import Position
 from paceline.disturbance import disturbance
 from paceline.errors import UsageError
+from paceline.export.trackers import check_tensorboard
 from paceline.launch.env import find_seat
 from paceline.launch.folder import continue_run, in_use, write_start
 from paceline.launch.recorded_rank import RecordedRank, code_of, is_own
@@ -79,6 +80,7 @@ def record(
     steps: int | None = None,
     epochs: int | None = None,
     start: int = 0,
+    tensorboard: bool = False,
     comm: Comm | None = None,
 ) -> RecordedLoop:
     """Record a training loop in a run folder. All ranks call it, with the same folder.
@@ -93,8 +95,11 @@ def record(
     `model` is what the loop calls: a plain module, or one wrapped by DDP, FSDP2 or paceline.DataParallel. `settings`,
     such as vars(args), are what comparisons say about this run; `steps` or `epochs` is how long it will be, if that is
     known. `model_name` and `strategy` are names: the model's class and how it is wrapped, unless given. With `start`,
-    the number of steps that `Checkpoints.restore()` has returned, the run in this folder is continued.
+    the number of steps that `Checkpoints.restore()` has returned, the run in this folder is continued. With
+    `tensorboard`, rank 0 also writes events for TensorBoard into the folder.
     """
+    if tensorboard:
+        check_tensorboard("tensorboard=True")
     settings = {name: value for name, value in (settings or {}).items() if str(value) != str(folder)}
     planned = {name: value for name, value in (("steps", steps), ("epochs", epochs)) if value is not None}
     options = {
@@ -104,7 +109,7 @@ def record(
         "data": data or settings.get("data") or "own data",
         "strategy": strategy or strategy_of(model),
     }
-    return RecordedLoop(Path(folder).absolute(), model, options, start, comm)
+    return RecordedLoop(Path(folder).absolute(), model, options, start, comm, tensorboard=tensorboard)
 
 
 class Terminated(SystemExit):
@@ -164,8 +169,17 @@ class RecordedStep:
 class RecordedLoop:
     """A training loop that is recorded, on one rank: made by `paceline.record`."""
 
-    def __init__(self, folder: Path, model: nn.Module, options: dict[str, Any], start: int, comm: Comm | None) -> None:
-        self._model, self._start = model, start
+    def __init__(
+        self,
+        folder: Path,
+        model: nn.Module,
+        options: dict[str, Any],
+        start: int,
+        comm: Comm | None,
+        *,
+        tensorboard: bool = False,
+    ) -> None:
+        self._model, self._start, self._tensorboard = model, start, tensorboard
         self._options, self._given = options, comm
         self._path = folder
         self._step: RecordedStep | None = None
@@ -218,7 +232,7 @@ class RecordedLoop:
         self._rank.open(self._comm, self._make_folder)
         self._started = time.perf_counter()
         assert self._rank.folder is not None
-        self._recorder = self._rank.make_recorder()
+        self._recorder = self._rank.make_recorder(self._options if self._tensorboard else None)
         try:
             self._begin()
         except BaseException as wrong:
