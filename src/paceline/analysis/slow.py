@@ -1,10 +1,9 @@
 """What the steps of a run wait for, in one verdict: a slow rank, input, communication, compute, cores, or stages.
 
 Ranks are compared in the same steps: the time that a rank computes a sample, divided by the median of the other ranks.
-Whatever slows all ranks down cancels out. Means over a few consecutive steps are compared, because a rank that is slow
-in every third step holds the others up as well; of these ratios the median is taken, because single late steps do not
-matter. It has a 95 % interval that allows for autocorrelation, and a rank is named only if the whole interval is above
-`THRESHOLD`.
+Whatever slows all ranks down cancels out. The median of these ratios over steps has a 95 % interval that allows for
+autocorrelation, and a rank is named only if the whole interval is above `THRESHOLD`. The same is done with means of a
+few consecutive steps: a rank that is slow in every third step holds the others up as well.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.analysis.breakdown import Parts, computed, mean, of_steps
-from paceline.analysis.statistics import Interval, Series, median, warm_up
+from paceline.analysis.statistics import Interval, Series, median
 from paceline.analysis.wording import number, percent, seconds, sentence, spread
 from paceline.run.folder import rank_file, read_ranks, read_summary
 from paceline.run.lines import read_sound_lines
@@ -27,8 +26,9 @@ from paceline.strategies.table import describe
 THRESHOLD = 1.2
 # By which part of a step the input of a rank, or its waiting for a core, has to exceed the others': the lower end.
 DELAY = 0.1
-FEWEST = 20  # steps after warm-up, and means of consecutive steps
+FEWEST = 20  # steps after the first ones, and means of consecutive steps
 TOGETHER = 5  # steps in a mean, if there are enough of them
+FIRST_STEPS, FIRST_PART = 3, 0.1  # are left out, as memory is allocated and connections are opened: whichever is more
 LAST_BYTES, LAST_STEPS = 1 << 18, 500  # of each rank's file
 
 MUCH = 0.2  # of a step: a larger part is what the run is bound by
@@ -94,9 +94,7 @@ def judge(steps: Mapping[int, Sequence[Step]], hosts: Mapping[int, str], summary
 
 @dataclass(frozen=True)
 class Tables:
-    """Seconds of steps, a row for each rank and a column for the mean of a few steps after warm-up; NaN if all of these
-    are missing.
-    """
+    """Seconds of steps, a row for each rank and a column for each step; NaN where a step is missing."""
 
     summary: Summary
     hosts: Mapping[int, str]
@@ -136,7 +134,7 @@ def _tables(steps: Mapping[int, Sequence[Step]], hosts: Mapping[int, str], summa
     rows = [dict(enumerate(made[-least:])) if apart else {step.step: step for step in made}
             for made in workers.values()]  # fmt: skip
     paired = [at for at in sorted(set[int]().union(*rows)) if sum(at in row for row in rows) > 1]
-    skip = warm_up([max(row[at].seconds for row in rows if at in row) for at in paired])
+    skip = max(FIRST_STEPS, int(FIRST_PART * len(paired)))
     most = max((row[at].samples for row in rows for at in paired if at in row), default=0)
     kept = [at for at in paired[skip:] if any(at in row and row[at].samples == most for row in rows)]
     if len(kept) < FEWEST:
@@ -147,7 +145,7 @@ def _tables(steps: Mapping[int, Sequence[Step]], hosts: Mapping[int, str], summa
             if step := row.get(at):
                 own = step.samples if step.own is None else step.own
                 cells[:, i, j] = *computed(step), step.spans.get("input", 0.0), step.seconds, own or np.nan
-    compute, core, waited, whole, own_samples = _means(cells)
+    compute, core, waited, whole, own_samples = cells
     if summary.emulated:  # it sleeps: waiting for a core does not make it longer
         compute, core = compute + core, 0 * core
     parts = of_steps(
@@ -208,16 +206,17 @@ def _computing(t: Tables) -> Iterator[tuple[float, Judgement]]:
     if t.summary.grid.shards > 1:
         return
     for rows in t.peers():
-        compute, each = t.compute[rows], t.compute[rows] / t.own[rows]
-        slower, longer = _over(each), _over(compute)
-        for i, row in enumerate(rows):
-            rank, delay = t.ranks[row], _median((compute - others(compute))[i] / t.whole[row])
-            if delay < SHOWN:
-                continue
-            if ratio := _interval(slower[i], THRESHOLD):
-                yield delay, _slow_rank(t, rank, ratio)
-            elif ratio := _interval(longer[i], THRESHOLD):
-                yield delay, _uneven(t, rank, ratio, _median(_over(t.own[rows])[i]))
+        for steps in (np.asarray, _means):
+            compute, own, whole = (steps(table[rows]) for table in (t.compute, t.own, t.whole))
+            slower, longer, delays = _over(compute / own), _over(compute), (compute - others(compute)) / whole
+            for i, row in enumerate(rows):
+                rank, delay = t.ranks[row], _median(delays[i])
+                if delay < SHOWN:
+                    continue
+                if ratio := _interval(slower[i], THRESHOLD):
+                    yield delay, _slow_rank(t, rank, ratio)
+                elif ratio := _interval(longer[i], THRESHOLD):
+                    yield delay, _uneven(t, rank, ratio, _median(_over(own)[i]))
 
 
 def _slow_rank(t: Tables, rank: int, ratio: Interval) -> Judgement:
@@ -257,7 +256,7 @@ def _late(t: Tables) -> Iterator[tuple[float, Judgement]]:
     if len(set(t.hosts.values())) > 1:  # ranks of one machine take turns: who waits longest is chance
         kinds.append((NO_CORE, t.core, "waits for a core", "fewer programs and ranks on its machine"))
     for kind, table, words, advice in kinds:
-        delay = (table - others(table)) / t.whole
+        delay = _means((table - others(table)) / t.whole)  # input arrives in bursts
         for row, rank in enumerate(t.ranks):
             late = _interval(1 + np.maximum(-0.9, delay[row]), 1 + DELAY)
             if late is None:
