@@ -79,6 +79,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "strategies.finite",
         "export.trackers",
         "launch",
+        "analysis.slow",
     ),
     "paceline.checkpoint.manifest": ("errors", "run.atomic", "strict_json", "data.course"),
     "paceline.data.course": ("strict_json",),

@@ -471,7 +471,7 @@ class RecordedLoop:
             summary.samples_per_second = recorder.samples_per_second()
             summary.total_seconds = time.perf_counter() - self._started
             summary.disturbed = self._disturbance()
-            if judged := judge_folder(folder, summary):
+            if judged := judge_folder(folder, summary):  # all ranks have flushed: `_measure` has heard from them
                 summary.verdict, summary.slow_rank = judged.text, judged.rank
             summary.status = COMPLETED
             conclude(folder, summary)
@@ -482,7 +482,7 @@ class RecordedLoop:
         self._rank.hand_in()
         self._comm.close()
         if comm.rank == 0 and not quiet():
-            print(f"Run folder: {folder}" + (f"\n{summary.verdict}" if summary.verdict else ""), flush=True)
+            print(*([summary.verdict] if summary.verdict else []), f"Run folder: {folder}", sep="\n", flush=True)
 
     def _measure(self) -> None:
         """Every rank's processor time, memory and communication."""
