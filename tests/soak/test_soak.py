@@ -19,6 +19,7 @@ import pytest
 import random_options
 import saves
 import server_kills
+import slow_ranks
 import soak
 import storms
 from raw_lines import raw_lines
@@ -29,7 +30,8 @@ def test_a_sample_of_storms() -> None:
         storms.storm(random.Random(seed))
 
 
-SAMPLE = [(kills, 1), (kills, 16), (server_kills, 2), (saves, 1), (random_options, 7), (random_options, 13)]
+SAMPLE = [(kills, 1), (kills, 16), (server_kills, 2), (saves, 1), (random_options, 7), (random_options, 13),
+          (slow_ranks, 4), (slow_ranks, 29)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("campaign", "seed"), SAMPLE, ids=lambda value: getattr(value, "__name__", value))
