@@ -20,7 +20,7 @@ from paceline.models.table import TABLE as MODELS
 
 Facts = Callable[..., Any]
 # They print a script, and JSON anyway.
-WITHOUT = {"slurm", "completion", "schema"}
+WITHOUT = {"slurm", "completion", "schema", "export", "watch"}
 
 
 @pytest.fixture
