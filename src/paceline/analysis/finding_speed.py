@@ -10,7 +10,7 @@ from paceline.analysis.lines import Line, all_lines, faster, is_faster, speed
 from paceline.analysis.problems import Problem
 from paceline.analysis.scaling import Curve, Group, Point, certain, disturbed
 from paceline.analysis.setting import nodes_of
-from paceline.analysis.slow import in_words, largest_loss, remedy, shares
+from paceline.analysis.slow import largest_loss, remedy, shares, time_of
 from paceline.analysis.statistics import LAWS, Interval
 from paceline.analysis.trust import MAY_NEED_MORE, allow, asynchronous, inexact
 from paceline.analysis.wording import count, number, percent, percents, some, within
@@ -160,7 +160,7 @@ def spent(one: Group, among: Sequence[Group]) -> str:
     if parts is None:
         return ""
     share, step = shares(parts), "a worker's step" if asynchronous(one) else "a step"
-    text, part = f"{step} of {one.label(among)} takes {in_words(parts)}", largest_loss(share)
+    text, part = f"{step} of {one.label(among)} takes {time_of(parts)}", largest_loss(share)
     help_ = remedy(part, one.first.summary, nodes_of(one.first))
     return f"{text}; {help_} would help most." if help_ else f"{text}."
 

@@ -308,7 +308,7 @@ def largest_loss(share: Mapping[str, float]) -> str:
     return most if share[most] >= MUCH else "compute"
 
 
-def in_words(parts: Parts) -> str:
+def time_of(parts: Parts) -> str:
     """How long a step takes, and its parts that are worth mentioning."""
     share = shares(parts)
     shown = sorted((key for key in share if key != "compute" and share[key] >= SHOWN), key=lambda key: -share[key])
@@ -333,7 +333,7 @@ def remedy(part: str, summary: Summary, machines: int) -> str:
 
 def _bound(t: Tables) -> Judgement:
     """What most of a step is spent on, if no rank stands out."""
-    share, evidence = shares(_mean(t)), f"a step takes {in_words(_mean(t))}"
+    share, evidence = shares(_mean(t)), f"a step takes {time_of(_mean(t))}"
     part = largest_loss(share)
     # A step needs these, unlike waiting: it is bound by one only if that takes about as long as computing.
     needed = part in ("communication", "optimizer", "other") and share[part] < share["compute"] / 2
