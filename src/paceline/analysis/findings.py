@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from paceline.analysis.finding_learning import batch_sizes, best_result, scored, soonest
 from paceline.analysis.finding_many import Rows, best_of, cost_of, idle_of, slower_of
 from paceline.analysis.finding_pipeline import bubbles
+from paceline.analysis.finding_slow import verdicts
 from paceline.analysis.finding_speed import best, cost, not_worth, scaling
 from paceline.analysis.learning import measure_of
 from paceline.analysis.lines import ENOUGH_RUNS
@@ -25,7 +26,7 @@ from paceline.emulation.table import device
 class Finding:
     """One or a few sentences. If there are several cases, `rows` are a small table whose first row has the headers."""
 
-    kind: str  # ran, best, scaling, cost, learned, not-worth, missing
+    kind: str  # ran, best, scaling, cost, verdict, learned, not-worth, missing
     text: str
     rows: Rows = ()
 
@@ -41,7 +42,10 @@ def findings(
         said += [Finding("learned", t) for part in (soonest, best_result, batch_sizes) for t in part(problem)]
     for kind in ("scaling", "cost", "not-worth"):
         said += _speed(found, curves, kind)
-        said += [Finding("cost", text) for problem in found for text in bubbles(problem)] if kind == "cost" else []
+        if kind == "cost":
+            said += [Finding(kind, text) for problem in found for text in bubbles(problem)]
+            text, rows = verdicts(groups)
+            said += [Finding("verdict", text, rows)] if text else []
     said += [Finding("missing", text) for text in missing(groups, curves, left_out)]
     return list(dict.fromkeys(said))
 

@@ -24,7 +24,7 @@ SUMMARY = {
     "What was run": ("ran",),
     "Best settings": ("best", "learned"),
     "Scaling": ("scaling",),
-    "Where the time goes": ("cost",),
+    "Where the time goes": ("cost", "verdict"),
     "What is not worth it": ("not-worth",),
     "What these runs do not show": ("missing",),
 }

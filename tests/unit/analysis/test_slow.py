@@ -24,7 +24,9 @@ from paceline.analysis.slow import (
     judge_folder,
     others,
 )
+from paceline.analysis.study import read_study
 from paceline.layout import Grid
+from paceline.report.sections import overview
 from paceline.run.records import Step, Summary
 
 HERE: Mapping[int, str] = {}
@@ -272,3 +274,22 @@ def test_only_the_end_of_a_folder_counts_and_damage_is_left_out(tmp_path: Path) 
     (folder / "rank_1.jsonl").unlink()
     assert judge_folder(folder) is None
     assert judge_folder(tmp_path) is None
+
+
+def test_a_report_has_the_verdict_on_each_setting_where_the_time_goes(tmp_path: Path) -> None:
+    """Of the settings with several workers; what most runs say, if they differ."""
+    hosts = ["node-a", "node-a", "node-b"]
+    for number, last in enumerate((0.6, 0.6, 0.3)):
+        write_run(tmp_path / f"ring-{number}", steady(0.1, 60, number), workers=3, seed=number, hosts=hosts,
+                  compute=[0.3, 0.3, last])  # fmt: skip
+    write_run(tmp_path / "one", steady(0.2, 60))
+    slow = "rank 2 on node-b computes 2.00 times slower than the median of the other ranks (in 2 of 3 runs)"
+    (topic,) = [each for each in overview(read_study([tmp_path])).topics if each.heading == "Where the time goes"]
+    (text,) = [each for each in topic.sentences if slow in each]
+    assert text.startswith("The steps of ring")
+    assert "Try the same run without node-b" in text
+    write_run(tmp_path / "gather", steady(0.1, 60), workers=3, strategy="gather", compute=[0.8] * 3)
+    (topic,) = [each for each in overview(read_study([tmp_path])).topics if each.heading == "Where the time goes"]
+    (found,) = topic.tables
+    cells = [[cell.text for cell in row] for row in found.table.rows]
+    assert [row[1] for row in cells] == ["Compute-bound", slow[0].upper() + slow[1:]]
