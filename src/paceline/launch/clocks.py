@@ -20,7 +20,6 @@ def measure_clock(comm: Comm, machine: str | None, clock: Callable[[], float] = 
 
     All ranks must call it. Ranks on the machine of rank 0 have its clock, and exchange no messages.
     """
-    began = time.perf_counter()
     machines = share_text(machine or f"unknown, of rank {comm.rank}", comm)
     away = [rank for rank, other in enumerate(machines) if other != machines[0]]
     if comm.rank == 0:
@@ -29,6 +28,7 @@ def measure_clock(comm: Comm, machine: str | None, clock: Callable[[], float] = 
         return None
     if comm.rank not in away:
         return Clock(0.0, 0.0)
+    began = time.perf_counter()
     uncertainty, offset = min(_ask(comm, clock) for _ in range(ROUND_TRIPS))
     return Clock(offset, uncertainty, round(time.perf_counter() - began, 6))
 
