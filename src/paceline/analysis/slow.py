@@ -17,7 +17,8 @@ import numpy as np
 from paceline.analysis.breakdown import Parts, computed, mean, of_steps
 from paceline.analysis.statistics import Interval, Series, median
 from paceline.analysis.wording import number, percent, seconds, sentence, spread
-from paceline.run.folder import rank_file, read_ranks, read_summary
+from paceline.run.clocks import shifted
+from paceline.run.folder import rank_file, rank_offsets, read_ranks, read_summary
 from paceline.run.lines import read_sound_lines
 from paceline.run.records import Step, Summary
 from paceline.strategies.table import describe
@@ -74,10 +75,10 @@ def judge_folder(folder: Path, summary: Summary | None = None) -> Judgement | No
     summary = summary or read_summary(folder)
     if summary is None or summary.workers < 2:
         return None
-    steps = {}
+    steps, offsets = {}, rank_offsets(folder)
     for rank in range(summary.servers, summary.ranks):
         made = {step.step: step for step in read_sound_lines(rank_file(folder, rank), Step, last=LAST_BYTES)}
-        steps[rank] = [made[at] for at in sorted(made)][-LAST_STEPS:]
+        steps[rank] = [shifted(made[at], offsets.get(rank, 0.0)) for at in sorted(made)][-LAST_STEPS:]
     return judge(steps, {row.rank: row.host for row in read_ranks(folder)}, summary)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from paceline.run.lines import L, stream_lines
+from paceline.run.lines import L
 from paceline.run.records import Clock, Line, Start
+from paceline.strict_json import build, open_regular, parse
+
+LINE = b'{"kind": "%s"'  # as `LineWriter` begins a line
 
 
 def aligned(lines: Iterable[Line]) -> Iterator[Line]:
@@ -32,8 +36,16 @@ def shifted(line: L, offset: float) -> L:
 
 
 def read_clock(path: Path) -> Clock | None:
-    """What the last process of a rank found out; None where nothing was measured."""
-    found = None
-    for line in stream_lines(path, Start, Clock):
-        found = line if isinstance(line, Clock) else None
-    return found
+    """What the last process of a rank found out; None where nothing was measured.
+
+    It is looked for from the end of the file, without reading the lines of all steps.
+    """
+    try:
+        with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            at = text.rfind(LINE % Clock.kind.encode())
+            if at < 0 or text.find(LINE % Start.kind.encode(), at) >= 0:
+                return None
+            text.seek(at)
+            return build(Clock, parse(text.readline().decode()), extra=True)
+    except (OSError, ValueError):  # there is no file, or an empty one, or the line is not finished
+        return None

@@ -241,12 +241,17 @@ def node_head(path: Path) -> NodeStart | None:
     return next((line for line in stream_lines(path, NodeStart) if line.schema == SCHEMA), None)
 
 
-def node_offsets(folder: Path) -> dict[str, float]:
-    """What to add to the times of each node, by its name: the offset of the clock of the ranks there."""
+def rank_offsets(folder: Path) -> dict[int, float]:
+    """What to add to the times of ranks on other hosts than rank 0's, where it was measured."""
     rows = read_ranks(folder)
-    first = {row.host: row.rank for row in reversed(rows)}
-    clocks = {host: read_clock(rank_file(folder, rank)) for host, rank in first.items() if host != rows[0].host}
-    return {host: clock.offset for host, clock in clocks.items() if clock}
+    clocks = {row.rank: read_clock(rank_file(folder, row.rank)) for row in rows if row.host != rows[0].host}
+    return {rank: clock.offset for rank, clock in clocks.items() if clock}
+
+
+def node_offsets(folder: Path) -> dict[str, float]:
+    """The same for nodes, by their names: they have the clock of the ranks there."""
+    offsets = rank_offsets(folder)
+    return {row.host: offsets[row.rank] for row in read_ranks(folder) if row.rank in offsets}
 
 
 def write_bench(folder: Path, bench: Bench) -> None:

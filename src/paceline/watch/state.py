@@ -19,6 +19,7 @@ from paceline.analysis.resources import SHORTEST
 from paceline.analysis.slow import LAST_BYTES, LAST_STEPS, Judgement, judge
 from paceline.analysis.wording import accuracy, count, loss, number, percent, ranged, seconds, sentence, size
 from paceline.errors import UsageError
+from paceline.run.clocks import read_clock, shifted
 from paceline.run.folder import LOGS, SUMMARY, check_summary, find_folders, node_files, rank_file, read_ranks, read_spec
 from paceline.run.growing import GrowingLines, ReplacedError
 from paceline.run.liveness import current_summary
@@ -95,6 +96,7 @@ class State:
         }
         kept = max(RECENT_STEPS, min(LAST_STEPS, MOST_STEPS // ranks))
         self._steps = {rank: deque[Step](maxlen=kept) for rank in range(ranks)}
+        self._offsets: dict[int, float] = {}  # of each rank's clock
         self._nodes: dict[Path, _Node] = {}
         self._curve = Curve()
         self._planned: Planned | None = None
@@ -136,7 +138,10 @@ class State:
                 if isinstance(line, Step):
                     if self._steps[rank] and line.step <= self._steps[rank][-1].step:
                         self._steps[rank].clear()
-                    self._steps[rank].append(line)
+                    if not self._steps[rank]:  # the clock's line is above that of the first step
+                        clock = read_clock(file.path) if rank else None
+                        self._offsets[rank] = clock.offset if clock else 0.0
+                    self._steps[rank].append(shifted(line, self._offsets[rank]))
                 if rank == 0:
                     self._add(line)
         for path in node_files(self.folder):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,13 @@ from made_up import START, write_run
 from raw_lines import RawWriter, raw_lines
 
 from paceline.analysis.runs import Run, read_run
+from paceline.analysis.slow import judge_folder
 from paceline.run.clocks import aligned, read_clock
-from paceline.run.folder import read_nodes
-from paceline.run.lines import read_lines
-from paceline.run.records import Clock, End, Epoch, Line, Start
+from paceline.run.folder import check_summary, read_nodes, write_summary
+from paceline.run.lines import LineWriter, read_lines
+from paceline.run.liveness import claim
+from paceline.run.records import RUNNING, Clock, End, Epoch, Line, Start
+from paceline.watch.state import State
 
 AHEAD = 100.0  # seconds that the second machine's clock is ahead of that of rank 0
 
@@ -43,6 +48,40 @@ def folder(tmp_path: Path) -> Path:
             writer.write(**line)
         writer.close()
     return folder
+
+
+def test_the_clock_is_that_of_the_last_process(tmp_path: Path) -> None:
+    path = tmp_path / "rank_1.jsonl"
+    assert read_clock(path) is None
+    path.touch()
+    assert read_clock(path) is None
+    for process in range(2):
+        with closing(LineWriter(path)) as lines:
+            lines.write(Start(1, 10.0))
+            lines.flush()
+            assert read_clock(path) is None, "it is not measured yet, and the one before was another process"
+            lines.write(Clock(-3.0 - process, 0.1))
+            for number in range(100):
+                lines.write(Epoch(number, 1.0, 8))
+        assert read_clock(path) == Clock(-3.0 - process, 0.1)
+    with path.open("a") as file:
+        file.write('{"kind": "clock", "offset"')
+    assert read_clock(path) is None
+
+
+def test_a_verdict_is_the_same_with_other_clocks(folder: Path, tmp_path: Path) -> None:
+    """Who waited for whom follows from when each rank was ready."""
+    plain = write_run(tmp_path / "plain", [0.1] * 40, workers=2, hosts=("a", "b"))
+    assert judge_folder(plain) is not None
+    assert judge_folder(folder) == judge_folder(plain)
+
+
+def test_no_rank_seems_late_to_a_watcher_because_of_its_clock(folder: Path) -> None:
+    claim(folder)  # by this process, which lives
+    write_summary(folder, replace(check_summary(folder), status=RUNNING))
+    state = State(folder)
+    state.refresh()
+    assert [(row["rank"], row["late"]) for row in state.as_dict()["ranks"]] == [(0, ""), (1, "")]
 
 
 def test_runs_are_read_with_the_times_of_rank_0(folder: Path) -> None:
