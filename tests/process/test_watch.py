@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from live_run import BIN, listening_elsewhere
+from live_run import BIN, listening_elsewhere, until
 from made_up import steady, write_run
 
 # A shell that runs the tests in the background lets its children ignore Ctrl-C.
@@ -100,8 +100,11 @@ def test_a_damaged_file_is_told_and_ctrl_c_ends_it_quietly(watch: Watch) -> None
     """The last test of this process."""
     (watch.folder / "summary.json").write_text("{")
     (watch.folder / "rank_0.jsonl").write_text("{]\n")
-    state = json.loads(watch.ask("/state.json")[2])
-    assert any("summary.json cannot be read" in note for note in state["notes"])
+
+    def is_told() -> bool:
+        return any("summary.json cannot be read" in note for note in json.loads(watch.ask("/state.json")[2])["notes"])
+
+    until("the page tells that the summary is damaged", is_told)  # an answer may be a little older than the file
     watch.process.send_signal(signal.SIGINT)
     _, errors = watch.process.communicate(timeout=60)
     assert (watch.process.returncode, errors) == (0, "")
