@@ -77,6 +77,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "strategies.averager",
         "strategies.engine",
         "strategies.finite",
+        "strategies.replicas",
         "export.trackers",
         "launch",
         "analysis.slow",

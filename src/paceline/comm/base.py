@@ -106,6 +106,10 @@ class Comm(ABC):
         if peer is not None and (peer == self.rank or not 0 <= peer < self.size):
             raise CommError(f"rank {self.rank} of {self.size} cannot exchange messages with rank {peer}", peer)
 
+    def __deepcopy__(self, _memory: object) -> Self:
+        """Copies of what uses a communicator use the same one."""
+        return self
+
     def __enter__(self) -> Self:
         return self
 

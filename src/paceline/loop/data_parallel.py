@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from paceline.comm.base import Comm
 from paceline.errors import UsageError
-from paceline.loop.nested import change_each
-from paceline.loop.shares import Share, latest
+from paceline.loop.nested import change_each, tensors_in
+from paceline.loop.shares import latest
 from paceline.loop.world import world
 from paceline.models.properties import NORMS
 from paceline.strategies.averager import Averager
@@ -53,7 +53,10 @@ class DataParallel(nn.Module):
         self.module = module
         self.comm = comm = comm or world()
         self._sync, self._open, self._rounds, self._check_finite = True, False, 0, check_finite
-        self._share: Share | None = None
+        self._share, self._called = (
+            latest(),
+            False,
+        )  # of the last call of the model; whether it was since the last round
         layers = () if sync_batchnorm else module.modules()
         self._statistics = [tensor for layer in layers for tensor in _running(layer)]
         self.averager = Averager(
@@ -69,8 +72,8 @@ class DataParallel(nn.Module):
         self._before = self._flat_statistics()
         if comm.size > 1:
             self._watch = Watch(module, most=1)
-            module.register_forward_pre_hook(self._on_forward)
-            module.register_forward_hook(self._on_output)
+            module.register_forward_pre_hook(_Hook(self._on_forward), with_kwargs=True)
+            module.register_forward_hook(_Hook(self._on_output))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
@@ -151,25 +154,38 @@ class DataParallel(nn.Module):
 
     # What happens in forward and backward
 
-    def _on_forward(self, *_: Any) -> None:
+    def _on_forward(self, _module: nn.Module, args: Any, kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
-            return
+            return None
         if self._open:
             raise UsageError(
                 "an earlier backward was ended by an error before its gradients were averaged; the other ranks may "
                 "still wait for them: end this training"
             )
-        self._share = latest()
+        self._share, self._called = latest(), True
         self.averager.buckets.expect_new()
         for layer in self.averager.synchronised:
             layer.idle = self._share is not None and not self._share.count
+        if self._weight in (0, 1):
+            return None
+        # What goes through the model twice, or comes from another one, must be weighted once.
+        return _weighted((args, kwargs), 1 / self._weight)
+
+    @property
+    def _weight(self) -> float:
+        return self._share.weight(self.comm.size) if self._share else 1.0
 
     def _on_output(self, _module: nn.Module, _inputs: Any, output: Any) -> Any:
         """Weight what backward will bring by this rank's part of the global batch, before it reaches any layer."""
-        if not torch.is_grad_enabled() or self._share is None:
+        if not torch.is_grad_enabled() or self._weight == 1:
             return None
-        weight = self._share.weight(self.comm.size)
-        return None if weight == 1 else _weighted(output, weight)
+        weighted = _weighted(output, self._weight)
+        if weighted is output and next(tensors_in(output), None) is None:
+            raise UsageError(
+                f"the model returns a {type(output).__name__}, in which there is no tensor that can be weighted by the "
+                f"number of samples: return tensors, or lists, tuples, dicts or dataclasses of them"
+            )
+        return weighted
 
     def _begin(self) -> None:
         """A backward has reached a parameter."""
@@ -177,6 +193,12 @@ class DataParallel(nn.Module):
             return
         self._open = True
         self.averager.begin(1 / self.comm.size)
+        share = latest()
+        if not self._called and share is not self._share and share and share.weight(self.comm.size) != 1:
+            self.averager.buckets.refuse(
+                "the loss was not computed by calling the model, so that it is not weighted by this rank's number of "
+                "samples: call model(...), not one of its methods"
+            )
         torch.autograd.Variable._execution_engine.queue_callback(self._end)
 
     def _end(self) -> None:
@@ -186,7 +208,7 @@ class DataParallel(nn.Module):
     @torch.no_grad()
     def _average(self, share: float) -> None:
         """Wait for the sums. Statistics are sums of changes, so that those that did not change stay exactly equal."""
-        self._rounds += 1
+        self._rounds, self._called = self._rounds + 1, False
         extras = self.averager.buckets.extras
         if self._statistics:
             extras.copy_((self._flat_statistics() - self._before) * share)
@@ -222,7 +244,7 @@ class _Weigh(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: float) -> Tensor:
         ctx.weight = weight
-        return x.view_as(x)
+        return x.clone()  # not a view, which could not be changed in place
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
@@ -231,7 +253,8 @@ class _Weigh(torch.autograd.Function):
         return gradient * ctx.weight if ctx.weight else torch.zeros_like(gradient), None
 
 
-def _weighted(output: Any, weight: float) -> Any:
+def _weighted(values: Any, weight: float) -> Any:
+    """The same with every tensor that has a gradient weighted; itself if there is none."""
     found = []
 
     def weigh(value: Any) -> Any:
@@ -240,10 +263,29 @@ def _weighted(output: Any, weight: float) -> Any:
         found.append(value)
         return _Weigh.apply(value, weight)  # type: ignore[no-untyped-call]
 
-    result = change_each(weigh, output)
-    if not found:
-        raise UsageError(
-            f"the model returns a {type(output).__name__}, in which there is no tensor to be weighted by the number of "
-            f"samples: return tensors, or lists, tuples, dicts or dataclasses of them"
-        )
-    return result
+    result = change_each(weigh, values)
+    return result if found else values
+
+
+class _Hook:
+    """A hook on the user's model that its copies do not have."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)
+
+    def __deepcopy__(self, _memory: Any) -> Callable[..., None]:
+        return _nothing
+
+    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
+        return _no_hook, ()
+
+
+def _nothing(*_: Any) -> None:
+    """The hook of a copy."""
+
+
+def _no_hook() -> Callable[..., None]:
+    return _nothing

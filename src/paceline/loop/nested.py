@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+
+from torch import Tensor
 
 
 def change_each(change: Callable[[Any], Any], values: Any) -> Any:
@@ -26,3 +28,15 @@ def change_each(change: Callable[[Any], Any], values: Any) -> Any:
         changed = {f.name: inner(getattr(values, f.name)) for f in dataclasses.fields(values)}
         return dataclasses.replace(values, **changed)
     return change(values)
+
+
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    """The tensors in what a model takes or returns."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, Mapping):
+        yield from (tensor for each in values.values() for tensor in tensors_in(each))
+    elif isinstance(values, list | tuple):
+        yield from (tensor for each in values for tensor in tensors_in(each))
+    elif dataclasses.is_dataclass(values) and not isinstance(values, type):
+        yield from (tensor for each in vars(values).values() for tensor in tensors_in(each))

@@ -15,9 +15,11 @@ from paceline.comm.base import Comm
 from paceline.comm.words import all_or_none, share_text
 from paceline.errors import UsageError
 from paceline.layout import share
-from paceline.loop.shares import Share, took
+from paceline.loop.nested import tensors_in
+from paceline.loop.shares import Share, latest, took
 from paceline.loop.world import world
 from paceline.messages import LOGGER
+from paceline.strategies.replicas import digest
 
 CHUNK = 1024  # batches that rank 0 draws at a time
 END = object()
@@ -44,7 +46,8 @@ def shard(loader: Any, comm: Comm | None = None) -> Any:
     comm = comm or world()
     if isinstance(loader, Tensor | dict | list | tuple):
         part, own = _part(loader, comm)
-        took(own)
+        if torch.is_grad_enabled():
+            took(own)
         return part
     return ShardedLoader(loader, comm)
 
@@ -63,10 +66,11 @@ class ShardedLoader:
         self._first, self._start = 0, ""  # its first batch, and the random state before its order was drawn
         self._now: Tensor | None = None  # the random state to go on with, once the order of a continued epoch is drawn
         self._sampler = _Parts(self)
-        self._sliced = isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None
-        self._parts = loader if self._sliced else self._loader_of_parts()
-        if self._sliced and comm.size > 1 and comm.rank == 0:
-            LOGGER.warning("the data set is not indexed by sample: every rank reads all of it, and uses its part")
+        self._iterable, self._whole = isinstance(loader.dataset, IterableDataset), loader.batch_sampler is None
+        self._inner = loader if self._iterable else self._loader_of_parts()
+        if (self._iterable or self._whole) and comm.size > 1 and comm.rank == 0:
+            what = "the data set is iterable" if self._iterable else "the loader has no batch size"
+            LOGGER.warning("%s: every rank reads whole batches, and uses its part of them", what)
 
     @property
     def dataset(self) -> Any:
@@ -81,20 +85,25 @@ class ShardedLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._first and self._comm.rank == 0:
-            self._now = torch.get_rng_state()
-            self._set_random(self._start)
-        elif not self._first:
-            self._start = self._random()
         first, self._first = self._first, 0
-        self._done = first
-        for batch, part in self._slices(first) if self._sliced else self._loaded(first):
-            self._done += 1
-            if part.count or torch.is_grad_enabled():
-                took(part)
-                yield batch
-        took(None)  # batches of another loader are weighted otherwise
-        self.epoch, self._done = self.epoch + 1, 0
+        if first:
+            self._now = torch.get_rng_state()
+            if self._comm.rank == 0 or self._iterable:
+                self._set_random(self._start)
+        else:
+            self._start = self._random()
+        self._done, before = first, latest()
+        try:
+            for batch, part in self._slices(first) if self._iterable else self._loaded(first):
+                self._done += 1
+                if torch.is_grad_enabled():
+                    took(part)
+                    yield batch
+                elif part.count:
+                    yield batch
+        finally:  # also when the loop is left: the batches of another loader are weighted otherwise
+            took(before)
+            self.epoch, self._done = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
         """On rank 0, whose random state decides."""
@@ -113,9 +122,9 @@ class ShardedLoader:
         if self._comm.rank and old.num_workers:  # workers of different ranks must not draw the same random numbers
             generator = torch.Generator().manual_seed(torch.initial_seed() + self._comm.rank)
         more: dict[str, Any] = {"prefetch_factor": old.prefetch_factor} if old.num_workers else {}
+        more |= {"batch_size": None, "sampler": self._sampler} if self._whole else {"batch_sampler": self._sampler}
         return DataLoader(
             old.dataset,
-            batch_sampler=self._sampler,
             num_workers=old.num_workers,
             collate_fn=old.collate_fn,
             pin_memory=old.pin_memory,
@@ -130,19 +139,19 @@ class ShardedLoader:
     def _loaded(self, first: int) -> Iterator[tuple[Any, Share]]:
         shares: deque[Share] = deque()
         self._sampler.parts = self._draw(first, shares)
-        for batch in self._parts:
-            yield batch, shares.popleft()
+        for batch in self._inner:
+            yield _part(batch, self._comm) if self._whole else (batch, shares.popleft())
 
-    def _draw(self, first: int, shares: deque[Share]) -> Iterator[list[int]]:
+    def _draw(self, first: int, shares: deque[Share]) -> Iterator[Any]:
         """The numbers of this rank's samples, batch by batch, as rank 0 draws them."""
-        comm = self._comm
-        batches = iter(self.loader.batch_sampler) if comm.rank == 0 and self.loader.batch_sampler else iter(())
+        comm, order = self._comm, self.loader.batch_sampler or ([number] for number in self.loader.sampler)
+        batches = iter(order if comm.rank == 0 else ())
         while drawn := self._tell(batches):
-            if self._now is not None:
-                if not self.loader.generator:
-                    torch.set_rng_state(self._now)
-                self._now = None
+            self._go_on()
             for batch in drawn[first:]:
+                if self._whole:
+                    yield batch[0]
+                    continue
                 part = share(len(batch), comm.size, comm.rank)
                 shares.append(Share(len(part), len(batch)))
                 yield batch[part.start : part.stop] or batch[:1]
@@ -171,18 +180,23 @@ class ShardedLoader:
     # Batches as they come
 
     def _slices(self, first: int) -> Iterator[tuple[Any, Share]]:
-        comm, loaded = self._comm, iter(self._parts)
+        comm, loaded = self._comm, iter(self._inner)
         for number in count(0):
             batch = next(loaded, END)
-            samples = -1 if batch is END else _count(batch)
-            _check_same_count(samples, number, comm)
-            if samples < 0:
+            _check_same(None if batch is END else batch, number, comm)
+            if batch is END:
                 return
-            if number < first:
-                continue
-            yield _part(batch, comm)
+            if number >= first:
+                self._go_on()
+                yield _part(batch, comm)
 
     # Random state
+
+    def _go_on(self) -> None:
+        """The order of a continued epoch is drawn: use the random state of the checkpoint again."""
+        if self._now is not None:
+            torch.set_rng_state(self._now)
+            self._now = None
 
     def _random(self) -> str:
         state = self.loader.generator.get_state() if self.loader.generator else torch.get_rng_state()
@@ -240,14 +254,21 @@ def _check(loader: DataLoader[Any], comm: Comm) -> None:
         )
 
 
-def _check_same_count(samples: int, number: int, comm: Comm) -> None:
-    counts = torch.zeros(comm.size, dtype=torch.int64, device=comm.device)
-    counts[comm.rank] = samples
-    comm.allreduce(counts)
-    found = counts.tolist()
-    other = next((rank for rank, each in enumerate(found) if each != found[0]), None)
+def _check_same(batch: Any, number: int, comm: Comm) -> None:
+    """Compare the batches of all ranks: how many samples they have, and their first one."""
+    if comm.size == 1:
+        return
+    table = torch.zeros(comm.size, 2, dtype=torch.int64, device=comm.device)
+    if batch is None:
+        table[comm.rank, 0] = -1
+    else:
+        table[comm.rank] = torch.tensor([_count(batch), digest(tensors_in(_cut(batch, range(1))))])
+    comm.allreduce(table.view(-1))
+    found = table.tolist()
+    other = next((rank for rank, row in enumerate(found) if row != found[0]), None)
     if other is not None:
-        has = ["nothing" if each < 0 else f"{each} samples" for each in found]
+        has = ["nothing" if count < 0 else f"{count} samples" for count, _ in found]
+        has[other] = "other samples" if has[other] == has[0] else has[other]
         raise UsageError(
             f"ranks must read the same data: of batch {number}, rank {other} has {has[other]}, rank 0 has {has[0]}; an "
             f"iterable data set must give every rank the same samples in the same order (the same seed)"
@@ -275,15 +296,27 @@ def _part(batch: Any, comm: Comm) -> tuple[Any, Share]:
 
 def _count(batch: Any) -> int:
     """The number of samples in a batch, whatever it is made of."""
+    lengths = set(_lengths(batch))
+    if len(lengths) != 1:
+        raise UsageError(
+            f"a batch has parts of {' and '.join(map(str, sorted(lengths))) or 'no'} samples: all that is in it must "
+            f"have one row for each sample"
+        )
+    return lengths.pop()
+
+
+def _lengths(batch: Any) -> Iterator[int]:
     if isinstance(batch, dict):
-        return _count(next(iter(batch.values())))
+        batch = list(batch.values())
     if isinstance(batch, list | tuple) and _holds_batches(batch):
-        return _count(batch[0])
+        for each in batch:
+            yield from _lengths(each)
+        return
     try:
-        return len(batch)
+        yield len(batch)
     except TypeError:
         raise UsageError(
-            f"a batch is a {type(batch).__name__}, which cannot be divided: tensors, or lists, tuples and dicts of "
+            f"a batch holds a {type(batch).__name__}, which cannot be divided: tensors, and lists, tuples and dicts of "
             f"tensors can"
         ) from None
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from paceline.loop.nested import tensors_in
 from paceline.loop.shares import latest
 from paceline.run.core_clock import CoreClock
 from paceline.strategies.engine import StepTimer
@@ -148,18 +148,6 @@ class Spans:
 def queue_callback(callback: Any) -> None:
     """Have the autograd engine call this at the end of the backward that is running; DDP and FSDP use it, too."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)
-
-
-def tensors_in(values: Any) -> Iterator[Tensor]:
-    """The tensors in what a model takes or returns."""
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, Mapping):
-        yield from (tensor for each in values.values() for tensor in tensors_in(each))
-    elif isinstance(values, list | tuple):
-        yield from (tensor for each in values for tensor in tensors_in(each))
-    elif dataclasses.is_dataclass(values) and not isinstance(values, type):
-        yield from (tensor for each in vars(values).values() for tensor in tensors_in(each))
 
 
 def _first_dimension(arguments: Any) -> int:

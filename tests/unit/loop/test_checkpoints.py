@@ -103,8 +103,8 @@ def train_sharded(folder: Path, until: int, comm: Comm) -> list[float]:
             optimizer.step()
             step += 1
             if step == until:
+                checkpoints.save(step)
                 break
-    checkpoints.save(step)
     checkpoints.close()
     return [float(value) for value in nn.utils.parameters_to_vector(model.parameters()).detach()]
 

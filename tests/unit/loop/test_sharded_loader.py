@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import math
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -16,10 +18,11 @@ from torch.utils.data import Sampler as TorchSampler
 from worlds import ThreadWorld
 
 from paceline.comm.base import Comm
+from paceline.comm.single import SingleComm
 from paceline.errors import UsageError
 from paceline.loop.data_parallel import DataParallel
 from paceline.loop.shard import CHUNK, shard
-from paceline.loop.shares import latest
+from paceline.loop.shares import Share, latest, took
 
 SAMPLES = 23
 INPUTS = torch.randn(SAMPLES, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -32,6 +35,20 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return iter([(INPUTS[i], TARGETS[i]) for i in range(self.samples)])
+
+
+class Whole(Dataset[tuple[Tensor, Tensor]]):
+    """Gives whole batches."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return math.ceil(SAMPLES / self.batch)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        part = slice(number * self.batch, (number + 1) * self.batch)
+        return INPUTS[part], TARGETS[part]
 
 
 class Own(TorchSampler[int]):
@@ -49,6 +66,8 @@ def make_loader(kind: str, batch: int, **more: Any) -> DataLoader[Any]:
     generator = torch.Generator().manual_seed(5)
     if kind == "iterable":
         return DataLoader(Stream(), batch, **more)
+    if kind == "whole batches":
+        return DataLoader(Whole(batch), None, shuffle=True, generator=generator, **more)
     if kind == "own sampler":
         return DataLoader(numbered, batch, sampler=Own(), generator=generator, **more)
     return DataLoader(numbered, batch, shuffle=kind == "shuffled", generator=generator, **more)
@@ -58,7 +77,7 @@ def rows(batch: Any) -> list[list[float]]:
     return [float(x) for x in batch[-2].sum(1)], batch[-1].tolist()  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("kind", ["shuffled", "in order", "own sampler", "iterable"])
+@pytest.mark.parametrize("kind", ["shuffled", "in order", "own sampler", "iterable", "whole batches"])
 @pytest.mark.parametrize(("size", "batch"), [(2, 8), (3, 7), (4, 5)])  # last batches of 7, 2 and 3 samples
 def test_the_parts_of_all_ranks_are_the_batches_of_one_process(kind: str, size: int, batch: int) -> None:
     wanted = [
@@ -173,9 +192,10 @@ def test_a_loader_continues_where_it_was(kind: str, stop: int) -> None:
         for number, batch in enumerate(cut):
             found.append(rows(batch))
             if number + 1 == stop:
+                state = cut.state_dict()
                 break
         again = shard(make_loader(kind, 8), comm)
-        again.load_state_dict(cut.state_dict())
+        again.load_state_dict(state)
         found += [rows(batch) for _ in range(again.epoch, 3) for batch in again]
         return [found, wanted]
 
@@ -235,6 +255,75 @@ def test_loaders_that_cannot_be_divided_are_refused_by_all(make: Any, message: s
     ThreadWorld(2).run(case)
 
 
+def test_streams_of_other_samples_are_refused_by_all() -> None:
+    class Shifted(Stream):
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            return iter([(INPUTS[i] + self.rank * (i > 7), TARGETS[i]) for i in range(16)])
+
+    def case(comm: Comm) -> None:
+        loader = shard(DataLoader(Shifted(comm.rank), 8), comm)
+        with pytest.raises(UsageError, match="of batch 1, rank 1 has other samples, rank 0 has 8 samples"):
+            _ = list(loader)
+
+    ThreadWorld(2).run(case)
+
+
+def test_what_has_no_row_for_each_sample_is_not_cut() -> None:
+    def case(comm: Comm) -> None:
+        with pytest.raises(UsageError, match="parts of 3 and 8 samples"):
+            shard((INPUTS[:8], TARGETS[:8], torch.ones(3)), comm)
+        with pytest.raises(UsageError, match="holds a int"):
+            shard((INPUTS[:8], 3), comm)
+
+    ThreadWorld(2).run(case)
+
+
+@pytest.mark.parametrize("leave", [False, True])
+def test_a_loader_that_ends_or_is_left_gives_way_to_the_one_around_it(leave: bool) -> None:
+    def case(comm: Comm) -> None:
+        training, validation = shard(make_loader("in order", 7), comm), shard(make_loader("in order", 5), comm)
+        for _ in training:
+            before = latest()
+            for _ in validation:  # with gradients
+                if leave:
+                    break
+            with torch.no_grad():
+                _ = list(validation)
+                shard((INPUTS[:2], TARGETS[:2]), comm)
+            assert latest() is before
+        assert latest() is None
+        assert (training.epoch, validation.epoch) == (1, 2 * len(training))
+
+    ThreadWorld(3).run(case)
+
+
+def test_random_numbers_after_a_resume_are_those_of_the_uninterrupted_loop() -> None:
+    """One rank at a time: ranks that are threads share torch's random state."""
+
+    def numbers(kind: str, stop: int) -> list[float]:
+        torch.manual_seed(4)
+        loader = shard(make_loader(kind, 8), SingleComm())
+        found = []
+        for number, _ in enumerate(loader):
+            found.append(float(torch.rand(())))
+            if number == stop:
+                state, random_state = loader.state_dict(), torch.get_rng_state()
+                break
+        else:
+            return found
+        again = shard(make_loader(kind, 8), SingleComm())
+        again.load_state_dict(state)
+        torch.manual_seed(99)
+        torch.set_rng_state(random_state)
+        return [*found, *(float(torch.rand(())) for _ in again)]
+
+    for kind in ("shuffled", "iterable"):
+        assert numbers(kind, 0) == numbers(kind, 99)
+
+
 @pytest.mark.parametrize(("counts", "message"), [
     ((16, 8), "of batch 1, rank 1 has nothing, rank 0 has 8 samples"),
     ((16, 14), "of batch 1, rank 1 has 6 samples, rank 0 has 8 samples"),
@@ -255,5 +344,102 @@ def test_a_loader_that_has_ended_does_not_weight_the_batches_of_another() -> Non
         for _ in shard(make_loader("in order", 8), comm):
             assert latest() is not None
         assert latest() is None
+
+    ThreadWorld(2).run(case)
+
+
+class Twice(nn.Module):
+    """Goes through its layer twice, by calling itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x.tanh())
+        return out
+
+    def loss(self, x: Tensor) -> Tensor:
+        return self.forward(x).square().mean()
+
+
+def through_two(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
+    out: Tensor = second(first(x))
+    return out.square().mean()
+
+
+def through_itself(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
+    out: Tensor = first(first(x)).square().mean() + second(x).square().mean()
+    return out
+
+
+def in_place(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
+    out, again = first(x), second(x)
+    out *= 0.5
+    again[:, :2] = 0.0
+    loss: Tensor = out.square().mean() + again.square().mean()
+    return loss
+
+
+@pytest.mark.parametrize("loss_of", [through_two, through_itself, in_place])
+def test_models_in_a_row_are_weighted_once(loss_of: Any) -> None:
+    nets = [Twice(), Twice()]
+
+    def gradients(models: list[Any], loader: Any) -> list[list[float]]:
+        for batch in loader:
+            loss_of(*models, batch[1]).backward()
+        return [p.grad.flatten().tolist() for model in models for p in model.parameters()]
+
+    wanted = gradients(copy.deepcopy(nets), make_loader("in order", 7))
+
+    def case(comm: Comm) -> list[list[float]]:
+        models = [DataParallel(copy.deepcopy(net), comm) for net in nets]
+        return gradients(models, shard(make_loader("in order", 7), comm))
+
+    for found in ThreadWorld(3).run(case):
+        for mine, theirs in zip(found, wanted, strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-12)
+
+
+def test_a_loss_by_a_method_of_the_model_is_refused_where_it_would_be_weighted_wrongly() -> None:
+    net = Twice()
+
+    def case(comm: Comm) -> None:
+        model = DataParallel(copy.deepcopy(net), comm)
+        batch = next(iter(shard(make_loader("in order", 7), comm)))
+        took(Share(len(batch[1]), 7))  # the loader has been left
+        with pytest.raises(UsageError, match="the loss was not computed by calling the model"):
+            model.loss(batch[1]).backward()
+
+    ThreadWorld(3).run(case)  # 7 samples are uneven for 3 ranks
+
+
+def test_a_gradient_of_the_input_is_not_weighted() -> None:
+    net = Twice()
+
+    def slope(model: nn.Module, x: Tensor) -> list[float]:
+        x = x.clone().requires_grad_()
+        (found,) = torch.autograd.grad(model(x).sum(), x)
+        return [float(value) for value in found.sum(1)]
+
+    wanted = slope(net, INPUTS[:7])
+
+    def case(comm: Comm) -> list[float]:
+        model = DataParallel(copy.deepcopy(net), comm)
+        return slope(model, shard(INPUTS[:7], comm))
+
+    assert [x for found in ThreadWorld(3).run(case) for x in found] == pytest.approx(wanted, abs=1e-12)
+
+
+def test_copies_of_the_model_are_plain() -> None:
+    def case(comm: Comm) -> None:
+        plain = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        model = DataParallel(plain, comm)
+        average = torch.optim.swa_utils.AveragedModel(plain)
+        model(torch.ones(2, 4)).sum().backward()
+        average.update_parameters(plain)
+        took(Share(1, 3))
+        copy.deepcopy(plain)(torch.ones(2, 4)).sum().backward()  # neither weighted nor averaged
+        torch.save(plain, io.BytesIO())
 
     ThreadWorld(2).run(case)
