@@ -103,8 +103,10 @@ def check(folder: Path, how: str, workers: int, rank: int, factor: float, way: s
             until("the ranks are known", lambda: read_ranks(run.folder) or run.process.poll() is not None)
             stop_in_turns(run.pid(rank), stopped)
         assert run.end() == 0, run.stderr()
-        summary = run.summary()
+        summary, printed = run.summary(), run.stdout()
     assert summary.status == COMPLETED
+    assert summary.verdict
+    assert summary.verdict in printed.splitlines()
     assert summary.slow_rank == (rank if factor > 1 else None), (
         f"{workers} workers, {how}, rank {rank} slowed {factor} times, {way}: {summary.verdict}"
     )
