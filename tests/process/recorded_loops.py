@@ -67,6 +67,7 @@ def train(folder: Path, model: nn.Module, loader: Any, **options: Any) -> list[T
 def kinds(out: Path) -> None:
     """With paceline.DataParallel, DDP (also with a hook of the user), and FSDP2."""
     data = make_data()
+    assert paceline.connect() is paceline.connect(), "a second rendezvous would wait for the addresses of the first"
     ours = paceline.shard(DataLoader(data, batch_size=BATCH))
     train(out / "ours", paceline.DataParallel(make_model()), ours, settings={"lr": 0.1, "gamma": 0.7})
     dist.init_process_group("gloo")
