@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from raw_lines import raw_lines
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from paceline.analysis.setting import setting_of
 from paceline.comm.base import Comm
 from paceline.comm.single import SingleComm
 from paceline.errors import AgreedError, CommError, UsageError
+from paceline.launch.recorded_rank import is_own
 from paceline.loop.record import RecordedLoop, Terminated, record
 from paceline.run.folder import read_nodes, read_summary
 from paceline.run.liveness import current_summary
@@ -432,6 +434,28 @@ def test_a_rank_that_fails_does_not_leave_the_others_waiting(how: str, tmp_path:
     assert summary
     assert (summary.status, summary.failed_rank) == (FAILED, 1)
     assert ("mine" if how == "raises" else "was not closed") in (summary.error or "")
+
+
+def test_ranks_of_torch_without_a_launcher_are_told_what_to_set(tmp_path: Path) -> None:
+    """As after torch.multiprocessing.spawn: each of them would be rank 0 of a run of its own."""
+    dist.init_process_group("fake", rank=0, world_size=2)
+    try:
+        with pytest.raises(
+            UsageError, match=r"torch.distributed has 2 ranks, .* no launcher: start them with torchrun"
+        ):
+            record(tmp_path, make_model(), comm=SingleComm()).__enter__()
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("error", "own"), [
+    (RuntimeError("[/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"), False),
+    (dist.DistNetworkError("the store is gone"), False),
+    (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), True),
+    (KeyError("x"), True),
+])  # fmt: skip
+def test_a_rank_that_lost_another_has_not_failed_itself(error: Exception, own: bool) -> None:
+    assert is_own(error, 0) == own
 
 
 def test_record_is_a_name_of_the_package() -> None:
