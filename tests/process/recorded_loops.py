@@ -72,7 +72,9 @@ def kinds(out: Path) -> None:
     train(out / "ours", paceline.DataParallel(make_model()), ours, settings={"lr": 0.1, "gamma": 0.7})
     dist.init_process_group("gloo")
     half = DataLoader(Subset(data, range(dist.get_rank(), SAMPLES, 2)), batch_size=BATCH // 2)
-    recorded = train(out / "ddp", DistributedDataParallel(make_model()), half, settings={"lr": 0.1, "gamma": 0.9})
+    model = DistributedDataParallel(make_model())
+    recorded = train(out / "ddp", model, half, settings={"lr": 0.1, "gamma": 0.9})
+    train(out / "again", model, half)
 
     hooked, called = DistributedDataParallel(make_model()), list[int]()
 

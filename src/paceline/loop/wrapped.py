@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -54,8 +55,11 @@ class AllReduces(Traffic):
         self._group = model.process_group
         self._factor = 1.0 / dist.get_world_size(self._group)
         self._lock, self._running, self._since = threading.Lock(), 0, 0.0
-        self._seconds, self._bytes = 0.0, 0
+        self.reset()
         model.register_comm_hook(None, lambda _, bucket: self._average(bucket))  # DDP reads annotations, if there are
+
+    def reset(self) -> None:
+        self._seconds, self._bytes = 0.0, 0
 
     def seconds(self) -> float:
         return self._seconds
@@ -81,6 +85,9 @@ class AllReduces(Traffic):
         return result
 
 
+_MEASURED: WeakKeyDictionary[nn.Module, AllReduces] = WeakKeyDictionary()  # a hook cannot be removed
+
+
 def traffic_of(model: nn.Module) -> Traffic:
     """What can be known of the communication of a model; measures that of DDP from here on, if that is on CPUs.
 
@@ -88,9 +95,11 @@ def traffic_of(model: nn.Module) -> Traffic:
     """
     if isinstance(model, DistributedDataParallel) and all(p.device.type == "cpu" for p in model.parameters()):
         try:
-            return AllReduces(model)
+            measured = _MEASURED.get(model) or _MEASURED.setdefault(model, AllReduces(model))
         except RuntimeError:
             return Traffic()
+        measured.reset()
+        return measured
     comm = model.averager.buckets.comm if isinstance(model, DataParallel) else None
     return Metered(model, comm) if isinstance(model, DataParallel) and isinstance(comm, MeteredComm) else Traffic()
 
