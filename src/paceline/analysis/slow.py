@@ -2,8 +2,8 @@
 
 Ranks are compared in the same steps: the time that a rank computes a sample, divided by the median of the other ranks.
 Whatever slows all ranks down cancels out. The median of these ratios over steps has a 95 % interval that allows for
-autocorrelation, and a rank is named only if the whole interval is above `THRESHOLD`. The same is done with means of a
-few consecutive steps: a rank that is slow in every third step holds the others up as well.
+autocorrelation, and a rank is named only if the whole interval is above `THRESHOLD`, and if the others wait for it. The
+same is done with means of a few consecutive steps: a rank that is slow in every third step holds the others up as well.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ from paceline.strategies.table import describe
 
 # A rank is slow if it takes more than this many times as long as the others: the lower end of the interval.
 THRESHOLD = 1.2
-# By which part of a step the input of a rank, or its waiting for a core, has to exceed the others': the lower end.
+# By which part of a step the input of a rank, its other work, or its waiting for a core, has to exceed the others': the
+# lower end.
 DELAY = 0.1
+# The others must wait longer by at least this part of the time that a rank computes longer. Otherwise a rank that waits
+# for others in its forward, as in synchronised batch-norm, would look slow.
+WAITED = 0.3
 FEWEST = 20  # steps after the first ones, and means of consecutive steps
 TOGETHER = 5  # steps in a mean, if there are enough of them
 FIRST_STEPS, FIRST_PART = 3, 0.1  # are left out, as memory is allocated and connections are opened: whichever is more
@@ -34,12 +38,14 @@ LAST_BYTES, LAST_STEPS = 1 << 18, 500  # of each rank's file
 
 MUCH = 0.2  # of a step: a larger part is what the run is bound by
 SHOWN = 0.05  # of a step: smaller parts are not mentioned
+WAITING = ("wait", "push", "send", "average")  # spans
 WHAT = {"compute": "computing", "input": "waiting for input", "slowest": "waiting for the slowest worker",
         "bubble": "waiting for other stages", "communication": "communication",
         "optimizer": "updating the weights", "other": "other work", "core": "waiting for a core"}  # fmt: skip
 
 # Kinds of judgements. Those about one rank:
 SLOW_RANK, SLOW_INPUT, NO_CORE, UNEVEN_SHARES = "slow rank", "slow input", "rank without a core", "uneven shares"
+OTHER_WORK, SLOW_UPDATE = "other work on one rank", "slow update"
 # Those about all of them; the largest part of a step, besides computing, decides.
 STAGES = "imbalanced stages"
 BOUND = {"compute": "compute-bound", "input": "input-bound", "communication": "communication-bound",
@@ -52,7 +58,7 @@ class Judgement:
     """The verdict on a run: `sentence` says it, `evidence` why, `advice` what to try next, all without a full stop.
 
     `rank` is the rank that slows the others down, if there is one; `ratio` is how many times as long it computes, or,
-    of slow input and of a rank without a core, by which part of a step it is later than the others.
+    of the other kinds about one rank, by which part of a step it is later than the others.
     """
 
     kind: str
@@ -103,6 +109,8 @@ class Tables:
     compute: Series  # on a core
     core: Series  # ready to compute, without a core
     input: Series
+    optimizer: Series
+    waiting: Series  # for others, and communicating
     whole: Series
     own: Series  # samples
     parts: dict[int, Parts]
@@ -137,22 +145,25 @@ def _tables(steps: Mapping[int, Sequence[Step]], hosts: Mapping[int, str], summa
     paired = [at for at in sorted(set[int]().union(*rows)) if sum(at in row for row in rows) > 1]
     skip = max(FIRST_STEPS, int(FIRST_PART * len(paired)))
     most = max((row[at].samples for row in rows for at in paired if at in row), default=0)
-    kept = [at for at in paired[skip:] if any(at in row and row[at].samples == most for row in rows)]
+    # Fewer samples, as at the end of an epoch, take another time each.
+    kept = [at for at in paired[skip:] if any(at in row and 2 * row[at].samples >= most for row in rows)]
     if len(kept) < FEWEST:
         return None
-    cells = np.full((5, len(rows), len(kept)), np.nan)
+    cells = np.full((7, len(rows), len(kept)), np.nan)
     for i, row in enumerate(rows):
         for j, at in enumerate(kept):
             if step := row.get(at):
                 own = step.samples if step.own is None else step.own
-                cells[:, i, j] = *computed(step), step.spans.get("input", 0.0), step.seconds, own or np.nan
-    compute, core, waited, whole, own_samples = cells
+                spans = [step.spans.get(name, 0.0) for name in ("input", "optimizer")]
+                waited = sum(step.spans.get(name, 0.0) for name in WAITING)
+                cells[:, i, j] = *computed(step), *spans, waited, step.seconds, own or np.nan
+    compute, core, inputs, optimizer, waiting, whole, own_samples = cells
     if summary.emulated:  # it sleeps: waiting for a core does not make it longer
         compute, core = compute + core, 0 * core
     parts = of_steps(
         {rank: [row[at] for at in kept if at in row] for rank, row in zip(workers, rows, strict=True)}, summary, 0
     )
-    return Tables(summary, hosts, tuple(workers), compute, core, waited, whole, own_samples, parts)
+    return Tables(summary, hosts, tuple(workers), compute, core, inputs, optimizer, waiting, whole, own_samples, parts)
 
 
 def _means(cells: Series) -> Series:
@@ -212,12 +223,21 @@ def _computing(t: Tables) -> Iterator[tuple[float, Judgement]]:
             slower, longer, delays = _over(compute / own), _over(compute), (compute - others(compute)) / whole
             for i, row in enumerate(rows):
                 rank, delay = t.ranks[row], _median(delays[i])
-                if delay < SHOWN:
+                if delay < SHOWN or not _is_waited_for(t, t.compute, rows, i):
                     continue
                 if ratio := _interval(slower[i], THRESHOLD):
                     yield delay, _slow_rank(t, rank, ratio)
                 elif ratio := _interval(longer[i], THRESHOLD):
                     yield delay, _uneven(t, rank, ratio, _median(_over(own)[i]))
+
+
+def _is_waited_for(t: Tables, busy: Series, rows: list[int], i: int) -> bool:
+    """Whether the others wait for this one of the rows: they wait longer than it, as it is busy for longer."""
+    if describe(t.summary.strategy).asynchronous:
+        return True
+    apart = (table[rows] - others(table[rows]) for table in (busy, t.waiting))
+    longer, waited = (float(np.nansum(each[i])) for each in apart)
+    return -waited >= WAITED * longer
 
 
 def _slow_rank(t: Tables, rank: int, ratio: Interval) -> Judgement:
@@ -250,9 +270,12 @@ def _uneven(t: Tables, rank: int, ratio: Interval, samples: float) -> Judgement:
 
 
 def _late(t: Tables) -> Iterator[tuple[float, Judgement]]:
-    """Ranks that wait for their input, or for a core, longer than the others, by how much they delay a step."""
+    """Ranks that do something else than computing for longer than the others, by how much they delay a step."""
+    other = t.whole - t.compute - t.core - t.input - t.optimizer - t.waiting
     kinds: list[tuple[str, Series, str, str]] = [
-        (SLOW_INPUT, t.input, "waits for its input", "faster storage or more loader processes for this rank")
+        (SLOW_INPUT, t.input, "waits for its input", "faster storage or more loader processes for this rank"),
+        (SLOW_UPDATE, t.optimizer, "updates its weights", "the same optimizer on all ranks, and no other programs"),
+        (OTHER_WORK, other, "does other work", "to do less of it in the loop: printing, logging, saving, evaluating"),
     ]
     if len(set(t.hosts.values())) > 1:  # ranks of one machine take turns: who waits longest is chance
         kinds.append((NO_CORE, t.core, "waits for a core", "fewer programs and ranks on its machine"))
@@ -260,7 +283,9 @@ def _late(t: Tables) -> Iterator[tuple[float, Judgement]]:
         delay = _means((table - others(table)) / t.whole)  # input arrives in bursts
         for row, rank in enumerate(t.ranks):
             late = _interval(1 + np.maximum(-0.9, delay[row]), 1 + DELAY)
-            if late is None:
+            # Other work may be waiting for another rank: at a barrier, or for a sum of the loop's own.
+            waits = kind in (OTHER_WORK, SLOW_UPDATE) and not _is_waited_for(t, table, list(range(len(t.ranks))), row)
+            if late is None or waits:
                 continue
             mine, rest = (float(np.nanmean(each)) for each in (table[row], others(table)[row]))
             times = f"{number(mine / rest)} times as long as" if rest > 0.01 * mine else "much longer than"
@@ -339,11 +364,13 @@ def _bound(t: Tables) -> Judgement:
     # A step needs these, unlike waiting: it is bound by one only if that takes about as long as computing.
     needed = part in ("communication", "optimizer", "other") and share[part] < share["compute"] / 2
     kind = BOUND["compute" if needed else part]
-    if t.summary.grid.shards == 1 and any(len(rows) > 1 for rows in t.peers()):
+    # Ranks that never wait after backward, as with FSDP, wait for each other in it: nothing is known about one of them.
+    known = t.summary.grid.shards == 1 and share["slowest"] + share["communication"] + share["bubble"] > 0.01
+    if known and part != "other" and any(len(rows) > 1 for rows in t.peers()):
         evidence += f"; no rank is significantly more than {THRESHOLD} times slower than the others"
     other = {
         "compute": "more workers or faster processors",
-        "slowest": "equal work for all ranks, and no other programs: ranks take turns at being the slowest",
+        "slowest": "equal work for all ranks, and no other programs",
         "optimizer": "another optimizer, or a larger batch",
         "other": "to find out what the loop does besides training: logging, saving, evaluating",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from paceline.comm.base import Comm
 from paceline.errors import UsageError
 from paceline.loop.nested import change_each, tensors_in
-from paceline.loop.shares import latest
+from paceline.loop.shares import latest, share_of
 from paceline.loop.world import world
 from paceline.models.properties import NORMS
 from paceline.strategies.averager import Averager
@@ -127,6 +128,10 @@ class DataParallel(nn.Module):
     def close(self) -> None:
         self.averager.close()
 
+    def __deepcopy__(self, memory: Any) -> nn.Module:
+        """A copy is a plain model: of an average of the weights, for example."""
+        return copy.deepcopy(self.module, memory)
+
     # The names of the model itself
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -162,7 +167,7 @@ class DataParallel(nn.Module):
                 "an earlier backward was ended by an error before its gradients were averaged; the other ranks may "
                 "still wait for them: end this training"
             )
-        self._share, self._called = latest(), True
+        self._share, self._called = share_of((args, kwargs)), True
         self.averager.buckets.expect_new()
         for layer in self.averager.synchronised:
             layer.idle = self._share is not None and not self._share.count
@@ -179,13 +184,7 @@ class DataParallel(nn.Module):
         """Weight what backward will bring by this rank's part of the global batch, before it reaches any layer."""
         if not torch.is_grad_enabled() or self._weight == 1:
             return None
-        weighted = _weighted(output, self._weight)
-        if weighted is output and next(tensors_in(output), None) is None:
-            raise UsageError(
-                f"the model returns a {type(output).__name__}, in which there is no tensor that can be weighted by the "
-                f"number of samples: return tensors, or lists, tuples, dicts or dataclasses of them"
-            )
-        return weighted
+        return _weighted(output, self._weight)
 
     def _begin(self) -> None:
         """A backward has reached a parameter."""
@@ -254,17 +253,22 @@ class _Weigh(torch.autograd.Function):
 
 
 def _weighted(values: Any, weight: float) -> Any:
-    """The same with every tensor that has a gradient weighted; itself if there is none."""
-    found = []
+    """The same with every tensor that has a gradient weighted; None if there is none."""
 
     def weigh(value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.requires_grad:
-            return value
-        found.append(value)
-        return _Weigh.apply(value, weight)  # type: ignore[no-untyped-call]
+        if isinstance(value, Tensor):
+            return _Weigh.apply(value, weight) if value.requires_grad else value  # type: ignore[no-untyped-call]
+        hidden = [each for each in getattr(value, "__dict__", {}).values() if isinstance(each, Tensor)]
+        if any(tensor.requires_grad for tensor in hidden) and not isinstance(value, nn.Module):
+            raise UsageError(
+                f"a {type(value).__name__} has tensors that cannot be weighted by the number of samples: let the model "
+                f"take and return tensors, or lists, tuples, dicts or dataclasses of them"
+            )
+        return value
 
-    result = change_each(weigh, values)
-    return result if found else values
+    if not any(tensor.requires_grad for tensor in tensors_in(values)):
+        return None
+    return change_each(weigh, values)
 
 
 class _Hook:

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
 
 def change_each(change: Callable[[Any], Any], values: Any) -> Any:
-    """The same containers (dict, list, tuple, named tuple, dataclass) with every other value changed."""
+    """The same containers (dict, list, tuple, named tuple, dataclass, namespace) with every other value changed."""
 
     def inner(each: Any) -> Any:
         return change_each(change, each)
 
-    if isinstance(values, Mapping):
+    if isinstance(values, MutableMapping):
         found: Any = copy.copy(values)
         for name in values:
             found[name] = inner(values[name])
         return found
+    if isinstance(values, Mapping):
+        return {name: inner(value) for name, value in values.items()}
     if isinstance(values, list | tuple):
         named = hasattr(values, "_fields")
         return type(values)(*map(inner, values)) if named else type(values)(map(inner, values))
-    if dataclasses.is_dataclass(values) and not isinstance(values, type):
-        changed = {f.name: inner(getattr(values, f.name)) for f in dataclasses.fields(values)}
-        return dataclasses.replace(values, **changed)
+    if _has_fields(values):
+        found = copy.copy(values)
+        for name, value in vars(values).items():
+            object.__setattr__(found, name, inner(value))
+        return found
     return change(values)
 
 
@@ -34,9 +39,14 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
     """The tensors in what a model takes or returns."""
     if isinstance(values, Tensor):
         yield values
-    elif isinstance(values, Mapping):
-        yield from (tensor for each in values.values() for tensor in tensors_in(each))
-    elif isinstance(values, list | tuple):
-        yield from (tensor for each in values for tensor in tensors_in(each))
-    elif dataclasses.is_dataclass(values) and not isinstance(values, type):
-        yield from (tensor for each in vars(values).values() for tensor in tensors_in(each))
+        return
+    if _has_fields(values):
+        values = vars(values)
+    inside = values.values() if isinstance(values, Mapping) else values if isinstance(values, list | tuple) else ()
+    for each in inside:
+        yield from tensors_in(each)
+
+
+def _has_fields(values: Any) -> bool:
+    is_data = dataclasses.is_dataclass(values) and not isinstance(values, type) and hasattr(values, "__dict__")
+    return is_data or isinstance(values, SimpleNamespace)

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -25,7 +25,7 @@ from paceline.comm import table as transports
 from paceline.comm.base import Comm
 from paceline.comm.metered import MeteredComm
 from paceline.comm.seat import Seat
-from paceline.comm.words import tell
+from paceline.comm.words import all_or_none, tell
 from paceline.data.course import Position
 from paceline.disturbance import disturbance
 from paceline.errors import UsageError
@@ -98,8 +98,6 @@ def record(
     the number of steps that `Checkpoints.restore()` has returned, the run in this folder is continued. With
     `tensorboard`, rank 0 also writes events for TensorBoard into the folder.
     """
-    if tensorboard:
-        check_tensorboard("tensorboard=True")
     settings = {name: value for name, value in (settings or {}).items() if str(value) != str(folder)}
     planned = {name: value for name, value in (("steps", steps), ("epochs", epochs)) if value is not None}
     options = {
@@ -186,6 +184,7 @@ class RecordedLoop:
         self._open = False
         self._warned = False
         self._handler: Any = None
+        self._closing = ExitStack()
 
     @property
     def folder(self) -> Path:
@@ -227,13 +226,14 @@ class RecordedLoop:
         own = comm.inner if isinstance(comm, MeteredComm) else comm  # these messages are not the training's
         self._comm = own.dup() if comm.size > 1 else own
         self._comm.timeout = max(END_SECONDS, comm.timeout)
+        all_or_none(self._check_options, self._comm)
         self._summary = self._begin_summary(comm)
         self._rank = RecordedRank(seat)
         self._rank.open(self._comm, self._make_folder)
         self._started = time.perf_counter()
-        assert self._rank.folder is not None
-        self._recorder = self._rank.make_recorder(self._options if self._tensorboard else None)
         try:
+            self._recorder = self._rank.make_recorder(self._options if self._tensorboard else None)
+            self._closing.callback(self._recorder.close)
             self._begin()
         except BaseException as wrong:
             self._fail(wrong)
@@ -243,7 +243,7 @@ class RecordedLoop:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._open = False
         self._spans.close()
-        if self._handler is not None:
+        if self._handler is not None and signal.getsignal(signal.SIGTERM) is self._handler:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0)):
             self._fail(error)
@@ -270,8 +270,13 @@ class RecordedLoop:
         self._catch_termination()
         self._open = True
 
+    def _check_options(self) -> None:
+        if self._tensorboard:
+            check_tensorboard("tensorboard=True")
+        self._options = _checked(self._options | {"workers": self._comm.size})
+
     def _begin_summary(self, comm: Comm) -> Summary:
-        options = self._options = _checked(self._options | {"workers": comm.size})
+        options = self._options
         used = dist.get_backend() if dist.is_available() and dist.is_initialized() else comm.transport
         return Summary(
             status=RUNNING,
@@ -383,8 +388,8 @@ class RecordedLoop:
 
     def _samples(self, step: RecordedStep) -> tuple[int, int]:
         """Of this rank, and of all ranks."""
-        own, total = (step.samples, 0) if step.samples else (self._spans.own, self._spans.total)
-        total = total or own * self._comm.size
+        own = step.samples or self._spans.own
+        total = (self._spans.total if own == self._spans.own else 0) or own * self._comm.size
         if not total:
             raise UsageError(f"step {self._next}: the number of samples is not known, because the model given to "
                              "paceline.record() was not called with a batch; give run.step(samples=…)")  # fmt: skip
@@ -434,6 +439,8 @@ class RecordedLoop:
             self._spans.leave()
         if not all(map(isfinite, figures.values())):
             self._warn_not_finite(figures)
+            figures = {key: value for key, value in figures.items() if isfinite(value)}
+        if "loss" not in figures:
             return
         others = split_figures(figures)[2]
         line = kind(self._epoch, figures["loss"], figures.get("accuracy"), None, others, self._next)
@@ -523,7 +530,7 @@ class RecordedLoop:
     def _fail(self, error: BaseException) -> None:
         """Record why the loop ended, and find out from all ranks' records which of them failed."""
         rank, reason = self._rank, str(error)
-        self._recorder.close()
+        self._closing.close()
         if isinstance(error, Terminated | KeyboardInterrupt):
             reason = "interrupted"
             number = signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 import torch
@@ -22,7 +23,8 @@ def all_reduce(values: T, op: str = "sum", comm: Comm | None = None) -> T:
         loss, correct, samples = paceline.all_reduce((loss_sum, correct, samples))
         accuracy = correct / samples
 
-    All ranks call it with the same structure, and get the same result; what was passed does not change.
+    All ranks call it with the same structure, and get the same result; what was passed does not change. Integers are
+    exact up to 2**53.
     """
     if op not in OPERATIONS:
         raise unknown("operation", op, OPERATIONS)
@@ -31,9 +33,12 @@ def all_reduce(values: T, op: str = "sum", comm: Comm | None = None) -> T:
     def reduced(value: Any) -> Any:
         if isinstance(value, Tensor):
             return _reduced(value.detach(), op, ranks)
-        if isinstance(value, int | float):
-            whole = isinstance(value, int) and op != "mean"
-            return _reduced(torch.tensor([value], dtype=torch.int64 if whole else torch.float64), op, ranks).item()
+        if isinstance(value, Real):
+            # A rank may have the int 0 where others have floats: all ranks send the same, and whether theirs is one.
+            is_float = not isinstance(value, Integral) or op == "mean"
+            pair = torch.tensor([float(value), -is_float if op == "min" else is_float], dtype=torch.float64)
+            found, floats = _reduced(pair, op, ranks).tolist()
+            return found if floats else int(found)
         raise UsageError(f"all_reduce of a {type(value).__name__}: pass numbers, tensors, or lists and dicts of them")
 
     found: T = change_each(reduced, values)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import count, islice
 from typing import Any, TypeVar, overload
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -16,13 +18,14 @@ from paceline.comm.words import all_or_none, share_text
 from paceline.errors import UsageError
 from paceline.layout import share
 from paceline.loop.nested import tensors_in
-from paceline.loop.shares import Share, latest, took
+from paceline.loop.shares import Share, ended, took
 from paceline.loop.world import world
 from paceline.messages import LOGGER
 from paceline.strategies.replicas import digest
 
 CHUNK = 1024  # batches that rank 0 draws at a time
 END = object()
+_OWN: WeakKeyDictionary[Comm, Comm] = WeakKeyDictionary()
 T = TypeVar("T")
 
 
@@ -41,13 +44,13 @@ def shard(loader: Any, comm: Comm | None = None) -> Any:
     may have fewer samples than there are ranks: a rank without one gets a sample that does not count (its weight in
     DataParallel is 0), or, under torch.no_grad(), ends a batch earlier.
 
-    Take the next batch after the model was called with this one: DataParallel weights by the latest batch.
+    DataParallel weights a batch by the tensors that `shard` gave; if others were made from them, by the latest batch.
     """
     comm = comm or world()
-    if isinstance(loader, Tensor | dict | list | tuple):
+    if isinstance(loader, Tensor | Mapping | list | tuple):
         part, own = _part(loader, comm)
         if torch.is_grad_enabled():
-            took(own)
+            took(own, part)
         return part
     return ShardedLoader(loader, comm)
 
@@ -55,13 +58,15 @@ def shard(loader: Any, comm: Comm | None = None) -> Any:
 class ShardedLoader:
     """See `shard`. Iterate `for epoch in range(loader.epoch, epochs)`, which also continues a training.
 
-    `epoch` is the pass over the data that is under way, or comes next. The state_dict says where in the data it is, for
+    `epoch` is the pass over the data that is under way, or comes next; `samples` is how many of the latest batch are
+    this rank's, 0 if it has got one that does not count. The state_dict says where in the data it is, for
     `paceline.Checkpoints(loader=…)`.
     """
 
     def __init__(self, loader: DataLoader[Any], comm: Comm) -> None:
         _check(loader, comm)
-        self.loader, self._comm = loader, comm.dup() if comm.size > 1 else comm
+        self.loader, self._comm = loader, _own_comm(comm)
+        self.samples, self._thread = 0, threading.get_ident()
         self.epoch, self._done = 0, 0  # batches of it that were taken
         self._first, self._start = 0, ""  # its first batch, and the random state before its order was drawn
         self._now: Tensor | None = None  # the random state to go on with, once the order of a continued epoch is drawn
@@ -92,18 +97,22 @@ class ShardedLoader:
                 self._set_random(self._start)
         else:
             self._start = self._random()
-        self._done, before = first, latest()
+        if threading.get_ident() != self._thread:
+            raise UsageError("iterate a sharded loader in the thread that made it: DataParallel weights by its batches")
+        self._done = first
+        iteration = self._iteration = object()
         try:
             for batch, part in self._slices(first) if self._iterable else self._loaded(first):
-                self._done += 1
+                self._done, self.samples = self._done + 1, part.count
                 if torch.is_grad_enabled():
-                    took(part)
+                    took(part, batch, iteration)
                     yield batch
                 elif part.count:
                     yield batch
         finally:  # also when the loop is left: the batches of another loader are weighted otherwise
-            took(before)
-            self.epoch, self._done = self.epoch + 1, 0
+            ended(iteration)
+            if self._iteration is iteration:
+                self.epoch, self._done = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
         """On rank 0, whose random state decides."""
@@ -185,6 +194,7 @@ class ShardedLoader:
             batch = next(loaded, END)
             _check_same(None if batch is END else batch, number, comm)
             if batch is END:
+                self._go_on()
                 return
             if number >= first:
                 self._go_on()
@@ -223,6 +233,15 @@ class _Parts:
 
     def __len__(self) -> int:
         return len(self._owner)
+
+
+def _own_comm(comm: Comm) -> Comm:
+    """The communicator of all loaders, whose messages do not mix with others."""
+    if comm.size == 1:
+        return comm
+    if comm not in _OWN:
+        _OWN[comm] = comm.dup()
+    return _OWN[comm]
 
 
 def _check(loader: DataLoader[Any], comm: Comm) -> None:
@@ -306,10 +325,8 @@ def _count(batch: Any) -> int:
 
 
 def _lengths(batch: Any) -> Iterator[int]:
-    if isinstance(batch, dict):
-        batch = list(batch.values())
-    if isinstance(batch, list | tuple) and _holds_batches(batch):
-        for each in batch:
+    if isinstance(batch, Mapping) or _holds_batches(batch):
+        for each in batch.values() if isinstance(batch, Mapping) else batch:
             yield from _lengths(each)
         return
     try:
@@ -323,14 +340,16 @@ def _lengths(batch: Any) -> Iterator[int]:
 
 def _cut(batch: Any, part: range) -> Any:
     """These samples of a batch."""
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return {name: _cut(each, part) for name, each in batch.items()}
-    if isinstance(batch, list | tuple) and _holds_batches(batch):
+    if _holds_batches(batch):
         cut = [_cut(each, part) for each in batch]
         return type(batch)(*cut) if hasattr(batch, "_fields") else type(batch)(cut)
     return batch[part.start : part.stop]
 
 
-def _holds_batches(values: list[Any] | tuple[Any, ...]) -> bool:
-    """Whether it holds inputs, targets and the like, not one sample after the other."""
-    return bool(values) and isinstance(values[0], Tensor | dict | list | tuple)
+def _holds_batches(values: Any) -> bool:
+    """Whether it holds inputs, targets and the like (tensors, arrays), not one sample after the other."""
+    return isinstance(values, list | tuple) and any(
+        hasattr(each, "shape") or isinstance(each, Mapping) or _holds_batches(each) for each in values
+    )

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from paceline.loop.nested import tensors_in
-from paceline.loop.shares import latest
+from paceline.loop.shares import share_of
 from paceline.run.core_clock import CoreClock
 from paceline.strategies.engine import StepTimer
 
@@ -103,7 +103,7 @@ class Spans:
             self._elsewhere = True
             return
         if torch.is_grad_enabled():
-            share = latest()
+            share = share_of((args, kwargs))
             self.own += share.count if share else _first_dimension((args, kwargs))
             self.total += share.total if share else 0
         if not self._marked:

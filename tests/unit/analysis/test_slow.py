@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from paceline.analysis.slow import (
     FEWEST,
     LAST_STEPS,
     NO_CORE,
+    OTHER_WORK,
     SLOW_INPUT,
     SLOW_RANK,
+    SLOW_UPDATE,
     STAGES,
     THRESHOLD,
     UNEVEN_SHARES,
@@ -99,6 +102,51 @@ def test_equal_ranks_raise_no_alarm_and_slow_ones_are_named(ranks: int, noise: f
 def test_a_rank_at_the_threshold_is_rarely_named() -> None:
     """In 2.5 % of runs, its interval is above the true value."""
     assert named(4, THRESHOLD, 0.05, 120) <= 9
+
+
+def test_waiting_for_others_in_forward_is_no_slow_computing() -> None:
+    """Synchronised batch-norm: rank 0's input is late, and rank 1 waits for it in forward, not after backward."""
+    steps = steps_of(times(2, 150, 0.05, 1), inputs=[0.02, 0.0])
+    for at, step in enumerate(steps[1]):
+        moved = step.spans["wait"] - 0.002
+        spans = step.spans | {"forward": step.spans["forward"] + moved, "wait": 0.002}
+        steps[1][at] = replace(step, spans=spans)
+    judged = found_in(steps)
+    assert (judged.kind, judged.rank) == (SLOW_INPUT, 0)
+
+
+@pytest.mark.parametrize(("kind", "span"), [(OTHER_WORK, "augment"), (OTHER_WORK, None), (SLOW_UPDATE, "optimizer")])
+def test_a_rank_that_does_more_besides_computing_is_named(kind: str, span: str | None) -> None:
+    compute = times(4, 150, 0.05, 1)
+    busy = compute.copy()
+    busy[3] += 0.01
+    steps = steps_of(busy)
+    for at, step in enumerate(steps[3]):
+        computed = {"forward": compute[3, at] / 3, "backward": compute[3, at] * 2 / 3}
+        steps[3][at] = replace(step, spans=step.spans | computed | ({span: 0.01} if span else {}))
+    judged = found_in(steps)
+    assert (judged.kind, judged.rank) == (kind, 3)
+
+
+def test_nothing_is_said_of_ranks_that_wait_only_inside_of_backward() -> None:
+    steps = steps_of(times(2, 150, 0.02, 1))
+    for rank, made in steps.items():
+        steps[rank] = [replace(step, spans=step.spans | {"backward": step.seconds - step.spans["forward"], "wait": 0.0})
+                       for step in made]  # fmt: skip
+    assert "no rank" not in found_in(steps).text
+
+
+def test_steps_of_different_sizes_are_judged() -> None:
+    compute, rng = times(2, 150, 0.02, 1), np.random.default_rng(0)
+    compute[1] *= 2
+    steps = steps_of(compute)
+    for at in range(150):
+        own = int(rng.integers(40, 60))
+        for rank in (0, 1):
+            step = steps[rank][at]
+            spans = {name: value * own / 32 for name, value in step.spans.items()}
+            steps[rank][at] = replace(step, samples=2 * own, own=own, spans=spans, seconds=step.seconds * own / 32)
+    assert found_in(steps).rank == 1
 
 
 def test_a_rank_that_is_slow_now_and_then_is_named() -> None:

@@ -37,6 +37,7 @@ def test_a_recorded_loop_writes_events_as_it_trains(tmp_path: Path) -> None:
 
 def test_without_tensorboardx_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match="tensorboard=True: tensorboardX is not installed"):
-        paceline.record(tmp_path / "run", torch.nn.Linear(1, 1), tensorboard=True)
+    run = paceline.record(tmp_path / "run", torch.nn.Linear(1, 1), tensorboard=True)
+    with pytest.raises(UsageError, match="tensorboard=True: tensorboardX is not installed"), run:
+        pass
     assert not list(tmp_path.iterdir())

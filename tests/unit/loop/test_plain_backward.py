@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -195,6 +196,9 @@ def test_numbers_are_reduced_in_any_structure() -> None:
         assert all_reduce(0.5 + rank, "mean", comm) == 1.5
         assert all_reduce({"low": rank, "high": [float(rank)]}, "max", comm) == {"low": 2, "high": [2.0]}
         assert all_reduce((rank, -rank), "min", comm) == (0, -2)
+        assert all_reduce(0 if rank == 1 else 0.25, comm=comm) == 0.5
+        assert all_reduce(5 if rank == 1 else 0.25, "min", comm) == 0.25
+        assert repr(all_reduce(np.int64(rank), "max", comm)) == "2"
         tensor = torch.full((2, 2), float(rank), dtype=torch.bfloat16)
         total = all_reduce(tensor, comm=comm)
         assert total.dtype == torch.bfloat16

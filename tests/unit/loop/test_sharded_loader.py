@@ -277,6 +277,10 @@ def test_what_has_no_row_for_each_sample_is_not_cut() -> None:
             shard((INPUTS[:8], TARGETS[:8], torch.ones(3)), comm)
         with pytest.raises(UsageError, match="holds a int"):
             shard((INPUTS[:8], 3), comm)
+        found: dict[str, Any] = shard({"x": INPUTS[:8].numpy(), "y": TARGETS[:8], "names": list("abcdefgh")}, comm)
+        assert [len(value) for value in found.values()] == [4, 4, 4]
+        inputs, tokens = shard((INPUTS[:8].numpy(), [[1, 2]] * 8), comm)
+        assert (inputs.shape, len(tokens)) == ((4, 4), 4)
 
     ThreadWorld(2).run(case)
 
@@ -298,6 +302,28 @@ def test_a_loader_that_ends_or_is_left_gives_way_to_the_one_around_it(leave: boo
         assert (training.epoch, validation.epoch) == (1, 2 * len(training))
 
     ThreadWorld(3).run(case)
+
+
+def test_batches_of_two_loaders_keep_their_own_weights() -> None:
+    net = Twice()
+
+    def gradients(model: nn.Module, first: Any, second: Any) -> list[list[float]]:
+        for one, other in zip(first, second, strict=False):
+            model(one[1]).square().mean().backward()
+            model(other[1]).square().sum(1).mean().backward()
+        return [p.grad.flatten().tolist() for p in model.parameters() if p.grad is not None]
+
+    wanted = gradients(copy.deepcopy(net), make_loader("in order", 7), make_loader("in order", 5))
+
+    def case(comm: Comm) -> list[list[float]]:
+        loaders = [shard(make_loader("in order", size), comm) for size in (7, 5)]
+        found = gradients(DataParallel(copy.deepcopy(net), comm), *loaders)
+        assert latest() is None
+        return found
+
+    for found in ThreadWorld(3).run(case):
+        for mine, theirs in zip(found, wanted, strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-12)
 
 
 def test_random_numbers_after_a_resume_are_those_of_the_uninterrupted_loop() -> None:
@@ -407,7 +433,7 @@ def test_a_loss_by_a_method_of_the_model_is_refused_where_it_would_be_weighted_w
     def case(comm: Comm) -> None:
         model = DataParallel(copy.deepcopy(net), comm)
         batch = next(iter(shard(make_loader("in order", 7), comm)))
-        took(Share(len(batch[1]), 7))  # the loader has been left
+        took(Share(len(batch[1]), 7), batch)  # the loader has been left
         with pytest.raises(UsageError, match="the loss was not computed by calling the model"):
             model.loss(batch[1]).backward()
 
@@ -435,10 +461,10 @@ def test_copies_of_the_model_are_plain() -> None:
     def case(comm: Comm) -> None:
         plain = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
         model = DataParallel(plain, comm)
-        average = torch.optim.swa_utils.AveragedModel(plain)
+        average = torch.optim.swa_utils.AveragedModel(model)
         model(torch.ones(2, 4)).sum().backward()
-        average.update_parameters(plain)
-        took(Share(1, 3))
+        average.update_parameters(model)
+        took(Share(1, 3), ())
         copy.deepcopy(plain)(torch.ones(2, 4)).sum().backward()  # neither weighted nor averaged
         torch.save(plain, io.BytesIO())
 
