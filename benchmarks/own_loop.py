@@ -4,7 +4,8 @@
 
 One start of torchrun trains all of them. A round trains a block of steps of each, in a new random order that all ranks
 share; what is shown is the geometric mean over rounds of the time of a block divided by that of another in the same
-round, with a 95 % interval. Models, data and batches are those of the examples; each has its own model and optimizer.
+round, with a 95 % interval. The first steps of each block are not measured. Models, data and batches are those of the
+examples; each has its own model and optimizer.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from paceline.data.load import load
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 WARM_UP = 40  # steps; DataParallel chooses whether to overlap in the first 23
+FIRST = 10  # steps of a block that are not measured: a run folder is being filled
 PAIRS = (
     ("paceline", "DDP", "DataParallel beside DDP"),
     ("paceline, recorded", "DDP, recorded", "the same, both recorded"),
@@ -120,9 +122,11 @@ class Contender:
         """The seconds of a block of steps."""
         with ExitStack() as stack:
             run = stack.enter_context(paceline.record(folder, self.model)) if self.recorded else None
-            dist.barrier()
-            start = time.perf_counter()
-            for _ in range(steps):
+            start = 0.0
+            for number in range(FIRST + steps):
+                if number == FIRST:
+                    dist.barrier()
+                    start = time.perf_counter()
                 if run:
                     with run.step() as step:
                         step.log(loss=self._step(self.model, self.optimizer))

@@ -41,10 +41,13 @@ Ranks = Annotated[int, Bounds(0, 100_000)]
 Seconds = Annotated[float, Bounds(0, 1e10)]  # 300 years: a length of time, or a time of the Unix clock
 
 
+ENCODER = json.JSONEncoder(allow_nan=False)  # made once: a step is recorded by it
+
+
 def dump(value: Any, indent: int | None = None) -> str:
     """As JSON. It has no word for numbers that are not finite: they are null."""
     try:
-        return json.dumps(value, indent=indent, allow_nan=False)
+        return ENCODER.encode(value) if indent is None else json.dumps(value, indent=indent, allow_nan=False)
     except ValueError:
         return json.dumps(finite(value), indent=indent, allow_nan=False)
 

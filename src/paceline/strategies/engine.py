@@ -70,6 +70,9 @@ class Restored:
     discarded: Sequence[str] = ()
 
 
+SHORT = 5e-5  # seconds: what was missed in so short a part counts for the next one, as reading it takes time
+
+
 @dataclass
 class StepTimer:
     """Splits the time of a step into named parts: each mark ends one.
@@ -90,7 +93,7 @@ class StepTimer:
         self.parts[name] = self.parts.get(name, 0.0) + seconds
         if self.events is not None:
             self.events.append((name, micro, self.last, seconds))
-        if self.clock is not None:
+        if self.clock is not None and seconds > SHORT:
             self.queued[name] = self.queued.get(name, 0.0) + self.clock.lap()
         self.last = now
 
