@@ -97,5 +97,5 @@ with paceline.record(args.folder, model, settings=vars(args)) as run:  # changed
         if number % 20 == 0:
             log(f"step {number}: loss {loss.item():.4f}")
 
-if args.save and log is print:  # changed
+if args.save and paceline.connect().rank == 0:  # changed
     torch.save(model.state_dict(), args.save)

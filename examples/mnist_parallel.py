@@ -83,5 +83,5 @@ with paceline.record(args.folder, model, settings=vars(args)) as run:  # changed
         run.validation(test_loss, accuracy)  # changed
         log(f"epoch {epoch}: test loss {test_loss:.4f}, accuracy {accuracy:.2%}")
 
-if args.save and log is print:  # changed
+if args.save and paceline.connect().rank == 0:  # changed
     torch.save(model.state_dict(), args.save)

@@ -445,7 +445,6 @@ PRIVATE = {
     ("paceline.comm.process_group", "torch.distributed.ProcessGroupGloo._Options"): "chooses the network interface",
     ("paceline.comm.process_group", "X._timeout"): "the only way to give these options a time limit",
     ("paceline.comm.process_group", "X._devices"): "chooses the network interface",
-    ("paceline.loop.data_parallel", "torch.autograd.Variable._execution_engine"): "knows when a backward ends",
     ("paceline.loop.spans", "torch.autograd.Variable._execution_engine"): "knows when a backward ends",
     ("paceline.pipeline.graph", "X._cdata"): "which values share memory",
     ("paceline.pipeline.graph", "X._version"): "which values are changed in place",

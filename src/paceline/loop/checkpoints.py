@@ -21,6 +21,7 @@ from paceline.data.sampler import Sampler
 from paceline.errors import PacelineError, UsageError
 from paceline.loop.world import world
 from paceline.messages import LOGGER
+from paceline.run.recorder import flush_all
 
 TIMEOUT = 600.0
 
@@ -74,6 +75,7 @@ class Checkpoints:
     def save(self, step: int) -> None:
         """Save the state after this many updates: waits until an earlier one is written, and copies."""
         self._check()
+        flush_all()
         everyone = tuple(range(self.comm.size))
         held = [*state.hold_model(self.model, lambda name, cut: everyone, own_buffers=self.comm.size > 1)]
         if self.optimizer:

@@ -14,6 +14,7 @@ from paceline.comm.base import Comm
 from paceline.errors import UsageError
 from paceline.loop.nested import change_each, tensors_in
 from paceline.loop.shares import latest, share_of
+from paceline.loop.spans import queue_callback
 from paceline.loop.world import world
 from paceline.models.properties import NORMS
 from paceline.strategies.averager import Averager
@@ -54,10 +55,8 @@ class DataParallel(nn.Module):
         self.module = module
         self.comm = comm = comm or world()
         self._sync, self._open, self._rounds, self._check_finite = True, False, 0, check_finite
-        self._share, self._called = (
-            latest(),
-            False,
-        )  # of the last call of the model; whether it was since the last round
+        self._share = latest()  # of the last call of the model
+        self._called = False  # since gradients were averaged last
         layers = () if sync_batchnorm else module.modules()
         self._statistics = [tensor for layer in layers for tensor in _running(layer)]
         self.averager = Averager(
@@ -173,6 +172,8 @@ class DataParallel(nn.Module):
             layer.idle = self._share is not None and not self._share.count
         if self._weight in (0, 1):
             return None
+        if not any(tensor.requires_grad for tensor in tensors_in((args, kwargs))):
+            return None
         # What goes through the model twice, or comes from another one, must be weighted once.
         return _weighted((args, kwargs), 1 / self._weight)
 
@@ -198,7 +199,7 @@ class DataParallel(nn.Module):
                 "the loss was not computed by calling the model, so that it is not weighted by this rank's number of "
                 "samples: call model(...), not one of its methods"
             )
-        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        queue_callback(self._end)
 
     def _end(self) -> None:
         self.averager.end()
@@ -253,7 +254,7 @@ class _Weigh(torch.autograd.Function):
 
 
 def _weighted(values: Any, weight: float) -> Any:
-    """The same with every tensor that has a gradient weighted; None if there is none."""
+    """The same with every tensor that has a gradient weighted."""
 
     def weigh(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -266,8 +267,6 @@ def _weighted(values: Any, weight: float) -> Any:
             )
         return value
 
-    if not any(tensor.requires_grad for tensor in tensors_in(values)):
-        return None
     return change_each(weigh, values)
 
 

@@ -104,7 +104,7 @@ def record(
         **settings,
         **planned,
         "model": model_name or settings.get("model") or name_of(model),
-        "data": data or settings.get("data") or "own data",
+        "data": data or settings.get("data") or "custom data",
         "strategy": strategy or strategy_of(model),
     }
     return RecordedLoop(Path(folder).absolute(), model, options, start, comm, tensorboard=tensorboard)
@@ -230,6 +230,8 @@ class RecordedLoop:
         self._summary = self._begin_summary(comm)
         self._rank = RecordedRank(seat)
         self._rank.open(self._comm, self._make_folder)
+        if self._rank.folder and not self._rank.forwarder:
+            self._path = self._rank.folder
         self._started = time.perf_counter()
         try:
             self._recorder = self._rank.make_recorder(self._options if self._tensorboard else None)
@@ -296,7 +298,8 @@ class RecordedLoop:
 
     def _make_folder(self) -> None:
         """On rank 0: make the folder a running run's. It must be free, or have a run that did not complete."""
-        folder, lines = self._path, [f"{_key(name)} = {toml(value)}" for name, value in self._options.items()]
+        lines = [f"{_key(name)} = {toml(value)}" for name, value in self._options.items()]
+        folder = self._path = self._path if self._start else _next_to_complete(self._path)
         try:
             (folder / LOGS).mkdir(parents=True, exist_ok=True)
             with sole_writer(folder):
@@ -328,7 +331,9 @@ class RecordedLoop:
             raise UsageError(f"the run {self._path} is in use by {owner_name(self._path)}: wait until it ends, or "
                              "choose another folder")  # fmt: skip
         if before.status == COMPLETED:
-            raise UsageError(f"{self._path} has a run that is complete: choose another folder, or remove it")
+            raise UsageError(
+                f"{self._path} has a run that is complete, and start={self._start}: leave start out for a new run"
+            )
 
     def _restore(self) -> None:
         """Count what earlier processes of this run have recorded on this rank."""
@@ -379,7 +384,6 @@ class RecordedLoop:
         first = not self._recorder.step_seconds
         self._recorder.step(self._next, self._epoch, seconds, total, spans, queued, own=own, loss=known.get("loss"),
                             lr=lr, metrics=metrics)  # fmt: skip
-        self._recorder.flush()  # a checkpoint of this step may outlive this process
         self._sums(self._epoch).add(seconds, total, own, figures)
         self._next += 1
         if first:
@@ -547,6 +551,16 @@ class RecordedLoop:
             atexit.register(self._comm.abort, reason, code_of(error))
         else:
             self._comm.abort(reason)
+
+
+def _next_to_complete(folder: Path) -> Path:
+    """The folder; if it has a run that is complete, that with the first number which has none."""
+    for number in range(2, 10_000):
+        made = folder if number == 2 else folder.with_name(f"{folder.name}-{number - 1}")
+        before = read_summary(made)
+        if before is None or before.status != COMPLETED:
+            return made
+    raise UsageError(f"{folder} and thousands of numbered ones have complete runs: remove some")
 
 
 def _seat(comm: Comm) -> Seat:

@@ -6,9 +6,9 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.loop.nested import tensors_in
+from torch.utils.weak import WeakIdKeyDictionary
 
-NAME = "paceline_share"  # an attribute of the tensors of a batch
+from paceline.loop.nested import tensors_in
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class _Taken(threading.local):  # ranks may be threads
 
 
 _TAKEN = _Taken()
+_BY_TENSOR: Any = WeakIdKeyDictionary()  # of the batches that are still in use
 
 
 def took(share: Share, batch: Any, iteration: object = None) -> None:
@@ -38,7 +39,7 @@ def took(share: Share, batch: Any, iteration: object = None) -> None:
     _TAKEN.shares.pop(iteration, None)
     _TAKEN.shares[iteration] = share
     for tensor in tensors_in(batch):
-        setattr(tensor, NAME, share)
+        _BY_TENSOR[tensor] = share
 
 
 def ended(iteration: object) -> None:
@@ -51,6 +52,15 @@ def latest() -> Share | None:
 
 
 def share_of(values: Any) -> Share | None:
-    """That of the batch which these tensors are of; of the latest batch, if they were made from one."""
-    own = (getattr(tensor, NAME, None) for tensor in tensors_in(values))
-    return next((share for share in own if share), latest())
+    """That of the batch which these tensors are of.
+
+    If they were made from one, it is the latest batch with as many samples as the first tensor has rows, or else the
+    latest.
+    """
+    tensors = list(tensors_in(values))
+    own = next((share for share in map(_BY_TENSOR.get, tensors) if share), None)
+    if own or not _TAKEN.shares:
+        return own
+    rows = len(tensors[0]) if tensors and tensors[0].dim() else 0
+    alike = (share for share in reversed(_TAKEN.shares.values()) if max(1, share.count) == rows)
+    return next(alike, latest())

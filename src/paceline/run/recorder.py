@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from paceline.run.core_clock import CoreClock
 from paceline.run.folder import rank_file, read_steps
@@ -15,6 +16,7 @@ from paceline.run.records import Line, Start, Step, Timeline
 
 FLUSH_SECONDS = 1.0
 LEAST_QUEUED = 1e-5  # seconds
+_OPEN: WeakSet[Recorder] = WeakSet()
 
 
 class Follower(Protocol):
@@ -23,6 +25,12 @@ class Follower(Protocol):
     def write(self, line: Line) -> None: ...
 
     def close(self) -> None: ...
+
+
+def flush_all() -> None:
+    """Write what all open recorders of this process have: a checkpoint must not be newer than the records."""
+    for recorder in list(_OPEN):
+        recorder.flush()
 
 
 class Recorder:
@@ -38,6 +46,7 @@ class Recorder:
         self._cpu, self.clock = time.process_time(), CoreClock()
         self.write(Start(rank, time.time()))
         self._lines.flush()
+        _OPEN.add(self)
 
     def write(self, line: Line) -> None:
         self._lines.write(line)
@@ -130,6 +139,7 @@ class Recorder:
         self._lines.sync()
 
     def close(self) -> None:
+        _OPEN.discard(self)
         self._lines.close()
         if self._follower:
             self._follower.close()

@@ -124,7 +124,7 @@ class GradientBuckets:
             if slot.parameter._version != slot.version:
                 self.refuse(
                     f"parameter {slot.name!r} was changed during backward, before its gradient was averaged (by an "
-                    f"optimizer in a hook?): call optimizer.step() after DataParallel.backward"
+                    f"optimizer in a hook?): call optimizer.step() after backward"
                 )
                 break
 
@@ -244,7 +244,7 @@ class GradientBuckets:
             if slot.parameter.grad is None:
                 self.refuse(
                     f"the gradient of parameter {slot.name!r} was removed during backward, before it was averaged (by "
-                    f"an optimizer in a hook?): call optimizer.step() after DataParallel.backward"
+                    f"an optimizer in a hook?): call optimizer.step() after backward"
                 )
             self._take(slot)
             slot.bucket.missing -= 1

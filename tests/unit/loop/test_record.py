@@ -258,8 +258,14 @@ def test_a_folder_is_not_written_to_by_two(tmp_path: Path) -> None:
         with pytest.raises(AgreedError, match=rf"in use by process {os.getpid()} on .*: wait until it ends, or choose"):
             Loop(tmp_path / "run").recorded.__enter__()
         loop.steps(run, 2)
-    with pytest.raises(UsageError, match="has a run that is complete: choose another folder"):
-        Loop(tmp_path / "run").recorded.__enter__()
+    with pytest.raises(UsageError, match="has a run that is complete, and start=2: leave start out"):
+        Loop(tmp_path / "run", start=2).recorded.__enter__()
+    for name in ("run-2", "run-3"):  # the script is run again
+        again = Loop(tmp_path / "run")
+        with again.recorded as run:
+            again.steps(run, 1)
+        assert run.folder == tmp_path / name
+        assert complete(tmp_path / name).summary.steps == 1
     assert complete(tmp_path / "run").summary.steps == 2
     (tmp_path / "run" / "summary.json").write_text("")
     with pytest.raises(UsageError, match="has records without a summary"):
@@ -341,11 +347,13 @@ def test_a_handler_of_the_loop_stays(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys, torch, paceline
+from paceline.run.recorder import flush_all
 model = torch.nn.Linear(2, 1)
 with paceline.record(sys.argv[1], model) as run:
     for number in range(5):
         with run.step(epoch=number // 2) as step:
             step.log(loss=model(torch.ones(3, 2)).sum())
+    flush_all()  # as Checkpoints does
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -410,7 +418,7 @@ def test_every_rank_learns_that_the_folder_cannot_be_used(tmp_path: Path) -> Non
 
     def case(comm: Comm) -> None:
         with pytest.raises(AgreedError, match="has a run that is complete"):
-            record(tmp_path, make_model(), comm=comm).__enter__()
+            record(tmp_path, make_model(), comm=comm, start=3).__enter__()
 
     ThreadWorld(2).run(case)
 

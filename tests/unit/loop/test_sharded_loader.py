@@ -22,7 +22,7 @@ from paceline.comm.single import SingleComm
 from paceline.errors import UsageError
 from paceline.loop.data_parallel import DataParallel
 from paceline.loop.shard import CHUNK, shard
-from paceline.loop.shares import Share, latest, took
+from paceline.loop.shares import Share, latest, share_of, took
 
 SAMPLES = 23
 INPUTS = torch.randn(SAMPLES, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -455,6 +455,45 @@ def test_a_gradient_of_the_input_is_not_weighted() -> None:
         return slope(model, shard(INPUTS[:7], comm))
 
     assert [x for found in ThreadWorld(3).run(case) for x in found] == pytest.approx(wanted, abs=1e-12)
+
+
+class Answer:
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+def test_an_output_that_cannot_be_weighted_is_refused() -> None:
+    class Odd(Twice):
+        def forward(self, x: Tensor) -> Any:
+            return Answer(super().forward(x))
+
+    def case(comm: Comm) -> None:
+        model = DataParallel(Odd(), comm)
+        with pytest.raises(UsageError, match="Answer has tensors that cannot be weighted"):
+            model(shard(INPUTS[:7], comm))
+
+    ThreadWorld(3).run(case)
+
+
+def test_what_is_made_from_a_batch_is_weighted_by_it() -> None:
+    """Of two loaders at a time, by the one with as many samples."""
+
+    def case(comm: Comm) -> None:
+        for (_, one, _), (_, other, _) in zip(
+            shard(make_loader("in order", 7), comm), shard(make_loader("in order", 5), comm), strict=False
+        ):
+            if len(one) != len(other):
+                assert share_of(one * 2) == share_of(one)
+                assert share_of((other.float(),)) == share_of(other)
+            assert torch.load(io.BytesIO(saved(one)), weights_only=True).equal(one)
+
+    ThreadWorld(3).run(case)
+
+
+def saved(tensor: Tensor) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(tensor, buffer)
+    return buffer.getvalue()
 
 
 def test_copies_of_the_model_are_plain() -> None:
