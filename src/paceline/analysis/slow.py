@@ -235,7 +235,7 @@ def _is_waited_for(t: Tables, busy: Series, rows: list[int], i: int) -> bool:
     """Whether the others wait for this one of the rows: they wait longer than it, as it is busy for longer."""
     if describe(t.summary.strategy).asynchronous:
         return True
-    # For cores, too: where ranks share them, one that is stopped leaves them to the others, which have to wait for less.
+    # For cores, too: where ranks share them, one that is stopped leaves them to the others, which wait for less.
     apart = (table[rows] - others(table[rows]) for table in (busy, t.waiting + t.core))
     longer, waited = (float(np.nansum(each[i])) for each in apart)
     return -waited >= WAITED * longer

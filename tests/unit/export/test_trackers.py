@@ -99,6 +99,7 @@ def test_tensorboard_reads_what_a_recorder_writes_as_it_trains(tmp_path: Path) -
 
 def test_a_run_that_is_continued_replaces_the_steps_that_it_makes_again(tmp_path: Path) -> None:
     for first, last, loss in ((0, 6, 1.0), (4, 8, 2.0)):  # two processes, as of a run that was killed
+        before = set(tmp_path.iterdir())
         tracker = TensorBoard(tmp_path)
         for step in range(first, last):
             tracker.log(step, {"loss": loss}, START + step)
@@ -106,7 +107,8 @@ def test_a_run_that_is_continued_replaces_the_steps_that_it_makes_again(tmp_path
             tracker.log(7, {"loss": 3.0}, START + 20)
             tracker.log(6, {"loss": 4.0}, START + 21)
         tracker.close()
-        next(tmp_path.glob("events*.tfevents*")).rename(tmp_path / f"events.out.tfevents.{first}")
+        (made,) = set(tmp_path.iterdir()) - before
+        made.rename(tmp_path / f"events.out.tfevents.{first}")
     assert scalars(tmp_path)["loss"] == [
         *((step, START + step, 1.0) for step in range(4)),
         *((step, START + step, 2.0) for step in (4, 5)),
