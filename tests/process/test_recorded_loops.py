@@ -79,7 +79,10 @@ def test_a_loop_that_fails_twice_is_continued_from_its_checkpoints_as_one_run(tm
         assert done.returncode != 0
         summary = read_summary(folder)
         assert summary
-        assert (summary.status, summary.failed_rank, summary.steps) == (FAILED, 1, steps), done.stderr
+        assert (summary.status, summary.failed_rank) == (FAILED, 1), done.stderr
+        assert steps - 2 <= summary.steps <= steps, (
+            "steps since the last checkpoint, and of the last second, may be missing"
+        )
         assert (summary.error or "").startswith(why)
         if how == "raise":
             assert "ValueError: a bad sample" in done.stderr, "the error reaches the user"

@@ -141,7 +141,7 @@ def write_run(folder: Path, **values: Any) -> None:
     (folder / "spec.toml").write_text('model = "mlp"\ndata = "mnist-mini"\n')
     slow, usual = ({"forward": forward, "backward": 2 * forward, "wait": 9.0} for forward in (1.0, 0.02 / 3))
     lines = RawWriter(folder / "rank_0.jsonl")
-    lines.write("start")
+    lines.write("start", rank=0, time=1.0)
     for number in range(61):
         own, spans = (0, {}) if number == 60 else (10, slow if number < 15 else usual)
         lines.write("step", step=number, epoch=0, time=1.0, seconds=1.0, samples=20, own=own, spans=spans)

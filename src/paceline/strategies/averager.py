@@ -35,6 +35,7 @@ class Averager:
         sync_batchnorm: bool,
         extras: int = 0,
         on_backward: Callable[[], None] | None = None,
+        first_mb: float | None = None,
     ) -> None:
         if averaging not in AVERAGINGS:
             raise unknown("averaging", averaging, AVERAGINGS)
@@ -46,8 +47,8 @@ class Averager:
             synchronise_batchnorm(model, comm)
         self.synchronised = synchronised_layers(model)
         broadcast_state(model, comm)
-        size = int(bucket_mb * 2**20)
-        self.buckets = GradientBuckets(model, comm, AVERAGINGS[averaging], size, extras, on_backward)
+        size, first = int(bucket_mb * 2**20), None if first_mb is None else int(first_mb * 2**20)
+        self.buckets = GradientBuckets(model, comm, AVERAGINGS[averaging], size, extras, on_backward, first)
 
     @property
     def needs_everyone(self) -> bool:

@@ -63,7 +63,8 @@ class GradientBuckets:
     takes part in the sums and sets a flag in the tail; then all ranks resolve it together. The same holds for a rank
     whose parameters have been frozen or unfrozen: buckets are laid out again once all ranks agree.
 
-    `on_backward` is called when a backward has reached a parameter, and nobody has called `begin`.
+    The first bucket may be smaller (`first_bytes`), so that averaging begins early. `on_backward` is called when a
+    backward has reached a parameter, and nobody has called `begin`.
     """
 
     def __init__(
@@ -74,8 +75,10 @@ class GradientBuckets:
         bucket_bytes: int,
         extras: int = 0,
         on_backward: Callable[[], None] | None = None,
+        first_bytes: int | None = None,
     ) -> None:
-        self.model, self.averaging, self.bucket_bytes, self._on_backward = model, averaging, bucket_bytes, on_backward
+        self.model, self.averaging, self._on_backward = model, averaging, on_backward
+        self.bucket_bytes, self.first_bytes = bucket_bytes, min(bucket_bytes, first_bytes or bucket_bytes)
         self.known = list(model.parameters())
         self.problem = ""
         self._hooks: list[Any] = []
@@ -329,14 +332,15 @@ class GradientBuckets:
                 f"trained parameters must be on one device, not {found or 'none'}: first move the model with .to(...), "
                 f"or set requires_grad"
             )
-        self.slots, self.buckets = [], []
+        self.slots, self.buckets = list[Slot](), list[Bucket]()
         self._sizes: dict[torch.dtype, int] = {}  # of the memory of each dtype
         filling: dict[torch.dtype, Bucket] = {}
         for name, p in trained:
             _check_dense(name, p)
             dtype = _sum_dtype(name, p)
             bucket, start = filling.get(dtype), self._sizes.get(dtype, 0)
-            if bucket is None or bucket.stop - bucket.start >= max(1, self.bucket_bytes // dtype.itemsize):
+            limit = self.first_bytes if bucket is not None and bucket is self.buckets[0] else self.bucket_bytes
+            if bucket is None or bucket.stop - bucket.start >= max(1, limit // dtype.itemsize):
                 bucket = filling[dtype] = Bucket(dtype, start, start)
                 self.buckets.append(bucket)
             self.slots.append(Slot(name, p, p.dtype, bucket, start))
