@@ -68,7 +68,6 @@ class DataParallel(nn.Module):
             sync_batchnorm=sync_batchnorm,
             extras=sum(tensor.numel() for tensor in self._statistics),
             on_backward=self._begin if comm.size > 1 else None,
-            first_mb=1.0,  # as PyTorch's DDP has it
         )
         self._before = self._flat_statistics()
         if comm.size > 1:

@@ -35,7 +35,6 @@ class Averager:
         sync_batchnorm: bool,
         extras: int = 0,
         on_backward: Callable[[], None] | None = None,
-        first_mb: float | None = None,
     ) -> None:
         if averaging not in AVERAGINGS:
             raise unknown("averaging", averaging, AVERAGINGS)
@@ -47,8 +46,8 @@ class Averager:
             synchronise_batchnorm(model, comm)
         self.synchronised = synchronised_layers(model)
         broadcast_state(model, comm)
-        size, first = int(bucket_mb * 2**20), None if first_mb is None else int(first_mb * 2**20)
-        self.buckets = GradientBuckets(model, comm, AVERAGINGS[averaging], size, extras, on_backward, first)
+        size = int(bucket_mb * 2**20)
+        self.buckets = GradientBuckets(model, comm, AVERAGINGS[averaging], size, extras, on_backward)
 
     @property
     def needs_everyone(self) -> bool:

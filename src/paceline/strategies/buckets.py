@@ -63,8 +63,7 @@ class GradientBuckets:
     takes part in the sums and sets a flag in the tail; then all ranks resolve it together. The same holds for a rank
     whose parameters have been frozen or unfrozen: buckets are laid out again once all ranks agree.
 
-    The first bucket may be smaller (`first_bytes`), so that averaging begins early. `on_backward` is called when a
-    backward has reached a parameter, and nobody has called `begin`.
+    `on_backward` is called when a backward has reached a parameter, and nobody has called `begin`.
     """
 
     def __init__(
@@ -75,10 +74,8 @@ class GradientBuckets:
         bucket_bytes: int,
         extras: int = 0,
         on_backward: Callable[[], None] | None = None,
-        first_bytes: int | None = None,
     ) -> None:
-        self.model, self.averaging, self._on_backward = model, averaging, on_backward
-        self.bucket_bytes, self.first_bytes = bucket_bytes, min(bucket_bytes, first_bytes or bucket_bytes)
+        self.model, self.averaging, self.bucket_bytes, self._on_backward = model, averaging, bucket_bytes, on_backward
         self.known = list(model.parameters())
         self.problem = ""
         self._hooks: list[Any] = []
@@ -339,8 +336,7 @@ class GradientBuckets:
             _check_dense(name, p)
             dtype = _sum_dtype(name, p)
             bucket, start = filling.get(dtype), self._sizes.get(dtype, 0)
-            limit = self.first_bytes if bucket is not None and bucket is self.buckets[0] else self.bucket_bytes
-            if bucket is None or bucket.stop - bucket.start >= max(1, limit // dtype.itemsize):
+            if bucket is None or bucket.stop - bucket.start >= max(1, self.bucket_bytes // dtype.itemsize):
                 bucket = filling[dtype] = Bucket(dtype, start, start)
                 self.buckets.append(bucket)
             self.slots.append(Slot(name, p, p.dtype, bucket, start))
