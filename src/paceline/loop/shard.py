@@ -90,6 +90,8 @@ class ShardedLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
+        if threading.get_ident() != self._thread:
+            raise UsageError("iterate a sharded loader in the thread that made it: DataParallel weights by its batches")
         first, self._first = self._first, 0
         if first:
             self._now = torch.get_rng_state()
@@ -97,8 +99,6 @@ class ShardedLoader:
                 self._set_random(self._start)
         else:
             self._start = self._random()
-        if threading.get_ident() != self._thread:
-            raise UsageError("iterate a sharded loader in the thread that made it: DataParallel weights by its batches")
         self._done = first
         iteration = self._iteration = object()
         try:
@@ -180,11 +180,12 @@ class ShardedLoader:
         sizes[: len(drawn)] = torch.tensor([len(batch) for batch in drawn], dtype=torch.int64)
         sizes = _broadcast(sizes, comm)
         numbers = torch.tensor([number for batch in drawn for number in batch], dtype=torch.int64)
-        count = int(sizes.sum())
+        total = int(sizes.sum())
+        if not total:
+            return []
         if comm.rank:
-            numbers = torch.zeros(count, dtype=torch.int64)
-        numbers = _broadcast(numbers, comm) if count else numbers
-        return [part.tolist() for part in numbers.split([size for size in sizes.tolist() if size])] if count else []
+            numbers = torch.zeros(total, dtype=torch.int64)
+        return [part.tolist() for part in _broadcast(numbers, comm).split([size for size in sizes.tolist() if size])]
 
     # Batches as they come
 

@@ -504,7 +504,19 @@ def test_copies_of_the_model_are_plain() -> None:
         model(torch.ones(2, 4)).sum().backward()
         average.update_parameters(model)
         took(Share(1, 3), ())
-        copy.deepcopy(plain)(torch.ones(2, 4)).sum().backward()  # neither weighted nor averaged
         torch.save(plain, io.BytesIO())
+        copied: nn.Module = copy.deepcopy(model)
+        assert type(copied) is type(plain)
+        (copied(torch.ones(2, 4)).square().sum() * (1 + comm.rank)).backward()
+        alone = copy.deepcopy(copied)
+        alone.zero_grad()
+        (alone(torch.ones(2, 4)).square().sum() * (1 + comm.rank)).backward()
+        for p, q in zip(copied.parameters(), alone.parameters(), strict=True):
+            assert p.grad is not None
+            assert q.grad is not None
+            assert p.grad.equal(q.grad), "neither weighted nor averaged"
+        synchronised = DataParallel(nn.Sequential(nn.BatchNorm1d(4)), comm, sync_batchnorm=True)
+        layers = [each.get_submodule("0") for each in (synchronised.module, copy.deepcopy(synchronised.module))]
+        assert layers[0].comm is layers[1].comm
 
     ThreadWorld(2).run(case)
