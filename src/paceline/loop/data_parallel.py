@@ -18,7 +18,7 @@ from paceline.loop.spans import queue_callback
 from paceline.loop.world import world
 from paceline.models.properties import NORMS
 from paceline.strategies.averager import Averager
-from paceline.strategies.finite import Watch, all_finite
+from paceline.strategies.finite import Watch, is_finite
 
 
 class DataParallel(nn.Module):
@@ -223,7 +223,7 @@ class DataParallel(nn.Module):
             ):
                 tensor.copy_(values.view(tensor.shape))
         self._watch.end(self._rounds)
-        if self._check_finite and not all_finite(self.averager.buckets.sums()):
+        if self._check_finite and not all(map(is_finite, self.averager.buckets.sums())):
             self._watch.check({}, self.comm, self._rounds, "a gradient is not finite")
         self._watch.begin(everything=False)
 

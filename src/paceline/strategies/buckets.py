@@ -179,9 +179,10 @@ class GradientBuckets:
         self.comm.close()
 
     def _open(self, overlap: bool) -> None:
-        if overlap and self.thread is None and self.comm.size > 1:
+        # A single bucket is complete when backward ends: there is nothing to overlap.
+        if overlap and self.thread is None and self.comm.size > 1 and len(self.buckets) > 1:
             self.thread = CommThread(lambda flat: self.averaging.run(self.comm, flat))
-        self._overlap, self._next = overlap and self.thread is not None, 0
+        self._overlap, self._next = overlap and self.thread is not None and len(self.buckets) > 1, 0
 
     @torch.no_grad()
     def begin(self, scale: float, *, overlap: bool, share: float | None = None) -> None:

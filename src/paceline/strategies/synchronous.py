@@ -143,9 +143,9 @@ class Synchronous(Lockstep):
         self.parallel.check_replicas(self._steps)
 
     def gradients_finite(self) -> bool:
-        from paceline.strategies.finite import all_finite
+        from paceline.strategies.finite import is_finite
 
-        return all_finite(self.buckets.sums())
+        return all(map(is_finite, self.buckets.sums()))
 
     def facts(self) -> dict[str, Any]:
         return {"overlap": self.overlap.chosen}
