@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from paceline.data.batch import Batch
+from paceline.server.layout import Layout
 from paceline.server.ledger import Part, UpdatePlan
 from paceline.server.roles import Return
-from paceline.server.shard import Layout, Shard
+from paceline.server.shard import Shard
 from paceline.server.tally import Result
 from paceline.tasks.base import Sums
 from paceline.tasks.scoring import Score

@@ -19,7 +19,7 @@ from worlds import ThreadWorld
 
 from paceline.models.build import build
 from paceline.run.records import INTERRUPTED
-from paceline.server.shard import CHUNK_BYTES, Layout, cost
+from paceline.server.layout import CHUNK_BYTES, Layout, cost
 from paceline.strategies.parameter_server.flat import FlatModel
 
 # Batch-norm over the global batch needs workers that meet.

@@ -24,8 +24,8 @@ from paceline.collectives.choose import TABLE as AVERAGINGS
 from paceline.lab import client
 from paceline.run.folder import read_nodes, read_summary
 from paceline.run.records import Summary, Traffic
-from paceline.server.shard import Layout
-from paceline.server.shard import cost as served_cost
+from paceline.server.layout import Layout
+from paceline.server.layout import cost as served_cost
 
 GLOBAL_BATCH, STEPS, PARAMETERS = 16, 4, 690_590
 TRAINING = ["--model", "mnist-cnn", "--data", "mnist-mini", "--dropout", "0", "--dtype", "float64",

@@ -1,6 +1,6 @@
 """Gather every rank's data on rank 0, sum there, and send the sum to each rank (as Singh did)."""
 
-from paceline.collectives.plan import Plan, Planned, Recv, Send, pieces
+from paceline.collectives.plan import Growth, Plan, Planned, Recv, Send, pieces
 
 
 def plan(rank: int, ranks: int, length: int) -> Plan:
@@ -15,4 +15,4 @@ def plan(rank: int, ranks: int, length: int) -> Plan:
     ]
 
 
-GATHER = Planned("gather", plan)
+GATHER = Planned("gather", plan, Growth.LINEAR)

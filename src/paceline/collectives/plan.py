@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
@@ -57,14 +58,31 @@ class Cost:
 
 
 class Averaging(Protocol):
-    """An all-reduce algorithm: `run` sums in place, `cost` is its cost for `ranks` ranks and `length` values."""
+    """An all-reduce algorithm: `run` sums in place, `cost` is its cost for `ranks` ranks and `length` values.
+
+    Predictions use `plan` and `growth`; of a transport's own algorithm, `plan` is what it is taken to do.
+    """
 
     @property
     def name(self) -> str: ...
 
+    @property
+    def plan(self) -> MakePlan: ...
+
+    @property
+    def growth(self) -> Growth: ...
+
     def run(self, comm: Comm, tensor: Tensor) -> None: ...
 
     def cost(self, ranks: int, length: int, itemsize: int = 4) -> Cost: ...
+
+
+class Growth(Enum):
+    """How the time of an algorithm grows with the number of ranks, on machines that are all alike."""
+
+    CYCLE = "all ranks do the same at the same time"
+    DOUBLING = "each doubling of the ranks adds one step, and a constant more than the doubling before it"
+    LINEAR = "each rank adds the same time"
 
 
 @dataclass(frozen=True)
@@ -73,6 +91,7 @@ class Planned:
 
     name: str
     plan: MakePlan
+    growth: Growth
 
     def run(self, comm: Comm, tensor: Tensor) -> None:
         carry_out(comm, _remembered(self.plan, comm.rank, comm.size, tensor.numel()), tensor)

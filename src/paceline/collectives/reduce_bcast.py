@@ -1,6 +1,6 @@
 """Reduce to rank 0 along a binomial tree, then broadcast along the same tree (as Wang and Yang did)."""
 
-from paceline.collectives.plan import Plan, Planned, Recv, Send, pieces
+from paceline.collectives.plan import Growth, Plan, Planned, Recv, Send, pieces
 
 
 def plan(rank: int, ranks: int, length: int) -> Plan:
@@ -27,4 +27,4 @@ def plan(rank: int, ranks: int, length: int) -> Plan:
     return todo
 
 
-REDUCE_BCAST = Planned("reduce-bcast", plan)
+REDUCE_BCAST = Planned("reduce-bcast", plan, Growth.DOUBLING)

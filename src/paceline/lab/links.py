@@ -11,21 +11,12 @@ from typing import Any
 from pyroute2 import IPRoute
 
 from paceline.lab import kernel
-from paceline.lab.plan import LEAST_RATE, LabPlan, Node
+from paceline.lab.plan import LEAST_RATE, LabPlan, Node, burst_bytes
 
 INSIDE = "eth0"
 PREFIX = 24
 # TCP congestion control of all nodes, independent of the machine's own. Only the second is always available.
 CONGESTION = ("cubic", "reno")
-
-
-def burst_bytes(rate: int, mtu: int) -> int:
-    """Bytes that a link can send at once after it was idle.
-
-    Enough for late wake-ups of some milliseconds on a busy machine; little compared with the bytes of a training step.
-    """
-    a_second = rate / 8
-    return round(max(3 * (mtu + 14), min(a_second * 0.004, 128 * 1024), a_second * 0.0005))
 
 
 def queue_bytes(rate: int, mtu: int) -> int:

@@ -311,6 +311,15 @@ def check_fault(fault: Fault, plan: LabPlan, where: str) -> Fault:
     return fault
 
 
+def burst_bytes(rate: int, mtu: int) -> int:
+    """Bytes that a link can send at once after it was idle.
+
+    Enough for late wake-ups of some milliseconds on a busy machine; little compared with the bytes of a training step.
+    """
+    a_second = rate / 8
+    return round(max(3 * (mtu + 14), min(a_second * 0.004, 128 * 1024), a_second * 0.0005))
+
+
 def in_words(rate: int) -> str:
     """A rate as text."""
     for size, unit in ((10**9, "Gbit/s"), (10**6, "Mbit/s")):

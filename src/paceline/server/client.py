@@ -13,8 +13,8 @@ from torch import Tensor
 from paceline.comm.metered import Meter
 from paceline.errors import CommTimeout, PacelineError, UsageError
 from paceline.server.core import as_values
+from paceline.server.layout import Layout
 from paceline.server.ledger import TRAIN, Part
-from paceline.server.shard import Layout
 from paceline.server.sockets import Diallers
 from paceline.server.wire import Buffer, Header, Kind, Message, OtherProtocol, WireError, read, say
 from paceline.tasks.base import NOTHING, Sums

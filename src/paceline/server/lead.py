@@ -10,10 +10,11 @@ from typing import Any
 from paceline.errors import CommTimeout, DivergedError, PacelineError, UsageError
 from paceline.layout import share
 from paceline.server.core import Address, Core, Store
+from paceline.server.layout import Layout
 from paceline.server.ledger import TRAIN, Ledger, UpdatePlan
 from paceline.server.other_servers import OtherServers
 from paceline.server.roles import WAS_INTERRUPTED, Member, Return, Rules, Watcher, mismatch
-from paceline.server.shard import Layout, Shard
+from paceline.server.shard import Shard
 from paceline.server.tally import Result, Tally
 from paceline.server.wire import Header, Kind, Message, WireError, numbers, say, take
 from paceline.tasks.base import NOTHING_COUNTS, Sums

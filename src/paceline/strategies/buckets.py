@@ -14,6 +14,7 @@ from paceline.collectives.plan import Averaging
 from paceline.comm.base import Comm
 from paceline.comm.words import all_or_none
 from paceline.errors import UsageError
+from paceline.strategies.bucket_layout import assign, tail
 from paceline.strategies.comm_thread import CommThread
 from paceline.strategies.replicas import check_same_model
 
@@ -332,18 +333,19 @@ class GradientBuckets:
             )
         self.slots, self.buckets = list[Slot](), list[Bucket]()
         self._sizes: dict[torch.dtype, int] = {}  # of the memory of each dtype
-        filling: dict[torch.dtype, Bucket] = {}
         for name, p in trained:
             _check_dense(name, p)
-            dtype = _sum_dtype(name, p)
-            bucket, start = filling.get(dtype), self._sizes.get(dtype, 0)
-            if bucket is None or bucket.stop - bucket.start >= max(1, self.bucket_bytes // dtype.itemsize):
-                bucket = filling[dtype] = Bucket(dtype, start, start)
-                self.buckets.append(bucket)
+        dtypes = [_sum_dtype(name, p) for name, p in trained]
+        sizes = [(dtype, p.numel(), dtype.itemsize) for dtype, (_, p) in zip(dtypes, trained, strict=True)]
+        for (name, p), dtype, number in zip(trained, dtypes, assign(sizes, self.bucket_bytes), strict=True):
+            start = self._sizes.get(dtype, 0)
+            if number == len(self.buckets):
+                self.buckets.append(Bucket(dtype, start, start))
+            bucket = self.buckets[number]
             self.slots.append(Slot(name, p, p.dtype, bucket, start))
             bucket.parameters += 1
             bucket.stop = self._sizes[dtype] = start + p.numel()
-        last, self._tail = self.buckets[-1], len(trained) + extras + 2
+        last, self._tail = self.buckets[-1], tail(len(trained), extras)
         last.stop = self._sizes[last.dtype] = last.stop + self._tail
         self._allocate()
         for hook in self._hooks:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from statistics import median
+from typing import TYPE_CHECKING
 
-import torch
-
-from paceline.comm.base import Comm
 from paceline.errors import unknown
+
+if TYPE_CHECKING:
+    from paceline.comm.base import Comm
 
 MODES: dict[str, bool | None] = {"auto": None, "on": True, "off": False}
 WARM_UP = 3
 TRIALS = 20
+TRIED = WARM_UP + TRIALS  # steps until `auto` has decided
 
 
 class OverlapChoice:
@@ -38,7 +40,9 @@ class OverlapChoice:
         if self._step >= WARM_UP:
             self._times[self.now()].append(seconds)
         self._step += 1
-        if self._step == WARM_UP + TRIALS:
+        if self._step == TRIED:
+            import torch
+
             pays = median(self._times[True]) < median(self._times[False])
             vote = torch.tensor([float(pays)])
             self.comm.broadcast(vote)

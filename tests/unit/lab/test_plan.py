@@ -10,9 +10,9 @@ import pytest
 
 from paceline.errors import UsageError
 from paceline.lab.capacity import flags
-from paceline.lab.links import burst_bytes, queue_bytes
+from paceline.lab.links import queue_bytes
 from paceline.lab.measure import fair_rates
-from paceline.lab.plan import PRESETS, Fault, LabPlan, in_words, make_plan, read_plan
+from paceline.lab.plan import PRESETS, Fault, LabPlan, burst_bytes, in_words, make_plan, read_plan
 
 GIGABIT = 10**9
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.server.shard import Applied, Layout, Refused, Shard, Sum
+from paceline.server.layout import Layout
+from paceline.server.shard import Applied, Refused, Shard, Sum
 
 OPTIMIZERS: dict[str, Callable[[Iterable[Tensor]], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1),

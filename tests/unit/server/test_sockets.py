@@ -23,8 +23,8 @@ from served import SECRET, free_ports, meeting, train_served
 
 from paceline.errors import PacelineError, UsageError
 from paceline.server.client import Client
+from paceline.server.layout import Layout
 from paceline.server.roles import Meeting
-from paceline.server.shard import Layout
 from paceline.server.sockets import MOST_BYTES, Diallers, Listener, key_pair
 from paceline.server.wire import SIZE, Header, Kind, Message, say
 

@@ -32,11 +32,12 @@ from paceline.run.recorder import Recorder
 from paceline.run.records import INTERRUPTED, Summary
 from paceline.server.client import Client
 from paceline.server.core import Core
+from paceline.server.layout import CHUNK_BYTES, Layout
 from paceline.server.lead import Leader
 from paceline.server.ledger import TRAIN, Part, UpdatePlan
 from paceline.server.roles import Meeting, Rules, mismatch
 from paceline.server.serve import lead, serve
-from paceline.server.shard import CHUNK_BYTES, Layout, Shard
+from paceline.server.shard import Shard
 from paceline.server.sockets import Listener
 from paceline.server.wire import numbers, take
 from paceline.spec import RunSpec

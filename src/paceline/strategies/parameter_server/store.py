@@ -13,7 +13,7 @@ from paceline.checkpoint.load import Checkpoint
 from paceline.checkpoint.manifest import Damaged, Manifest, Part, checkpoint_folder, checkpoints, read_manifest, remove
 from paceline.checkpoint.save import Held, Saver
 from paceline.checkpoint.state import BEST, MODEL, OPTIMIZER, TRANSIENT, hold, optimizer_keys, own_moments
-from paceline.server.shard import Layout
+from paceline.server.layout import Layout
 from paceline.strategies.parameter_server.flat import FlatModel, Place
 
 # Makes rank 0's manifest, of the leader's facts and all servers' parts.
