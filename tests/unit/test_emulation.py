@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, cast
 
 import pytest
@@ -238,16 +239,39 @@ def test_a_slower_node_takes_longer() -> None:
     spec = asked(compute="emulated:0.64", batch_size=64)
     model = build("mnist-cnn", (1, 28, 28), 10)
     for speed, expected in ((1.0, 0.01), (0.5, 0.02), (2.0, 0.005)):
-        made = make_emulation(spec, DATASETS["mnist-mini"], model, choose_place(spec, 0, speed=speed))
+        made = make_emulation(spec, DATASETS["mnist-mini"], model, choose_place(spec, 0, speed=speed), 0)
         assert made is not None
         assert made.device.seconds_per_sample == pytest.approx(expected)
         assert made.batch_seconds == 0.64
 
 
+def test_noise_varies_the_time_of_a_step_around_its_mean_and_follows_from_seed_and_rank() -> None:
+    model = build("mlp", (1, 28, 28), 10)
+
+    def times(noise: float, rank: int, seed: int = 0) -> list[float]:
+        spec = asked(compute="emulated:0.64", batch_size=64, seed=seed, model="mlp")
+        made = make_emulation(spec, DATASETS["mnist-mini"], model, choose_place(spec, 0, noise=noise), rank)
+        assert made is not None
+        found = []
+        for _ in range(4000):
+            made.device.begin(64)
+            found.append(made.device._seconds)
+        return found
+
+    assert set(times(0.0, 0)) == {0.64}
+    varied = times(0.2, 1)
+    assert varied == times(0.2, 1)
+    assert varied != times(0.2, 2)
+    assert varied != times(0.2, 1, seed=1)
+    assert fmean(varied) == pytest.approx(0.64, rel=0.01)
+    assert stdev(varied) / fmean(varied) == pytest.approx(0.2, rel=0.05)
+    assert min(varied) > 0
+
+
 def test_the_line_about_a_device_says_where_its_time_comes_from() -> None:
     spec = asked(compute="emulated:p100", model="resnet18", data="cifar10", batch_size=64)
     model = build("resnet18", (3, 32, 32), 10)
-    made = make_emulation(spec, DATASETS["cifar10"], model, choose_place(spec, 0))
+    made = make_emulation(spec, DATASETS["cifar10"], model, choose_place(spec, 0), 0)
     assert made is not None
     assert made.batch_seconds == pytest.approx(64 * 0.5554 / 4.089 / 219, rel=1e-3)
     assert "NVIDIA Tesla P100" in made.about

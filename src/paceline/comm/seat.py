@@ -24,6 +24,7 @@ class Seat:
     servers: tuple[str, ...] = ()  # their addresses, if Paceline's launcher has chosen them
     secret: str | None = field(default=None, repr=False)
     speed: float = 1.0  # of the node's emulated device
+    noise: float = 0.0  # of the node's emulated device
     in_lab: bool = False
 
     @property

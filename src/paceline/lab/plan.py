@@ -18,6 +18,7 @@ LAB = "PACELINE_LAB"
 MOST_NODES = 64
 # A slower link could not carry a few frames in a burst; a faster one exceeds the kernel's token bucket.
 LEAST_RATE, MOST_RATE = 100_000, 30_000_000_000
+MOST_NOISE = 2.0
 NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -49,6 +50,7 @@ class Node:
     cpu: float | None = None  # cores that it may use
     memory: int | None = None  # bytes
     speed: float = 1.0  # of its emulated device
+    noise: float = 0.0  # of its emulated device: the coefficient of variation of the time of a step
     processes: int | None = None
 
 
@@ -122,7 +124,7 @@ def read_plan(given: str) -> LabPlan:
 def make_plan(given: Mapping[str, Any], where: str) -> LabPlan:
     """The plan with these values; `where` they are from, for error messages."""
     top = Table(given, where, ("preset", "name", "nodes", "node", "rate", "up", "down", "racks", "rack_rate", "rack_up",
-                               "rack_down", "mtu", "processes", "speed", "share", "fault"))  # fmt: skip
+                               "rack_down", "mtu", "processes", "speed", "noise", "share", "fault"))  # fmt: skip
     if preset := top.text("preset"):
         if preset not in PRESETS:
             raise UsageError(f"{where}: {unknown('preset', preset, PRESETS)}")
@@ -249,7 +251,8 @@ def _nodes(top: Table, where: str) -> list[Node]:
     if len(listed) > MOST_NODES:
         raise UsageError(f"{where}: {len(listed)} nodes; a lab has up to {MOST_NODES}")
     processes, speed = top.whole("processes", least=1, most=1024), top.number("speed", above=0, most=1e6)
-    keys = ("name", "rate", "up", "down", "cpu", "speed", "memory", "processes")
+    noise = top.number("noise", above=None, most=MOST_NOISE) or 0.0
+    keys = ("name", "rate", "up", "down", "cpu", "speed", "noise", "memory", "processes")
     nodes: list[Node] = []
     for i, values in enumerate(listed or [{}] * (count or 2)):
         table = Table(values, f"{where}: node {i + 1}", keys)
@@ -259,8 +262,10 @@ def _nodes(top: Table, where: str) -> list[Node]:
         check_name(name, table.where)
         if any(node.name == name for node in nodes):
             raise UsageError(f"{table.where}: another node already has the name {name}")
+        own = table.number("noise", above=None, most=MOST_NOISE)
         nodes.append(Node(name, f"10.0.0.{i + 1}", up, down, cpu=table.number("cpu", above=0, most=1024),
                           memory=table.size("memory"), speed=table.number("speed", above=0, most=1e6) or speed or 1.0,
+                          noise=noise if own is None else own,
                           processes=table.whole("processes", least=1, most=1024) or processes))  # fmt: skip
     return nodes
 

@@ -55,9 +55,12 @@ def describe_lab(env: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
 
 
 def in_lab(seat: Seat, env: Mapping[str, str] = os.environ) -> Seat:
-    """The seat, with the speed of its node if it is in a lab."""
+    """The seat, with the speed and the noise of its node if it is in a lab."""
     lab = find_lab(env)
-    return replace(seat, in_lab=True, speed=lab[0].node(lab[1]).speed) if lab else seat
+    if lab is None:
+        return seat
+    node = lab[0].node(lab[1])
+    return replace(seat, in_lab=True, speed=node.speed, noise=node.noise)
 
 
 def _local(env: Mapping[str, str]) -> Seat | None:

@@ -79,7 +79,7 @@ class Rank(RecordedRank):
         seat = self.seat
         # Paceline's launcher has prepared the data before it started the ranks.
         first = seat.local_rank == 0 and not self.launched
-        place = choose_place(self.spec, seat.local_rank, first=first, speed=seat.speed)
+        place = choose_place(self.spec, seat.local_rank, first=first, speed=seat.speed, noise=seat.noise)
         agree_on_spec(self.resolved, comm)
         self.open(comm, self._open_folder)
         assert self.folder is not None

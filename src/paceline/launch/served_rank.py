@@ -79,7 +79,8 @@ class ServedRank(Rank):
         seat, spec = self.seat, self.spec
         self.meeting, listener = meet(spec, seat, self.cluster)
         LOGGER.debug("rank %d: servers listen at %s", seat.rank, ", ".join(self.meeting.endpoints))
-        place = choose_place(spec, seat.local_rank, first=not self.launched, speed=seat.speed)
+        first = not self.launched
+        place = choose_place(spec, seat.local_rank, first=first, speed=seat.speed, noise=seat.noise)
         about = {"host": socket.gethostname(), "pid": os.getpid()}
         opened = self._open_recorder if seat.rank >= self.servers else self._open
         member = Membership(self.meeting, listener, seat.rank, random.getrandbits(63), about, opened, gone=self._gone,

@@ -279,6 +279,7 @@ class LabNode:
     down: Rate
     cpu: Rate | None = None
     speed: Rate | None = None
+    noise: Annotated[float, Bounds(0, LARGEST)] | None = None
     rack: Count | None = None
 
 

@@ -27,7 +27,7 @@ def prepare_replica(
     """Set up the engine: all ranks have the same weights; from then on each rank draws its own dropout."""
     spec, comm, data = job.spec, job.comm, job.source.info
     model, fresh = all_or_none(lambda: make_model(spec, data, job.place), comm)
-    emulation = all_or_none(lambda: make_emulation(spec, data, model, job.place), comm)
+    emulation = all_or_none(lambda: make_emulation(spec, data, model, job.place, comm.rank), comm)
     if emulation:
         assert emulate is not None, "the spec has checked that this strategy can be emulated"
         job.summary.compute_seconds = emulation.batch_seconds

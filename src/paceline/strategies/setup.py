@@ -34,15 +34,21 @@ from paceline.tasks.table import CLASSIFICATION, LANGUAGE_MODEL, MOST_CLASSES
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank computes, and whether it prepares the data of its machine."""
+    """Where a rank computes, and whether it prepares the data of its machine.
+
+    `speed` and `noise` are those of its node's emulated device: with speed 0.5 it takes twice as long.
+    """
 
     device: torch.device
     dtype: torch.dtype
     first: bool
-    speed: float = 1.0  # of this node's emulated device: 0.5 takes twice as long
+    speed: float = 1.0
+    noise: float = 0.0
 
 
-def choose_place(spec: RunSpec, local_rank: int, *, first: bool = True, speed: float = 1.0) -> Place:
+def choose_place(
+    spec: RunSpec, local_rank: int, *, first: bool = True, speed: float = 1.0, noise: float = 0.0
+) -> Place:
     if spec.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: this PyTorch sees no GPU here; use --device cpu or auto")
     # By default, several workers use GPUs only if their transport can move GPU tensors.
@@ -53,7 +59,7 @@ def choose_place(spec: RunSpec, local_rank: int, *, first: bool = True, speed: f
         torch.cuda.set_device(local_rank % torch.cuda.device_count())
     dtype = {"float32": torch.float32, "float64": torch.float64}[spec.dtype]
     device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
-    return Place(device, dtype, first, speed)
+    return Place(device, dtype, first, speed, noise)
 
 
 def make_model(spec: RunSpec, data: DataInfo, place: Place) -> tuple[nn.Module, list[str]]:
@@ -154,7 +160,7 @@ class Emulation:
     about: str
 
 
-def make_emulation(spec: RunSpec, data: DataInfo, model: nn.Module, place: Place) -> Emulation | None:
+def make_emulation(spec: RunSpec, data: DataInfo, model: nn.Module, place: Place, rank: int) -> Emulation | None:
     """The emulation of a rank; None if compute is real."""
     asked = emulation.read(spec.compute)
     if asked is None:
@@ -180,7 +186,7 @@ def make_emulation(spec: RunSpec, data: DataInfo, model: nn.Module, place: Place
     smaller = f"; gradients are {spec.shrink} times smaller than the model's" if spec.shrink > 1 else ""
     time = f"{seconds:.4g} s for each batch of {spec.batch_size}{how}"
     about = f"Emulated compute: {time}; nothing is trained or saved{smaller}"
-    device = EmulatedDevice(seconds / spec.batch_size / place.speed, timing)
+    device = EmulatedDevice(seconds / spec.batch_size / place.speed, timing, place.noise, f"{spec.seed} {rank}")
     return Emulation(device, StandIn(model, spec.shrink), seconds, about)
 
 

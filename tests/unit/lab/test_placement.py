@@ -72,11 +72,11 @@ def test_nothing_is_placed_outside_of_a_lab_or_where_ranks_stay_together() -> No
     assert find_places(threads, variables(nodes=2)) is None
 
 
-def test_the_node_s_speed_is_the_seat_s() -> None:
+def test_the_node_s_speed_and_noise_are_the_seat_s() -> None:
     env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    seat = find_seat(env | variables("slow", node=[{"name": "fast"}, {"name": "slow", "speed": 0.05}]))
+    seat = find_seat(env | variables("slow", node=[{"name": "fast"}, {"name": "slow", "speed": 0.05, "noise": 0.2}]))
     assert seat is not None
-    assert seat.speed == 0.05
+    assert (seat.speed, seat.noise) == (0.05, 0.2)
 
 
 def test_a_rank_of_a_cluster_file_knows_its_node_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,10 +49,10 @@ def test_what_the_file_says_wins_over_the_preset() -> None:
 
 def test_nodes_one_by_one_racks_and_faults() -> None:
     plan = plan_of(
-        rate="100 Mbit/s", racks=2, rack_up="1gbit", rack_down="500mbit", processes=2, mtu=9000,
+        rate="100 Mbit/s", racks=2, rack_up="1gbit", rack_down="500mbit", processes=2, mtu=9000, noise=0.1,
         node=[
             {"name": "a", "up": "10mbit", "cpu": 0.5, "memory": "2GB", "speed": 0.05},
-            {"processes": 3},
+            {"processes": 3, "noise": 0},
             {"rate": "1gbit"},
         ],
         fault=[{"at": 5, "do": "heal", "node": "a"}, {"at": 1.5, "do": "slow", "node": "n2", "down": "1mbit"}],
@@ -60,6 +60,7 @@ def test_nodes_one_by_one_racks_and_faults() -> None:
     a, second, third = plan.nodes
     assert (a.up, a.down, a.cpu, a.memory, a.speed, a.processes) == (10_000_000, 100_000_000, 0.5, 2 * 10**9, 0.05, 2)
     assert (second.name, second.processes, third.up, third.down) == ("n2", 3, GIGABIT, GIGABIT)
+    assert [node.noise for node in plan.nodes] == [0.1, 0.0, 0.1]
     assert [node.rack for node in plan.nodes] == [0, 0, 1]
     assert (plan.racks[1].up, plan.racks[1].down) == (GIGABIT, 500_000_000)
     assert plan.faults == (Fault(1.5, "slow", "n2", None, 1_000_000), Fault(5.0, "heal", "a"))
@@ -76,6 +77,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"preset": "1gbit", "node": [{"name": "a"}, {"name": "a"}]}, "node 2: another node already has the name a"),
     ({"preset": "1gbit", "node": [{"name": "A b"}]}, "not a host name"),
     ({"preset": "1gbit", "node": [{"cpu": -1}]}, "node 1: cpu is -1; it takes a number above 0"),
+    ({"preset": "1gbit", "noise": -0.1}, "noise is -0.1; it takes a number from 0 to 2"),
+    ({"preset": "1gbit", "node": [{"noise": 3}]}, "node 1: noise is 3"),
     ({"preset": "1gbit", "node": [{"memory": "2"}]}, "memory is '2'; it takes a string such as \"512MB\""),
     ({"preset": "1gbit", "node": [3]}, "3 is not a table"),
     ({"rate": "fast"}, "rate is 'fast'; it takes a string such as \"100mbit\""),

@@ -125,7 +125,7 @@ class Served(Engine):
     def __init__(self, job: Job, membership: Membership, info: DataInfo) -> None:
         self.job, self.membership, self.info, spec = job, membership, info, job.spec
         model, self.fresh = make_model(spec, info, job.place)
-        self.emulation: Emulation | None = make_emulation(spec, info, model, job.place)
+        self.emulation: Emulation | None = make_emulation(spec, info, model, job.place, membership.rank)
         self.parameters, self.properties = sum(p.numel() for p in model.parameters()), properties_of(model)
         self.flat = FlatModel(self.emulation.model if self.emulation else model)
         self.layout, self.plan = layout_of(spec, self.flat), plan_of(spec, info, job.start)
