@@ -52,6 +52,7 @@ class Strategy:
     on_gpu: bool = True
     emulates: bool = False  # supports emulated compute
     reads_together: bool = True  # supports --read scatter and mpi-io
+    simulation: str = ""  # module:function that predicts its steps: see paceline.predict.steps; empty: none does
 
     @property
     def installed(self) -> bool:

@@ -55,6 +55,7 @@ LOCAL_SGD = LocalSGDStrategy(
     "paceline.strategies.local_sgd:prepare",
     Options,
     exact=False,
+    simulation="paceline.predict.steps:local",
 )
 
 

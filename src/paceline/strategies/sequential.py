@@ -35,6 +35,7 @@ SEQUENTIAL = SequentialStrategy(
     options.MicroBatches,
     single=True,
     emulates=True,
+    simulation="paceline.predict.steps:alone",
 )
 
 

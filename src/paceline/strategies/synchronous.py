@@ -48,7 +48,13 @@ class DataParallelStrategy(Strategy):
 def _averaged_by(collective: str, summary: str) -> DataParallelStrategy:
     implementation = "paceline.strategies.synchronous:prepare"
     return DataParallelStrategy(
-        collective, summary, implementation, options.DataParallel, averaging=collective, emulates=True
+        collective,
+        summary,
+        implementation,
+        options.DataParallel,
+        averaging=collective,
+        emulates=True,
+        simulation="paceline.predict.steps:averaged",
     )
 
 

@@ -83,6 +83,7 @@ PS_SYNC = ParameterServer(
     figures=Figures,
     lines=LINES,
     emulates=True,
+    simulation="paceline.predict.served:served",
     on_gpu=False,
     reads_together=False,
 )
@@ -97,6 +98,7 @@ PS_ASYNC = Unbounded(
     asynchronous=True,
     updates_by_worker=True,
     emulates=True,
+    simulation="paceline.predict.served:unsynchronised",
     on_gpu=False,
     reads_together=False,
 )
@@ -110,6 +112,7 @@ PS_BOUNDED = Bounded(
     exact=False,
     asynchronous=True,
     emulates=True,
+    simulation="paceline.predict.served:unsynchronised",
     on_gpu=False,
     reads_together=False,
 )

@@ -1,0 +1,158 @@
+"""paceline predict: step time and throughput at numbers of workers, links and strategies that nobody has run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.cli.main import add_json
+from paceline.errors import EXIT_OK, UsageError, unknown
+from paceline.lab.plan import Table, read_plan
+from paceline.predict.cluster import Cluster, alike, of_lab
+from paceline.predict.fit import fit_probes
+from paceline.predict.forecast import MOST_WORKERS, Forecast, forecasts, score
+from paceline.predict.probes import Probe, read_probes
+from paceline.strategies.table import TABLE
+
+EPILOG = """\
+examples:
+  paceline predict runs/one runs/two runs/four --workers 1,2,4,8,16
+  paceline predict runs/probes --workers 2,8,64 --link 10gbit --strategy all
+  paceline predict runs/probes --workers 6 --lab cluster.toml --strategy ring
+  paceline predict runs/probes --score runs/larger      how good predictions of runs that you have made are
+
+RUNS are short runs of the same training with 1, 2 and 4 workers, on one machine or in a lab.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    parser.add_argument("runs", metavar="RUNS", type=Path, nargs="+", help="folders of short runs, or of many of them")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--workers", metavar="N,N", help=f"numbers of workers, up to {MOST_WORKERS:,}")
+    what.add_argument("--score", metavar="RUN", type=Path, nargs="+",
+                      help="predict these runs, and show how far that is from what was measured")  # fmt: skip
+    parser.add_argument("--strategy", metavar="NAME,NAME", help="strategies, or all (those of the runs)")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--link", metavar="RATE", help="machines of their own with links of this speed, such as 10gbit")
+    where.add_argument("--lab", metavar="FILE", help="the machines of a lab file or preset, each on a host of its own")
+    parser.add_argument("--batch-size", type=int, metavar="N", help="samples of a worker's batch (that of the runs)")
+    parser.add_argument("--seed", type=int, default=0, help="of the random draws (0)")
+    add_json(parser, "the predictions")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.score:
+        return _score(args)
+    workers = _numbers(args.workers)
+    probes = read_probes(args.runs)
+    strategies = _strategies(args.strategy, probes)
+    cluster = _cluster(args, max(workers) + max(probe.servers for probe in probes) + 1)
+    given: dict[str, Any] = {"batch_size": args.batch_size} if args.batch_size else {}
+    fit = fit_probes(probes)
+    try:
+        found = list(forecasts(fit, probes, strategies, workers, cluster, given, args.seed))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if args.json:
+        print(json.dumps({"emulated": fit.emulated, "predictions": [asdict(each) for each in found]}))
+        return EXIT_OK
+    print(_introduction(probes, fit.emulated, args))
+    for line in _table(found):
+        print(line)
+    return EXIT_OK
+
+
+def _score(args: argparse.Namespace) -> int:
+    probes = read_probes(args.runs)
+    held = read_probes(args.score)
+    found = score(fit_probes(probes), probes, held, args.seed)
+    errors = np.array([abs(each.error) for each in found])
+    figures = {"runs": len(found), "mean_error": float(errors.mean()), "error_95": float(np.quantile(errors, 0.95)),
+               "covered": sum(each.inside for each in found) / len(found)}  # fmt: skip
+    if args.json:
+        print(json.dumps({**figures, "scored": [asdict(each) for each in found]}))
+        return EXIT_OK
+    rows = [("run", "strategy", "workers", "measured", "predicted (90 % interval)", "error", "")]
+    rows += [(each.name, each.strategy, f"{each.workers:,}", f"{each.measured:.4g} s",
+              f"{each.predicted.value:.4g} s ({each.predicted.low:.4g}–{each.predicted.high:.4g})",
+              f"{100 * each.error:+.1f} %", "" if each.inside else "outside") for each in found]  # fmt: skip
+    print("\n".join(_columns(rows)))
+    print(f"Mean error {100 * figures['mean_error']:.1f} %, 95 % of errors up to {100 * figures['error_95']:.1f} %; "
+          f"{100 * figures['covered']:.0f} % of {len(found)} runs are inside their interval")  # fmt: skip
+    return EXIT_OK
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        found = [int(word) for word in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--workers {text}: give whole numbers with commas, such as 1,2,4,8") from None
+    if not all(1 <= each <= MOST_WORKERS for each in found):
+        raise UsageError(f"--workers {text}: give numbers from 1 to {MOST_WORKERS:,}")
+    return found
+
+
+def _strategies(text: str | None, probes: list[Probe]) -> list[str]:
+    able = [name for name, strategy in TABLE.items() if strategy.simulation]
+    if text == "all":
+        return able
+    names = text.split(",") if text else list(dict.fromkeys(probe.run.summary.strategy for probe in probes))
+    for name in names:
+        if name not in TABLE:
+            raise unknown("strategy", name, able)
+        if name not in able:
+            raise UsageError(f"--strategy {name}: its steps cannot be predicted yet; these can: {', '.join(able)}")
+    return names
+
+
+def _cluster(args: argparse.Namespace, ranks: int) -> Cluster | None:
+    if args.link:
+        rate = Table({"--link": args.link}, "paceline predict", ("--link",)).rate("--link")
+        return alike(ranks, rate or 0)
+    return of_lab(read_plan(args.lab)) if args.lab else None
+
+
+def _introduction(probes: list[Probe], emulated: bool, args: argparse.Namespace) -> str:
+    first = probes[0]
+    where = (
+        f"links of {args.link}"
+        if args.link
+        else f"the machines of {args.lab}"
+        if args.lab
+        else "the machines of the runs"
+    )
+    kind = f"emulated compute ({first.spec.compute}); " if emulated else ""
+    numbers = ", ".join(str(count) for count in sorted({probe.workers for probe in probes}))
+    return (
+        f"Predicted, not measured: {first.spec.model} on {first.spec.data}, {where}; {kind}from {len(probes)} runs "
+        f"with {numbers} workers; 90 % intervals"
+    )
+
+
+def _table(found: list[Forecast]) -> list[str]:
+    rows = [("strategy", "workers", "step", "samples/s", "efficiency", "")]
+    for each in found:
+        step, speed = each.step_seconds, each.samples_per_second
+        part = each.efficiency
+        rows.append((
+            each.strategy,
+            f"{each.workers:,}",
+            f"{step.value:.4g} s ({step.low:.4g}–{step.high:.4g})",
+            f"{speed.value:,.4g} ({speed.low:,.4g}–{speed.high:,.4g})",
+            f"{100 * part.value:.0f} % ({100 * part.low:.0f}–{100 * part.high:.0f})",
+            f"EXTRAPOLATED: {'; '.join(each.beyond)}" if each.beyond else "",
+        ))  # fmt: skip
+    return _columns(rows)
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]

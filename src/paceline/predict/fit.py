@@ -1,0 +1,220 @@
+"""Fits what messages and steps cost on these machines to the step times of probes."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from paceline.collectives.choose import TABLE as AVERAGINGS
+from paceline.errors import UsageError
+from paceline.predict.anatomy import Anatomy
+from paceline.predict.cluster import Cluster
+from paceline.predict.network import Costs
+from paceline.predict.probes import Probe, shape_of
+from paceline.predict.steps import Array, Case
+from paceline.strategies.table import TABLE
+
+# What is assumed before anything is measured, and by which factor it may be wrong (one standard deviation).
+PRIOR = Costs(message=6e-5, byte=5e-10, add=1.5e-10, latency=2e-4, update=4e-10)
+NATIVE_MESSAGE = 3e-5  # of a transport's own collective, which is not written in Python
+SERVED_CONTENTION = 0.02
+DOUBT = 2.0
+CANDIDATES, DRAWN = 40, 9  # sets of costs that are tried, and kept
+# The relative error of the simulation that no probe can show: see docs/prediction.md.
+LEAST_ERROR = 0.02
+SERVERS = "servers"  # their channel
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How compute times vary: from step to step, and from node to node (standard deviations of the logarithm)."""
+
+    step: float
+    node: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What is known from probes.
+
+    `per_sample` and `fixed` are the seconds of compute at speed 1: fixed + samples × per_sample. `costs` are by
+    channel: the name of a collective, or SERVERS. `error` is the relative error of the fit (standard deviation).
+    """
+
+    anatomy: Anatomy
+    per_sample: float
+    fixed: float
+    compute_error: float
+    noise: Noise
+    overhead: float
+    costs: Mapping[str, Costs]
+    drawn: Mapping[str, Sequence[Costs]]  # costs that agree with the probes as well, as likely as they are
+    error: float
+    emulated: bool
+
+    def compute_seconds(self, samples: int) -> float:
+        return self.fixed + samples * self.per_sample
+
+    def channel(self, name: str) -> Costs:
+        """The costs of a channel, or what is assumed of it."""
+        return self.costs.get(name) or prior_of(name)
+
+
+def draw_times(
+    fit: Fit, seconds: float, cluster: Cluster, places: Sequence[int], draws: int, seed: int
+) -> Callable[[int], Array]:
+    """Compute times of workers that take `seconds` at speed 1: draws × steps × workers.
+
+    A node is equally fast in all steps of a draw; steps vary.
+    """
+    speeds = np.array([cluster.nodes[place].speed for place in places])
+    step = np.array([_sigma(cluster.nodes[place].noise, fit.noise.step) for place in places])
+    node = np.array([fit.noise.node if cluster.nodes[place].noise is None else 0.0 for place in places])
+
+    def draw(steps: int) -> Array:
+        dice = np.random.default_rng(seed)
+        lasting = np.exp(dice.standard_normal((draws, 1, len(places))) * node)
+        varying = np.exp(dice.standard_normal((draws, steps, len(places))) * step - step**2 / 2)
+        times: Array = seconds / speeds * lasting * varying
+        return times
+
+    return draw
+
+
+def _sigma(variation: float | None, otherwise: float) -> float:
+    """The standard deviation of the logarithm, of a coefficient of variation."""
+    return otherwise if variation is None else float(np.sqrt(np.log1p(variation**2)))
+
+
+def fit_probes(probes: Sequence[Probe], draws: int = 200) -> Fit:
+    """Raises UsageError if the probes do not tell enough."""
+    per_sample, fixed, doubt = _compute(probes)
+    anatomy, noise = shape_of(probes[0]), _noise(probes)
+    start = Fit(anatomy, per_sample, fixed, doubt, noise, 0.0, {}, {}, LEAST_ERROR, probes[0].run.emulated)
+    overhead = _overhead(probes, start)
+    start = replace(start, overhead=overhead)
+    channels: dict[str, list[Probe]] = {}
+    for probe in probes:
+        if probe.workers > 1 or probe.servers:
+            channels.setdefault(channel_of(probe.options), []).append(probe)
+    costs, drawn, residuals = {}, {}, list[float]()
+    for name, own in channels.items():
+        costs[name], drawn[name], left = _fit_channel(start, own, draws)
+        residuals += left
+    freedom = max(1, len(residuals) - len(channels))
+    error = float(np.sqrt(LEAST_ERROR**2 + sum(each**2 for each in residuals) / freedom))
+    return replace(start, costs=costs, drawn=drawn, error=error)
+
+
+def prior_of(channel: str) -> Costs:
+    """What is assumed of a channel."""
+    if channel == SERVERS:
+        return replace(PRIOR, contention=SERVED_CONTENTION)
+    collective = AVERAGINGS.get(channel)
+    return replace(PRIOR, message=NATIVE_MESSAGE) if collective and not collective.cost(2, 1).exact else PRIOR
+
+
+def fitted(channel: str) -> tuple[str, ...]:
+    """The costs that are fitted to probes."""
+    return ("message", "byte", "contention" if channel == SERVERS else "latency")
+
+
+def channel_of(options: Mapping[str, Any]) -> str:
+    return SERVERS if options["servers"] else str(options["averaging"])
+
+
+def _compute(probes: Sequence[Probe]) -> tuple[float, float, float]:
+    """Seconds for a sample, and fixed, at speed 1, with the relative error; fewest workers count, who disturb least."""
+    least = min(probe.workers for probe in probes)
+    alone = [probe for probe in probes if probe.workers == least]
+    points = [(probe.samples, float(np.median(probe.compute[:, 0])) * probe.speeds[0]) for probe in alone]
+    error = max((probe.seconds.half_width / 2 for probe in alone), default=0.0)
+    sizes = {samples for samples, _ in points}
+    if len(sizes) == 1:
+        return float(np.mean([seconds / samples for samples, seconds in points])), 0.0, error
+    batches, times = np.array(points).T
+    slope, intercept = np.polyfit(batches, times, 1)
+    if slope <= 0 or intercept < 0:
+        slope, intercept = float(np.mean(times / batches)), 0.0
+    return float(slope), float(intercept), error
+
+
+def _noise(probes: Sequence[Probe]) -> Noise:
+    """From step to step: pooled over ranks. From node to node: what differs more than steps explain."""
+    within, between = [], []
+    for probe in probes:
+        logs = np.log(np.maximum(probe.compute, 1e-9))
+        spread = np.subtract(*np.quantile(logs, [0.84, 0.16], axis=0)) / 2  # robust against single late steps
+        within.append(float(np.median(spread)))
+        if probe.workers > 1:
+            means = np.median(logs, axis=0) + np.log(probe.speeds)
+            between.append(max(0.0, float(np.var(means, ddof=1)) - within[-1] ** 2 / len(logs)))
+    return Noise(float(np.median(within)), float(np.sqrt(np.mean(between))) if between else 0.0)
+
+
+def _overhead(probes: Sequence[Probe], fit: Fit) -> float:
+    """The rest of a step of one process."""
+    alone = [probe for probe in probes if probe.workers == 1 and not probe.servers]
+    rest = [probe.seconds.value - float(np.median(probe.compute)) for probe in alone]
+    return max(0.0, float(np.median(rest))) if rest else 0.0
+
+
+def case_of(fit: Fit, probe: Probe, costs: Costs, draws: int, seed: int = 0) -> Case:
+    """The probe itself, as a case to predict."""
+    workers = probe.places[probe.servers :]
+    seconds = fit.compute_seconds(probe.samples)
+    compute = draw_times(fit, seconds, probe.cluster, workers, draws, seed)
+    return Case(probe.options, fit.anatomy, probe.cluster, probe.places, compute, lambda _: costs, fit.overhead)
+
+
+def _fit_channel(fit: Fit, probes: Sequence[Probe], draws: int) -> tuple[Costs, list[Costs], list[float]]:
+    """The costs, others that agree with the probes, and the relative errors that are left."""
+    channel = channel_of(probes[0].options)
+    start, names = prior_of(channel), fitted(channel)
+    prior = np.log([getattr(start, name) for name in names])
+    measured = np.log([probe.seconds.value for probe in probes])
+
+    def costs(logs: Array) -> Costs:
+        return replace(start, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
+
+    def errors(logs: Array) -> Array:
+        known = costs(logs)
+        found = [mean_step(case_of(fit, probe, known, draws)) for probe in probes]
+        misfit: Array = (np.log(found) - measured) / LEAST_ERROR
+        return np.concatenate([misfit, (logs - prior) / np.log(DOUBT)])
+
+    solved = least_squares(errors, prior, diff_step=0.02, max_nfev=25)
+    others = _resample(errors, solved.x, np.linalg.inv(solved.jac.T @ solved.jac))
+    return costs(solved.x), [costs(each) for each in others], (solved.fun[: len(probes)] * LEAST_ERROR).tolist()
+
+
+def _resample(errors: Callable[[Array], Array], best: Array, covariance: Array) -> list[Array]:
+    """Draws from what the errors leave possible: importance sampling, with the normal distribution around the best."""
+    dice, root = np.random.default_rng(0), np.linalg.cholesky(covariance)
+    steps = dice.standard_normal((CANDIDATES, len(best)))
+    points = best + steps @ root.T
+    weights = np.array(
+        [(step @ step - (e := errors(point)) @ e) / 2 for step, point in zip(steps, points, strict=True)]
+    )
+    likely = np.exp(weights - weights.max())
+    chosen = dice.choice(CANDIDATES, DRAWN, p=likely / likely.sum())
+    return [points[number] for number in chosen]
+
+
+def mean_step(case: Case) -> float:
+    """The mean time of a step."""
+    return float(simulation_of(case.options["strategy"])(case).mean())
+
+
+def simulation_of(strategy: str) -> Callable[[Case], Array]:
+    named = TABLE[strategy].simulation
+    if not named:
+        raise UsageError(f"steps of {strategy} cannot be predicted yet")
+    module, function = named.split(":")
+    found: Callable[[Case], Array] = getattr(importlib.import_module(module), function)
+    return found

@@ -1,0 +1,217 @@
+"""Predictions for settings that nobody has run: step time, throughput, efficiency and traffic, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from paceline.collectives.choose import TABLE as AVERAGINGS
+from paceline.data import table as datasets
+from paceline.errors import UsageError
+from paceline.predict.cluster import Cluster
+from paceline.predict.fit import DOUBT, DRAWN, Fit, channel_of, draw_times, fitted, prior_of, simulation_of
+from paceline.predict.network import Costs
+from paceline.predict.probes import Probe, options_of
+from paceline.predict.steps import Array, Case
+from paceline.server.layout import CHUNK_BYTES, Layout
+from paceline.server.layout import cost as served_cost
+from paceline.spec import OWN, RunSpec, resolve
+from paceline.strategies.table import TABLE, default
+
+LEVEL = 0.9
+DRAWS = 1000
+MOST_WORKERS = 10_240
+COST_DRAWS = DRAWN + 1  # sets of costs that are simulated; each gets an equal part of the draws
+# Options of a probe that do not hold for other settings.
+OWNED = ("strategy", "workers", "servers", "global_batch", "name", "lr", "output_dir")
+
+
+@dataclass(frozen=True)
+class Range:
+    """A value, and where it lies with 90 % probability."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, drawn: Array) -> Range:
+        """The first of the draws is the value."""
+        low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        return cls(float(drawn[0]), float(low), float(high))
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A setting, and what is expected of it. `beyond` says in which ways it goes beyond the probes."""
+
+    strategy: str
+    workers: int
+    global_batch: int
+    step_seconds: Range
+    samples_per_second: Range
+    efficiency: Range  # throughput ÷ workers, as a part of one process's
+    bytes_sent: int | None  # by the rank that sends most, for an update
+    beyond: tuple[str, ...]
+
+
+def forecasts(
+    fit: Fit,
+    probes: Sequence[Probe],
+    strategies: Sequence[str],
+    workers: Sequence[int],
+    cluster: Cluster | None,
+    given: Mapping[str, Any],
+    seed: int = 0,
+) -> Iterator[Forecast]:
+    """Predict each strategy at each number of workers. Without a cluster, it is the one of the probes."""
+    alone = _spec(probes, default(1).name, 1, given)
+    base = alone.update_batch / _drawn(fit, alone, probes[0].cluster, (0,), seed)
+    for strategy in strategies:
+        for count in workers:
+            if TABLE[strategy].single and count > 1:
+                continue
+            spec = _spec(probes, strategy, count, given)
+            here = cluster or _grown(probes, spec.ranks)
+            drawn = _drawn(fit, spec, here, _spread(spec.ranks, here), seed)
+            batch = spec.update_batch
+            yield Forecast(
+                strategy,
+                count,
+                batch,
+                Range.of(drawn),
+                Range.of(batch / drawn),
+                Range.of(batch / drawn / count / base),
+                _bytes(fit, spec),
+                beyond(fit, probes, spec, here),
+            )
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A run that was measured, beside its prediction."""
+
+    name: str
+    strategy: str
+    workers: int
+    measured: float
+    predicted: Range
+
+    @property
+    def error(self) -> float:
+        """Relative."""
+        return self.predicted.value / self.measured - 1
+
+    @property
+    def inside(self) -> bool:
+        return self.predicted.low <= self.measured <= self.predicted.high
+
+
+def score(fit: Fit, probes: Sequence[Probe], held: Sequence[Probe], seed: int = 0) -> list[Scored]:
+    """Predictions of runs that the fit has not seen, on their own machines. Raises UsageError if it has."""
+    if seen := {probe.run.folder.resolve() for probe in probes} & {run.run.folder.resolve() for run in held}:
+        raise UsageError(
+            f"{seen.pop()} is a probe, and cannot be scored: score runs that predictions are not made from"
+        )
+    return [
+        Scored(run.name, run.run.summary.strategy, run.workers, run.seconds.value,
+               Range.of(_drawn(fit, run.spec, run.cluster, run.places, seed)))
+        for run in held
+    ]  # fmt: skip
+
+
+def _spec(probes: Sequence[Probe], strategy: str, workers: int, given: Mapping[str, Any]) -> RunSpec:
+    """The options of the probes, those with this strategy first, with another strategy and number of workers."""
+    method = TABLE[strategy]
+    other = {*OWNED, *(("transport",) if method.single else ()), *(set(OWN) - set(method.names))}
+    kept: dict[str, Any] = {}
+    for probe in sorted(probes, key=lambda probe: (probe.run.summary.strategy == strategy, probe.workers)):
+        kept |= {name: value for name, value in probe.spec.values().items() if name not in other}
+    # Checked with few workers: a data set may be too small for a batch of many, which `beyond` says.
+    values = {"strategy": strategy, "workers": min(workers, 2), **given}
+    return replace(resolve(("the probes", kept), ("prediction", values), here=False).spec, workers=workers)
+
+
+def _grown(probes: Sequence[Probe], ranks: int) -> Cluster:
+    """The machines of the probes, and more like them if they are alike."""
+    largest = max((probe.cluster for probe in probes), key=lambda cluster: len(cluster.nodes))
+    if ranks > len(largest.nodes) > 1:
+        first = largest.nodes[0]
+        if any(node != first for node in largest.nodes) or largest.racks:
+            raise UsageError(
+                f"{ranks} ranks on {len(largest.nodes)} nodes that differ: describe the others with --lab FILE"
+            )
+        return replace(largest, nodes=(first,) * ranks)
+    return largest
+
+
+def _spread(ranks: int, cluster: Cluster) -> tuple[int, ...]:
+    """The node of each rank: in blocks, as evenly as possible."""
+    return tuple(rank * min(ranks, len(cluster.nodes)) // ranks for rank in range(ranks))
+
+
+def _drawn(fit: Fit, spec: RunSpec, cluster: Cluster, places: tuple[int, ...], seed: int) -> Array:
+    """Mean step times, one for each draw of what is not known: costs, compute, and the error of the simulation."""
+    dice, options = np.random.default_rng(seed), options_of(spec)
+    seconds, means = fit.compute_seconds(spec.batch_size), []
+    channel = channel_of(options)
+    for number, costs in enumerate([fit.channel(channel), *fit.drawn.get(channel, _doubted(channel, dice))]):
+        compute = draw_times(fit, seconds, cluster, places[options["servers"] :], DRAWS // COST_DRAWS, seed + number)
+        case = Case(options, fit.anatomy, cluster, places, compute, partial(_same, costs), fit.overhead)
+        means.append(simulation_of(spec.strategy or "")(case).mean())
+    each = np.repeat(means, DRAWS // COST_DRAWS)
+    error = np.hypot(fit.error, fit.compute_error)
+    drawn: Array = each * np.exp(dice.standard_t(8, len(each)) * error)
+    drawn[0] = means[0]  # the most likely
+    return drawn
+
+
+def _doubted(channel: str, dice: np.random.Generator) -> list[Costs]:
+    """What is assumed of a channel without probes, as far as it may be wrong."""
+    start, names = prior_of(channel), fitted(channel)
+    return [
+        replace(start, **{name: getattr(start, name) * DOUBT ** dice.standard_normal() for name in names})
+        for _ in range(DRAWN)
+    ]
+
+
+def _same(costs: Costs, _channel: str) -> Costs:
+    return costs
+
+
+def _bytes(fit: Fit, spec: RunSpec) -> int | None:
+    options = options_of(spec)
+    if spec.ranks == 1:
+        return 0
+    if options["servers"]:
+        layout = Layout(fit.anatomy.state, fit.anatomy.state, options["servers"], 4, CHUNK_BYTES // spec.shrink)
+        return max(served_cost(spec.workers or 1, layout).bytes_sent)
+    lengths, _ = fit.anatomy.buckets(int(spec.bucket_mb / spec.shrink * 2**20))
+    ranks = min(spec.ranks, 64)  # the largest share hardly changes beyond
+    return sum(max(AVERAGINGS[options["averaging"]].cost(ranks, length).bytes_sent) for length in lengths)
+
+
+def beyond(fit: Fit, probes: Sequence[Probe], spec: RunSpec, cluster: Cluster) -> tuple[str, ...]:
+    """In which ways a setting goes beyond the probes."""
+    found, options = [], options_of(spec)
+    most = max(probe.workers for probe in probes)
+    if spec.ranks > 1 and channel_of(options) not in fit.costs:
+        found.append("no probe of this way to communicate")
+    if (spec.workers or 1) > 4 * most:
+        found.append(f"more than 4 times the {most} workers of the probes")
+    if cluster.nodes[0].up not in {node.up for probe in probes for node in probe.cluster.nodes} and spec.ranks > 1:
+        found.append("links that were not measured")
+    if spec.batch_size not in {probe.samples for probe in probes}:
+        found.append("a batch size that was not measured")
+    data = datasets.describe(spec.data)
+    if data and spec.update_batch > data.train:
+        found.append(f"a global batch of {spec.update_batch:,} is larger than the data set")
+    if not fit.emulated and spec.ranks > 1 and cluster.nodes[0].host == cluster.nodes[-1].host and (
+        spec.ranks * (probes[0].run.summary.threads or 1) > cluster.cores):  # fmt: skip
+        raise UsageError(f"{spec.ranks} ranks on {cluster.cores:g} cores would share them, which is not predicted: "
+                         "give --link or --lab for machines of their own, or fewer --workers")  # fmt: skip
+    return tuple(found)

@@ -1,0 +1,205 @@
+"""Ranks on a cluster that exchange messages, in the fluid simulation; and how long collectives take there."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import islice
+
+from paceline.collectives.plan import WINDOW, MakePlan, Plan, Recv, Send
+from paceline.predict.cluster import Cluster
+from paceline.predict.fluid import Delay, Done, Fluid, Process, Uses
+
+MEMORY = 5e9  # bytes per second: no connection is faster
+# Bytes that a TCP connection has on its way. Connections of one node take turns with so much of a message: one that
+# begins earlier ends earlier, which fair shares from the first byte on would not show. Measured in the lab.
+TURN = 96 * 1024
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What messages cost beside the time on a link, on the machines of the probes.
+
+    A rank's own thread is busy for `message` seconds with each message that it sends or receives, and `add` seconds for
+    each byte that it adds up. The transport and the kernel use `byte` seconds of a core for each byte, on both sides,
+    while the rank goes on. A message arrives `latency` seconds after its last byte was sent. A server is busy for
+    `update` seconds with each byte of an update. Each further connection that brings data to a node takes `contention`
+    of the link's time, as lost packets and unequal shares do.
+    """
+
+    message: float = 0.0
+    add: float = 0.0
+    byte: float = 0.0
+    latency: float = 0.0
+    update: float = 0.0
+    contention: float = 0.0
+
+
+@dataclass
+class TokenBucket:
+    """A link that saves up to `burst` bytes of its rate while it is idle."""
+
+    burst: float
+    rate: float
+    tokens: float
+    since: float = 0.0
+    users: int = 0
+
+    def begin(self, now: float, size: float) -> float:
+        """How much of a message passes at once."""
+        if not self.users:
+            self.tokens = min(self.burst, self.tokens + self.rate * (now - self.since))
+        self.users += 1
+        taken = min(self.tokens, size)
+        self.tokens -= taken
+        return taken
+
+    def end(self, now: float) -> None:
+        self.users, self.since = self.users - 1, now
+
+
+class Network:
+    """The simulation of ranks that are placed on nodes, with a connection for each pair of ranks and direction.
+
+    Messages of a connection are sent one after the other; connections share links, and the cores of a host.
+    """
+
+    def __init__(self, cluster: Cluster, places: Sequence[int], costs: Costs) -> None:
+        self.cluster, self.places, self.costs = cluster, places, costs
+        nodes, racks = len(cluster.nodes), len(cluster.racks)
+        hosts = sorted({node.host for node in cluster.nodes})
+        links = [rate for node in cluster.nodes for rate in (node.up, node.down)]
+        between = [rate for rack in cluster.racks for rate in rack]
+        self._core = {host: 2 * (nodes + racks) + number for number, host in enumerate(hosts)}
+        self.fluid = Fluid([*links, *between, *[cluster.cores] * len(hosts)])
+        self._fastest = max(links)
+        bursts = [node.burst for node in cluster.nodes for _ in range(2)]
+        self._links = [TokenBucket(burst, rate, burst) for burst, rate in zip(bursts, links, strict=True)]
+        self._targets: list[set[int]] = [set() for _ in places]
+        self._sources: list[set[int]] = [set() for _ in places]
+        self._turn: dict[int, Done] = {}  # by rank: when what it has begun to send is sent
+        self._last: dict[tuple[int, int], Done] = {}  # by connection: when its last message is sent
+        self._messages: dict[tuple[int, int, int], Done] = {}  # by connection and number: when it has arrived
+        self._posted: dict[tuple[int, int, int], Done] = {}  # and when its receive was posted
+        self._sent: dict[tuple[int, int], int] = {}
+        self._taken: dict[tuple[int, int], int] = {}
+
+    def compute(self, rank: int, seconds: float) -> Done:
+        """Keep a core of the rank's host busy, or a share of one if there are not enough."""
+        return self.fluid.work(seconds, ((self._core_of(rank), 1.0),), most=1.0)
+
+    def send(self, source: int, to: int, size: int, then: Callable[[], None] | None = None) -> None:
+        """Hand a message to the connection. `then` is called when it has arrived; without it, it waits until its
+        receive is posted, as gloo does.
+        """
+        number = self._sent.get((source, to), 0)
+        self._sent[source, to] = number + 1
+        before, sent = self._last.get((source, to)), Done()
+        self._last[source, to] = sent
+        self._targets[source].add(to)
+        self._sources[to].add(source)
+        arrived = self._messages.setdefault((source, to, number), Done())
+        if then:
+            arrived.then.append(then)
+        posted = None if then else self._posted.setdefault((source, to, number), Done())
+        self.fluid.start(self._transfer(source, to, size, (before, posted), sent, arrived))
+
+    def receive(self, source: int, to: int) -> Done:
+        """Post a receive; the result is set when its message has arrived."""
+        number = self._taken.get((source, to), 0)
+        self._taken[source, to] = number + 1
+        self.fluid.set(self._posted.setdefault((source, to, number), Done()))
+        return self._messages.setdefault((source, to, number), Done())
+
+    def _core_of(self, rank: int) -> int:
+        return self._core[self.cluster.nodes[self.places[rank]].host]
+
+    def _transfer(
+        self, source: int, to: int, size: int, after: Sequence[Done | None], sent: Done, arrived: Done
+    ) -> Process:
+        for each in after:
+            if each is not None:
+                yield each
+        uses, most = self._path(source, to)
+        up = self.cluster.nodes[self.places[source]].up
+        links = [self._links[resource] for resource, _ in uses if resource < len(self._links)]
+        left = size - min((link.begin(self.fluid.now, size) for link in links), default=0.0)
+        while left > 0:
+            part = min(left, TURN) if len(self._targets[source]) > 1 else left
+            before, done = self._turn.get(source), Done()
+            self._turn[source] = done
+            if before is not None:
+                yield before
+            # The next one's turn begins when the node's own link has sent this, wherever else it is held up.
+            self.fluid.later(part / up, partial(self.fluid.set, done))
+            yield self.fluid.work(part, uses, self._fastest, most)
+            left -= part
+        for link in links:
+            link.end(self.fluid.now)
+        self.fluid.set(sent)
+        if self.costs.latency:
+            yield Delay(self.costs.latency)
+        self.fluid.set(arrived)
+
+    def _path(self, source: int, to: int) -> tuple[Uses, float]:
+        """What a byte uses from one rank to another, and the greatest rate of a connection."""
+        one, other = self.places[source], self.places[to]
+        byte, cores = self.costs.byte, (self._core_of(source), self._core_of(to))
+        uses = [(cores[0], 2 * byte)] if cores[0] == cores[1] else [(core, byte) for core in cores]
+        if one != other:
+            nodes = self.cluster.nodes
+            crowd = 1 + self.costs.contention * (len(self._sources[to]) - 1)
+            uses += [(2 * one, 1.0), (2 * other + 1, crowd)]
+            if self.cluster.racks and nodes[one].rack != nodes[other].rack:
+                first = 2 * len(nodes)
+                uses += [(first + 2 * nodes[one].rack, 1.0), (first + 2 * nodes[other].rack + 1, 1.0)]
+        return tuple((resource, units) for resource, units in uses if units), min(MEMORY, 1 / byte if byte else MEMORY)
+
+
+def follow(network: Network, rank: int, plan: Plan, itemsize: int) -> Process:
+    """A rank that carries out its plan, as `collectives.plan.carry_out` does, with the next receives posted ahead. What
+    it sends, the kernel takes at once.
+    """
+    costs, receives = network.costs, (each for each in plan if isinstance(each, Recv))
+    posted = deque(network.receive(each.source, rank) for each in islice(receives, WINDOW))
+    for instruction in plan:
+        size = (instruction.stop - instruction.start) * itemsize
+        if isinstance(instruction, Send):
+            if costs.message:
+                yield network.compute(rank, costs.message)
+            network.send(rank, instruction.to, size)
+            continue
+        yield posted.popleft()
+        if busy := costs.message + costs.add * size * instruction.add:
+            yield network.compute(rank, busy)
+        posted.extend(network.receive(each.source, rank) for each in islice(receives, 1))
+
+
+def one_by_one(network: Network, rank: int, plans: Sequence[Plan], ready: Sequence[float], itemsize: int) -> Process:
+    """A rank that carries out plans one after the other, each when it is ready."""
+    for plan, at in zip(plans, ready, strict=True):
+        if at > network.fluid.now:
+            yield Delay(at - network.fluid.now)
+        yield from follow(network, rank, plan, itemsize)
+
+
+@lru_cache(maxsize=4096)
+def simulate(
+    make: MakePlan,
+    lengths: tuple[int, ...],
+    ready: tuple[float, ...],
+    itemsize: int,
+    cluster: Cluster,
+    places: tuple[int, ...],
+    costs: Costs,
+) -> float:
+    """When the last of some collectives of all ranks has ended; each begins when it is ready, and the one before it has
+    ended on this rank.
+    """
+    network, ranks = Network(cluster, places, costs), len(places)
+    for rank in range(ranks):
+        plans = [make(rank, ranks, length) for length in lengths]
+        network.fluid.start(one_by_one(network, rank, plans, ready, itemsize))
+    return network.fluid.run()

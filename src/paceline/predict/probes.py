@@ -1,0 +1,192 @@
+"""Runs that predictions are made from: what they ran, on which machines, and how long their steps took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.analysis.runs import LeftOut, Run, read_run
+from paceline.analysis.statistics import Interval, median
+from paceline.errors import UsageError
+from paceline.lab.plan import burst_bytes
+from paceline.predict.anatomy import Anatomy, anatomy_of
+from paceline.predict.cluster import Cluster, Machine, payload
+from paceline.predict.steps import Array
+from paceline.run.folder import find_folders
+from paceline.run.records import Lab, Step
+from paceline.spec import FIELDS, RunSpec
+from paceline.strategies.overlap import TRIED
+from paceline.strict_json import build
+
+FEWEST_STEPS = 10  # that count
+# Fields of env.json that must be the same, because they decide about speed.
+SAME = ("processor", "cores", "python", "torch", "platform")
+# What decides about the model and the data that go through it.
+PROBLEM = ("model", "data", "image_size", "hidden", "dropout", "dtype", "precision", "task", "shrink")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A completed run, with its options as they were resolved."""
+
+    run: Run
+    spec: RunSpec
+
+    @property
+    def name(self) -> str:
+        return self.run.folder.name
+
+    @property
+    def workers(self) -> int:
+        return self.run.summary.workers
+
+    @property
+    def servers(self) -> int:
+        return self.run.summary.servers
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return options_of(self.spec)
+
+    @property
+    def samples(self) -> int:
+        """Of a worker's batch."""
+        return self.run.summary.batch_size
+
+    @cached_property
+    def first(self) -> int:
+        """The first step that counts: after warm-up, and after the steps that try out overlap."""
+        tries = self.workers > 1 and "overlap" in self.spec.method.names and self.spec.overlap == "auto"
+        return max(self.run.warm_up, TRIED if tries else 0)
+
+    @cached_property
+    def times(self) -> Array:
+        """Seconds of steps of whole batches; means of rounds of steps that are timed together."""
+        rounds = [steps for steps in self.run.rounds(self.run.steps[0][self.first :]) if steps]
+        samples = [sum(step.samples for step in steps) for steps in rounds]
+        return np.array([sum(step.seconds for step in steps) / len(steps)
+                         for steps, count in zip(rounds, samples, strict=True) if count == max(samples)])  # fmt: skip
+
+    @cached_property
+    def seconds(self) -> Interval:
+        """The median time of a step."""
+        return median([self.times])
+
+    @cached_property
+    def compute(self) -> Array:
+        """Seconds of forward and backward: a row for each step that counts, a column for each worker."""
+        skip = self.first // (self.run.at_once if self.run.method.asynchronous else 1)
+        columns = [_computed(self.run.steps[rank][skip:]) for rank in range(self.servers, self.run.summary.ranks)]
+        count = min(map(len, columns))
+        return np.array([column[-count:] for column in columns]).T
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """The machines that it ran on: nodes of a lab, which share a host, or this one."""
+        cores = float(self.run.environment.get("cores") or 1)
+        if lab := self.run.environment.get("lab"):
+            return _of_lab(build(Lab, lab, extra=True), cores)
+        return Cluster((Machine(1e12, 1e12),), cores=cores)
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """The node of each rank."""
+        hosts = [row["host"] for row in sorted(self.run.environment["ranks"], key=lambda row: int(row["rank"]))]
+        names = list(dict.fromkeys(hosts))
+        return tuple(names.index(host) for host in hosts)
+
+    @property
+    def speeds(self) -> list[float]:
+        """Of each worker's device."""
+        return [self.cluster.nodes[place].speed for place in self.places[self.servers :]]
+
+
+def _computed(steps: Sequence[Step]) -> list[float]:
+    whole = max((step.own or 0 for step in steps), default=0)
+    return [sum(step.spans.get(name, 0.0) for name in ("forward", "backward"))
+            for step in steps if (step.own or 0) == whole]  # fmt: skip
+
+
+def _of_lab(lab: Lab, cores: float) -> Cluster:
+    part = payload(lab.mtu) / 8
+    nodes = tuple(
+        Machine(
+            node.up * part,
+            node.down * part,
+            node.speed or 1.0,
+            node.noise,
+            node.rack or 0,
+            burst=burst_bytes(round(min(node.up, node.down)), lab.mtu) * part * 8,
+        )
+        for node in lab.nodes
+    )
+    racks = tuple((rack["up"] * part, rack["down"] * part) for rack in lab.racks)
+    return Cluster(nodes, racks, cores)
+
+
+def options_of(spec: RunSpec) -> dict[str, Any]:
+    """All options; `averaging` is what the strategy is named after, if it is."""
+    found = {name: getattr(spec, name) for name in FIELDS}
+    return found | {"averaging": spec.method.averaging or found["averaging"], "servers": spec.method.servers(found)}
+
+
+def read_probes(paths: Sequence[Path]) -> list[Probe]:
+    """The completed runs in these folders, which must be comparable. Raises UsageError."""
+    folders = find_folders(paths)
+    if not folders:
+        raise UsageError(f"there is no run folder in {', '.join(map(str, paths))}: give the folders of short runs")
+    found = []
+    for folder in folders:
+        run = read_run(folder)
+        if isinstance(run, LeftOut):
+            raise UsageError(f"{folder} cannot be used: {run.why}")
+        found.append(_checked(run))
+    _check_alike(found)
+    return found
+
+
+def _checked(run: Run) -> Probe:
+    probe = Probe(run, build(RunSpec, {name: value for name, value in run.spec.items() if name in FIELDS}, extra=True))
+    counted = max(0, len(run.steps[0]) - probe.first)
+    hosts = {row["host"] for row in run.environment["ranks"]}
+    lab = run.environment.get("lab") or {}
+    for wrong, why in (
+        (not run.method.simulation, f"steps of {run.summary.strategy} cannot be predicted"),
+        (counted < FEWEST_STEPS, f"{counted} steps after warm-up and after trying out overlap (the first {TRIED}); at "
+                                 f"least {FEWEST_STEPS} are needed: run it with more --steps"),
+        (run.disturbed, f"{run.disturbed} while it ran; repeat it on an idle machine"),
+        (lab.get("flags"), f"its lab was beyond what the machine can do: {' '.join(lab.get('flags') or ())}"),
+        (len(hosts) > 1 and not lab, f"it ran on {len(hosts)} machines whose links are not known; use runs on one "
+                                     "machine, or in a lab"),
+    ):  # fmt: skip
+        if wrong:
+            raise UsageError(f"{run.folder} cannot be used: {why}")
+    return probe
+
+
+def _check_alike(probes: Sequence[Probe]) -> None:
+    first = probes[0]
+    for probe in probes[1:]:
+        for name in PROBLEM:
+            one, other = getattr(first.spec, name), getattr(probe.spec, name)
+            if one != other:
+                raise UsageError(f"{first.name} has {name} {one}, {probe.name} has {other}: predictions are made from "
+                                 "runs of one model and data set")  # fmt: skip
+        for name in SAME:
+            one, other = first.run.environment.get(name), probe.run.environment.get(name)
+            if one != other:
+                raise UsageError(f"{first.name} ran with {name} {one}, {probe.name} with {other}: use runs of one "
+                                 "machine and one version")  # fmt: skip
+        if first.run.emulated != probe.run.emulated:
+            raise UsageError(f"{first.name} has {first.spec.compute} compute, {probe.name} {probe.spec.compute}: "
+                             "emulated and real runs cannot be mixed")  # fmt: skip
+
+
+def shape_of(probe: Probe) -> Anatomy:
+    """The anatomy of the probes' model, as it was sent."""
+    return anatomy_of(probe.spec).shrunk(probe.spec.shrink)

@@ -1,0 +1,149 @@
+"""Steps with parameter servers, event by event: workers push chunks of gradients, servers answer with new weights."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from paceline.predict.fluid import Delay, Done, Process
+from paceline.predict.network import Costs, Network
+from paceline.predict.steps import Array, Case
+from paceline.server.layout import CHUNK_BYTES, Layout
+
+MOST_WORKERS = 32  # that are simulated; beyond, each worker adds the same time
+UPDATES = 24  # of each worker, in a simulation of workers that do not wait for each other
+WARM_UP = 6
+SIMULATED = 300  # computations of workers, in all draws
+
+
+def served(case: Case) -> Array:
+    """Workers wait for all: the slowest worker's compute, and an exchange that all begin together."""
+    exchange = _grown(case, lambda few: Exchange(few, 0, np.zeros((1, _workers(few)))).run())
+    whole: Array = case.compute(1)[:, 0].max(axis=1) + exchange + case.overhead
+    return whole
+
+
+def unsynchronised(case: Case) -> Array:
+    """Workers do not wait for each other, or only for those that are too far behind: the mean time of an update.
+
+    An update is of one worker, or of all of them if staleness is bounded. Draws differ in their compute times.
+    """
+    staleness = case.options.get("staleness")
+    times = case.compute(UPDATES)
+    found = []
+    for drawn in times[: max(3, SIMULATED // times[0].size)]:
+        per_round = _grown(case, partial(_exchanged, staleness, drawn))
+        found.append(per_round / (1 if staleness is not None else _workers(case)))
+    return np.resize(np.array(found), len(times)) + case.overhead
+
+
+def _exchanged(staleness: int | None, times: Array, case: Case) -> float:
+    return Exchange(case, staleness, times[:, : _workers(case)]).run()
+
+
+def _workers(case: Case) -> int:
+    return int(case.options["workers"])
+
+
+def _grown(case: Case, simulate: Callable[[Case], float]) -> float:
+    """Simulated with all workers, or with few, to which each further one adds the same."""
+    workers = _workers(case)
+    if workers <= MOST_WORKERS:
+        return simulate(case)
+    half, whole = (simulate(_with(case, each)) for each in (MOST_WORKERS // 2, MOST_WORKERS))
+    return whole + (workers - MOST_WORKERS) * (whole - half) / (MOST_WORKERS - MOST_WORKERS // 2)
+
+
+def _with(case: Case, workers: int) -> Case:
+    ranks = case.options["servers"] + workers
+    return replace(case, options=case.options | {"workers": workers}, places=case.places[:ranks])
+
+
+class Exchange:
+    """Servers and workers for some updates. `staleness` None: a worker goes on with whatever weights there are."""
+
+    def __init__(self, case: Case, staleness: int | None, compute: Array) -> None:
+        self.workers, self.servers, self.staleness, self.times = (
+            _workers(case),
+            case.options["servers"],
+            staleness,
+            compute,
+        )
+        shrink = case.options["shrink"]
+        self.layout = Layout(case.anatomy.state, case.anatomy.state, self.servers, 4, CHUNK_BYTES // shrink)
+        self.costs: Costs = case.costs("servers")
+        self.network = Network(case.cluster, case.places, self.costs)
+        self.fluid = self.network.fluid
+        self._boxes: list[deque[tuple[int, int, int]]] = [deque() for _ in range(self.servers)]
+        self._mail = [Done() for _ in range(self.servers)]
+        self._answers: dict[tuple[int, int, int], Done] = {}  # by worker, update and chunk
+        self._ends: list[list[float]] = [[] for _ in range(self.workers)]
+
+    def run(self) -> float:
+        """Seconds from one update of a worker to its next."""
+        for worker in range(self.workers):
+            self.fluid.start(self._work(worker))
+        for server in range(self.servers):
+            self.fluid.start(self._serve(server))
+        self.fluid.run()
+        rounds = len(self.times)
+        if rounds == 1:
+            return max(ends[0] for ends in self._ends)
+        skip = min(WARM_UP, rounds // 2)
+        rates = [(rounds - skip) / (ends[-1] - ends[skip - 1]) for ends in self._ends]
+        return len(rates) / sum(rates)
+
+    def _work(self, worker: int) -> Process:
+        rank, layout = self.servers + worker, self.layout
+        for update, seconds in enumerate(self.times[:, worker]):
+            yield Delay(float(seconds))
+            answers = []
+            for chunk in range(layout.chunks):
+                yield self.network.compute(rank, self.costs.message)
+                server, size = layout.server_of(chunk), len(layout.span(chunk)) * layout.itemsize
+                answered = Done()
+                answers.append(answered)
+                self._answers[worker, update, chunk] = answered
+                self.network.send(rank, server, size, partial(self._post, server, (worker, update, chunk)))
+            for answered in answers:
+                yield answered
+            self._ends[worker].append(self.fluid.now)
+
+    def _post(self, server: int, message: tuple[int, int, int]) -> None:
+        self._boxes[server].append(message)
+        if self._mail[server].at is None:
+            self.fluid.set(self._mail[server])
+
+    def _serve(self, server: int) -> Process:
+        layout, box = self.layout, self._boxes[server]
+        expected = len(layout.of_server(server)) * self.workers * len(self.times)
+        parts: dict[tuple[int, int], int] = {}  # of each update and chunk: how many have arrived
+        versions = dict.fromkeys(layout.of_server(server), 0)
+        waiting: dict[int, list[tuple[int, int, int]]] = {chunk: [] for chunk in versions}  # want, worker, update
+        for _ in range(expected):
+            if not box:
+                self._mail[server] = Done()
+                yield self._mail[server]
+            worker, update, chunk = box.popleft()
+            size = len(layout.span(chunk)) * layout.itemsize
+            yield self.network.compute(server, self.costs.message + self.costs.add * size)
+            if self.staleness is None:
+                versions[chunk] += 1
+                ready = [(worker, update)]
+                yield self.network.compute(server, self.costs.update * size)
+            else:
+                parts[update, chunk] = parts.get((update, chunk), 0) + 1
+                waiting[chunk].append((max(0, update + 1 - self.staleness), worker, update))
+                if parts[update, chunk] == self.workers:
+                    versions[chunk] += 1
+                    yield self.network.compute(server, self.costs.update * size)
+                ready = [(who, which) for want, who, which in waiting[chunk] if want <= versions[chunk]]
+                waiting[chunk] = [each for each in waiting[chunk] if each[0] > versions[chunk]]
+            for who, which in ready:
+                yield self.network.compute(server, self.costs.message)
+                answered = self._answers.pop((who, which, chunk))
+                self.network.send(server, self.servers + who, size, partial(self.fluid.set, answered))

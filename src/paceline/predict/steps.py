@@ -1,0 +1,84 @@
+"""How long the steps of each family of strategies take, from the compute times of the ranks and what they send.
+
+A strategy names its function here (`Strategy.simulation`). It takes a case and returns one step time for each draw of
+the compute times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.predict.anatomy import Anatomy
+from paceline.predict.cluster import Cluster
+from paceline.predict.collective import Group, finished, seconds
+from paceline.predict.network import Costs
+from paceline.strategies.synchronous import RIDERS
+
+Array = NDArray[np.float64]
+POINTS = 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A setting, and what is known of its machines.
+
+    `options` are all options of the run. `compute(n)` draws the compute times of n steps: an array of draws × steps ×
+    workers. `overhead` are the seconds of a step beside compute and communication. `costs` are those of the collective
+    by its name, or of the servers.
+    """
+
+    options: dict[str, Any]
+    anatomy: Anatomy
+    cluster: Cluster
+    places: tuple[int, ...]  # the node of each rank; servers are the first ranks
+    compute: Callable[[int], Array]
+    costs: Callable[[str], Costs]
+    overhead: float = 0.0
+
+    def group(self, averaging: str) -> Group:
+        return Group(self.cluster, self.places, self.costs(averaging))
+
+
+def alone(case: Case) -> Array:
+    """One process."""
+    return case.compute(1)[:, 0, 0] + case.overhead
+
+
+def averaged(case: Case) -> Array:
+    """Gradients are summed bucket by bucket, each when its gradients are ready on the slowest rank and the one before
+    it is summed: end_j = max(ready_j, end_{j-1}) + c_j.
+    """
+    slowest = case.compute(1)[:, 0].max(axis=1)
+    options, averaging = case.options, case.options["averaging"]
+    lengths, times = case.anatomy.buckets(int(options["bucket_mb"] / options["shrink"] * 2**20))
+    if options["overlap"] == "off":
+        times = (1.0,) * len(times)
+    group = case.group(averaging)
+
+    def step(compute: float) -> float:
+        ready = tuple(part * compute for part in times)
+        return max(compute, finished(averaging, group, lengths, ready))
+
+    return _between(step, slowest) + case.overhead
+
+
+def _between(step: Callable[[float], float], values: Array) -> Array:
+    """step(value) for many values: computed at some of them, and between these on straight lines."""
+    low, high = float(values.min()), float(values.max())
+    count = 1 if high <= low * (1 + 1e-6) else 2 if high <= low * 1.05 else POINTS
+    points = np.quantile(values, np.linspace(0, 1, count)).tolist()
+    return np.interp(values, points, [step(point) for point in points])
+
+
+def local(case: Case) -> Array:
+    """Ranks are on their own for some steps; then all weights are averaged at once. The mean over a round of steps."""
+    every, averaging = case.options["sync_every"], case.options["averaging"]
+    slowest = case.compute(every).sum(axis=1).max(axis=1)
+    length = sum(case.anatomy.sizes) + RIDERS
+    mean: Array = (slowest + seconds(averaging, case.group(averaging), length)) / every + case.overhead
+    return mean

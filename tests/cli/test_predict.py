@@ -1,0 +1,72 @@
+"""paceline predict: a table or JSON from run folders; wrong values are refused with what is allowed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from made_up import steady, write_run
+
+from paceline.cli.main import main
+
+SPEC = {"model": "mnist-cnn", "data": "mnist", "overlap": "on"}
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    write_run(tmp_path / "runs" / "one", steady(0.10, 60), spec={"model": "mnist-cnn", "data": "mnist"})
+    write_run(tmp_path / "runs" / "two", steady(0.12, 60), workers=2, spec=SPEC)
+    return tmp_path / "runs"
+
+
+def test_a_table_says_that_it_is_predicted_and_what_is_extrapolated(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", str(runs), "--workers", "1,2,16", "--link", "1gbit", "--strategy", "ring"]) == 0
+    first, head, one, two, sixteen = capsys.readouterr().out.splitlines()
+    assert first.startswith(
+        "Predicted, not measured: mnist-cnn on mnist, links of 1gbit; from 2 runs with 1, 2 workers"
+    )
+    assert head.split() == ["strategy", "workers", "step", "samples/s", "efficiency"]
+    assert "EXTRAPOLATED" not in one
+    assert "EXTRAPOLATED: links that were not measured" in two
+    assert "more than 4 times the 2 workers" in sixteen
+
+
+def test_json_has_every_number_with_its_interval(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(runs), "--workers", "2", "--link", "1gbit", "--strategy", "all", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert not said["emulated"]
+    by_name = {each["strategy"]: each for each in said["predictions"]}
+    assert {"ring", "allreduce", "gather", "reduce-bcast", "local-sgd", "ps-sync", "ps-async"} <= by_name.keys()
+    for each in by_name.values():
+        for name in ("step_seconds", "samples_per_second"):
+            assert 0 < each[name]["low"] < each[name]["value"] < each[name]["high"]
+    assert by_name["ring"]["bytes_sent"] == pytest.approx(690_590 * 4, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--workers", "two"], "--workers two: give whole numbers with commas"),
+        (["--workers", "0,2"], "give numbers from 1 to 10,240"),
+        (["--workers", "20000"], "give numbers from 1 to 10,240"),
+        (["--workers", "2", "--link", "0mbit"], "--link is '0mbit'; it takes a string such as"),
+        (["--workers", "2", "--link", "fast"], "--link is 'fast'"),
+        (["--workers", "2", "--lab", "nowhere.toml"], "there is no lab file|cannot read the lab file"),
+        (["--workers", "2", "--strategy", "rnig"], "did you mean 'ring'"),
+        (["--workers", "2", "--strategy", "pipeline", "--link", "1gbit"], "its steps cannot be predicted yet"),
+        (["--workers", "16"], "would share them, which is not predicted"),
+    ],
+)
+def test_wrong_values_are_refused(runs: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    import re
+
+    assert main(["predict", str(runs), *words]) == 2
+    assert re.search(said, capsys.readouterr().err)
+
+
+def test_a_folder_without_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(tmp_path), "--workers", "2"]) == 2
+    assert "not a run folder" in capsys.readouterr().err

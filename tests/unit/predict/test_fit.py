@@ -1,0 +1,133 @@
+"""Costs that a simulation was given are found again from its step times; forecasts say what they go beyond."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up import steady, write_run
+
+from paceline.errors import UsageError
+from paceline.predict import fit as fitting
+from paceline.predict.cluster import alike
+from paceline.predict.fit import LEAST_ERROR, PRIOR, Fit, case_of, fit_probes, mean_step
+from paceline.predict.forecast import forecasts
+from paceline.predict.probes import Probe, read_probes, shape_of
+
+TRUTH = replace(PRIOR, message=4e-4)
+COMPUTE, OVERHEAD = 0.08, 0.01
+SPEC = {"model": "mnist-cnn", "data": "mnist", "overlap": "on", "bucket_mb": 0.05, "compute": f"emulated:{COMPUTE}"}
+
+
+def lab(nodes: int, rate: float = 1e9) -> dict[str, Any]:
+    return {
+        "nodes": [{"name": f"n{i + 1}", "up": rate, "down": rate, "speed": 1.0, "noise": 0.0} for i in range(nodes)]
+    }
+
+
+def made_up(folder: Path, workers: int, strategy: str, seconds: float) -> Probe:
+    """A run of this many workers, each on a node of a lab, whose steps took so long."""
+    times = steady(seconds, 60, seed=workers, spread=0.001)
+    write_run(folder, times, workers=workers, strategy=strategy, cores=16,
+              lab=lab(workers), hosts=[f"n{i + 1}" for i in range(workers)], compute=[COMPUTE / seconds] * workers,
+              spec=SPEC)  # fmt: skip
+    emulated(folder)
+    (probe,) = read_probes([folder])
+    return probe
+
+
+def emulated(folder: Path) -> None:
+    """Let the summary say that compute was emulated."""
+    path = folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"compute": SPEC["compute"], "compute_seconds": COMPUTE}))
+
+
+@pytest.fixture
+def truth(tmp_path: Path) -> Any:
+    """Makes probes whose step times follow from TRUTH."""
+
+    def make(workers: int, strategy: str) -> Probe:
+        guess = made_up(tmp_path / "guess" / f"{strategy}-{workers}", workers, strategy, 1.0)
+        known = Fit(shape_of(guess), COMPUTE / 32, 0.0, 0.0, fitting.Noise(0.0, 0.0), OVERHEAD, {}, {}, 0.0,
+                    emulated=True)  # fmt: skip
+        seconds = mean_step(case_of(known, guess, TRUTH, 1))
+        return made_up(tmp_path / f"{strategy}-{workers}", workers, strategy, seconds)
+
+    return make
+
+
+def test_costs_are_found_again_and_predict_other_numbers_of_workers(truth: Any) -> None:
+    probes = [truth(1, "sequential"), truth(2, "ring"), truth(4, "ring")]
+    found = fit_probes(probes)
+    # What cannot be told apart by two numbers of workers is the sum: a piece is received, and sent on.
+    hop, true = (2 * each.message + each.latency for each in (found.costs["ring"], TRUTH))
+    assert hop == pytest.approx(true, rel=0.15)
+    assert found.per_sample * 32 == pytest.approx(COMPUTE, rel=0.01)
+    assert found.error < 1.5 * LEAST_ERROR
+    held = truth(7, "ring")
+    (said,) = forecasts(found, probes, ["ring"], [7], None, {})
+    assert said.step_seconds.value == pytest.approx(held.seconds.value, rel=0.03)
+    assert said.step_seconds.low < held.seconds.value < said.step_seconds.high
+    assert said.samples_per_second.value == pytest.approx(7 * 32 / held.seconds.value, rel=0.03)
+
+
+def test_forecasts_are_repeatable_by_seed(truth: Any) -> None:
+    probes = [truth(1, "sequential"), truth(2, "ring")]
+    found = fit_probes(probes)
+    first, again, other = (list(forecasts(found, probes, ["ring"], [2, 4], None, {}, seed)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_what_goes_beyond_the_probes_is_said(truth: Any) -> None:
+    probes = [truth(1, "sequential"), truth(2, "ring")]
+    found = fit_probes(probes)
+
+    def beyond(strategy: str, workers: int, cluster: Any = None, **given: Any) -> tuple[str, ...]:
+        (said,) = forecasts(found, probes, [strategy], [workers], cluster, given)
+        return said.beyond
+
+    assert beyond("ring", 4) == ()
+    assert "no probe of this way to communicate" in beyond("gather", 4)
+    assert "more than 4 times the 2 workers of the probes" in beyond("ring", 9)
+    assert "links that were not measured" in beyond("ring", 4, alike(4, 1e8))
+    assert "a batch size that was not measured" in beyond("ring", 4, batch_size=64)
+
+
+def test_ten_thousand_ranks(truth: Any) -> None:
+    """Slower than with few, because 20,000 messages follow each other."""
+    probes = [truth(1, "sequential"), truth(2, "ring")]
+    found = fit_probes(probes)
+    few, many = forecasts(found, probes, ["ring"], [64, 10_240], alike(10_240, 1e10), {})
+    assert many.step_seconds.value > 20_000 * found.costs["ring"].message > few.step_seconds.value
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"seconds": steady(0.1, 8)}, "8 steps after warm-up"),
+        ({"spec": {"model": "mlp", "data": "mnist"}}, "a has model mnist-cnn, b has mlp"),
+        ({"machine": {"processor": "y"}}, "a ran with processor x, b with y"),
+        ({"others": 2.0}, "repeat it on an idle machine"),
+        ({"workers": 2, "hosts": ["x", "y"]}, "2 machines whose links are not known"),
+        ({"status": "failed", "error": "it broke"}, "failed: it broke"),
+    ],
+)
+def test_runs_that_cannot_be_probes_are_refused(tmp_path: Path, other: dict[str, Any], said: str) -> None:
+    usual: dict[str, Any] = {"seconds": steady(0.1, 60), "spec": {"model": "mnist-cnn", "data": "mnist"},
+                             "machine": {"processor": "x"}}  # fmt: skip
+    write_run(tmp_path / "a", **usual)
+    write_run(tmp_path / "b", **usual | other)
+    with pytest.raises(UsageError, match=said):
+        read_probes([tmp_path / "a", tmp_path / "b"])
+
+
+def test_emulated_and_real_runs_are_not_mixed(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path / name, steady(0.1, 60), spec={"model": "mnist-cnn", "data": "mnist"})
+    emulated(tmp_path / "b")
+    with pytest.raises(UsageError, match="emulated and real runs cannot be mixed"):
+        read_probes([tmp_path])
