@@ -130,6 +130,13 @@ def read_experiment(path: Path, *, quick: bool = False, repeats: int | None = No
         raise UsageError(f"cannot read the experiment {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
+    return make_experiment(values, path, quick=quick, repeats=repeats)
+
+
+def make_experiment(
+    values: Mapping[str, Any], path: Path, *, quick: bool = False, repeats: int | None = None
+) -> Experiment:
+    """The experiment of a file's values; `path` is its name, and its place in error messages."""
     _check_keys(values, TOP, str(path))
     if quick and "quick" not in values:
         raise UsageError(f"{path} has no quick form: leave --quick out, or add a table [quick]")

@@ -23,6 +23,7 @@ VERBS = {
     "bench": "make the runs of an experiment; stop with Ctrl-C, continue with the same command",
     "watch": "show a run that is under way: a live page with its progress, curves, ranks and nodes",
     "compare": "show what differs between two runs, and whether the difference in speed is real",
+    "probe": "make short runs of a training, and predict it with more workers: paceline probe -- train ...",
     "predict": "predict step time and throughput at numbers of workers, links and strategies that nobody has run",
     "report": "write a page with a verdict, charts and tables from run folders",
     "export": "write a run for other programs: events for TensorBoard, or a trace for Perfetto",
@@ -32,7 +33,7 @@ VERBS = {
     "completion": "print a completion script for a shell",
 }
 # These take another command after --
-WITH_COMMAND = ("lab", "slurm")
+WITH_COMMAND = ("lab", "slurm", "probe")
 
 
 class Parser(argparse.ArgumentParser):

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.score:
         return _score(args)
-    workers = _numbers(args.workers)
+    workers = worker_numbers(args.workers)
     probes = read_probes(args.runs)
     strategies = _strategies(args.strategy, probes)
     cluster = _cluster(args, max(workers) + max(probe.servers for probe in probes) + 1)
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"emulated": fit.emulated, "predictions": [asdict(each) for each in found]}))
         return EXIT_OK
     print(_introduction(probes, fit.emulated, args))
-    for line in _table(found):
+    for line in rows_of(found):
         print(line)
     return EXIT_OK
 
@@ -90,7 +90,7 @@ def _score(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _numbers(text: str) -> list[int]:
+def worker_numbers(text: str) -> list[int]:
     try:
         found = [int(word) for word in text.split(",")]
     except ValueError:
@@ -137,7 +137,7 @@ def _introduction(probes: list[Probe], emulated: bool, args: argparse.Namespace)
     )
 
 
-def _table(found: list[Forecast]) -> list[str]:
+def rows_of(found: list[Forecast]) -> list[str]:
     rows = [("strategy", "workers", "step", "samples/s", "efficiency", "")]
     for each in found:
         step, speed = each.step_seconds, each.samples_per_second

@@ -13,6 +13,7 @@ from paceline.predict.cluster import Cluster
 from paceline.predict.network import Costs, simulate
 
 MOST_SIMULATED = 64
+KNOWN = 32  # ranks, from whose times those of more than MOST_SIMULATED follow
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def simulated(averaging: str, group: Group, lengths: tuple[int, ...], ready: tup
 
 
 @lru_cache(maxsize=4096)
-def grown(averaging: str, group: Group, length: int, itemsize: int = 4, known: int = MOST_SIMULATED) -> float:
+def grown(averaging: str, group: Group, length: int, itemsize: int = 4, known: int = KNOWN) -> float:
     """The same on nodes that are alike, from simulations of at most `known` ranks."""
     growth = choose.TABLE[averaging].growth
     if growth is Growth.CYCLE:

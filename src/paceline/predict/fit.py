@@ -16,7 +16,7 @@ from paceline.predict.anatomy import Anatomy
 from paceline.predict.cluster import Cluster
 from paceline.predict.network import Costs
 from paceline.predict.probes import Probe, shape_of
-from paceline.predict.steps import Array, Case
+from paceline.predict.steps import Array, Case, Compute
 from paceline.strategies.table import TABLE
 
 # What is assumed before anything is measured, and by which factor it may be wrong (one standard deviation).
@@ -65,9 +65,7 @@ class Fit:
         return self.costs.get(name) or prior_of(name)
 
 
-def draw_times(
-    fit: Fit, seconds: float, cluster: Cluster, places: Sequence[int], draws: int, seed: int
-) -> Callable[[int], Array]:
+def draw_times(fit: Fit, seconds: float, cluster: Cluster, places: Sequence[int], draws: int, seed: int) -> Compute:
     """Compute times of workers that take `seconds` at speed 1: draws × steps × workers.
 
     A node is equally fast in all steps of a draw; steps vary.
@@ -76,11 +74,11 @@ def draw_times(
     step = np.array([_sigma(cluster.nodes[place].noise, fit.noise.step) for place in places])
     node = np.array([fit.noise.node if cluster.nodes[place].noise is None else 0.0 for place in places])
 
-    def draw(steps: int) -> Array:
-        dice = np.random.default_rng(seed)
-        lasting = np.exp(dice.standard_normal((draws, 1, len(places))) * node)
-        varying = np.exp(dice.standard_normal((draws, steps, len(places))) * step - step**2 / 2)
-        times: Array = seconds / speeds * lasting * varying
+    def draw(steps: int, workers: int | None = None) -> Array:
+        dice, own = np.random.default_rng(seed), slice(workers)
+        lasting = np.exp(dice.standard_normal((draws, 1, len(places[own]))) * node[own])
+        varying = np.exp(dice.standard_normal((draws, steps, len(places[own]))) * step[own] - step[own] ** 2 / 2)
+        times: Array = seconds / speeds[own] * lasting * varying
         return times
 
     return draw
@@ -167,7 +165,8 @@ def _overhead(probes: Sequence[Probe], fit: Fit) -> float:
 def case_of(fit: Fit, probe: Probe, costs: Costs, draws: int, seed: int = 0) -> Case:
     """The probe itself, as a case to predict."""
     workers = probe.places[probe.servers :]
-    seconds = fit.compute_seconds(probe.samples)
+    # Real workers on one machine have fewer threads each than one alone.
+    seconds = fit.compute_seconds(probe.samples) if fit.emulated else float(np.median(probe.compute))
     compute = draw_times(fit, seconds, probe.cluster, workers, draws, seed)
     return Case(probe.options, fit.anatomy, probe.cluster, probe.places, compute, lambda _: costs, fit.overhead)
 

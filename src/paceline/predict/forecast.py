@@ -25,9 +25,10 @@ from paceline.strategies.table import TABLE, default
 LEVEL = 0.9
 DRAWS = 1000
 MOST_WORKERS = 10_240
-COST_DRAWS = DRAWN + 1  # sets of costs that are simulated; each gets an equal part of the draws
+ALONE_ERROR = 0.005  # of the time of one process, which was measured
+MANY, FEW = 16, 3  # with more ranks than this, only so many of the drawn sets of costs are simulated
 # Options of a probe that do not hold for other settings.
-OWNED = ("strategy", "workers", "servers", "global_batch", "name", "lr", "output_dir")
+OWNED = ("strategy", "workers", "servers", "global_batch", "name", "lr", "output_dir", "transport", "threads")
 
 
 @dataclass(frozen=True)
@@ -70,14 +71,17 @@ def forecasts(
 ) -> Iterator[Forecast]:
     """Predict each strategy at each number of workers. Without a cluster, it is the one of the probes."""
     alone = _spec(probes, default(1).name, 1, given)
-    base = alone.update_batch / _drawn(fit, alone, probes[0].cluster, (0,), seed)
+    seconds = fit.compute_seconds(alone.batch_size)
+    base = alone.update_batch / _drawn(fit, alone, probes[0].cluster, (0,), seed + 1, seconds)
     for strategy in strategies:
         for count in workers:
             if TABLE[strategy].single and count > 1:
                 continue
             spec = _spec(probes, strategy, count, given)
             here = cluster or _grown(probes, spec.ranks)
-            drawn = _drawn(fit, spec, here, _spread(spec.ranks, here), seed)
+            own = cluster is None and not fit.emulated  # cores and threads are those of a probe
+            seconds = shared_compute(probes, spec) if own else fit.compute_seconds(spec.batch_size)
+            drawn = _drawn(fit, spec, here, _spread(spec.ranks, here), seed, seconds)
             batch = spec.update_batch
             yield Forecast(
                 strategy,
@@ -119,7 +123,7 @@ def score(fit: Fit, probes: Sequence[Probe], held: Sequence[Probe], seed: int = 
         )
     return [
         Scored(run.name, run.run.summary.strategy, run.workers, run.seconds.value,
-               Range.of(_drawn(fit, run.spec, run.cluster, run.places, seed)))
+               Range.of(_drawn(fit, run.spec, run.cluster, run.places, seed, _compute_of(fit, probes, run))))
         for run in held
     ]  # fmt: skip
 
@@ -127,7 +131,7 @@ def score(fit: Fit, probes: Sequence[Probe], held: Sequence[Probe], seed: int = 
 def _spec(probes: Sequence[Probe], strategy: str, workers: int, given: Mapping[str, Any]) -> RunSpec:
     """The options of the probes, those with this strategy first, with another strategy and number of workers."""
     method = TABLE[strategy]
-    other = {*OWNED, *(("transport",) if method.single else ()), *(set(OWN) - set(method.names))}
+    other = {*OWNED, *(set(OWN) - set(method.names))}
     kept: dict[str, Any] = {}
     for probe in sorted(probes, key=lambda probe: (probe.run.summary.strategy == strategy, probe.workers)):
         kept |= {name: value for name, value in probe.spec.values().items() if name not in other}
@@ -154,18 +158,31 @@ def _spread(ranks: int, cluster: Cluster) -> tuple[int, ...]:
     return tuple(rank * min(ranks, len(cluster.nodes)) // ranks for rank in range(ranks))
 
 
-def _drawn(fit: Fit, spec: RunSpec, cluster: Cluster, places: tuple[int, ...], seed: int) -> Array:
+def _compute_of(fit: Fit, probes: Sequence[Probe], run: Probe) -> float:
+    return fit.compute_seconds(run.samples) if fit.emulated else shared_compute(probes, run.spec)
+
+
+def shared_compute(probes: Sequence[Probe], spec: RunSpec) -> float:
+    """Seconds of compute on the machine of the probes, whose cores workers share: as with the nearest number."""
+    nearest = min((probe.workers for probe in probes), key=lambda workers: abs(workers - (spec.workers or 1)))
+    own = [probe for probe in probes if probe.workers == nearest]
+    return float(np.median([np.median(probe.compute) / probe.samples for probe in own])) * spec.batch_size
+
+
+def _drawn(fit: Fit, spec: RunSpec, cluster: Cluster, places: tuple[int, ...], seed: int, seconds: float) -> Array:
     """Mean step times, one for each draw of what is not known: costs, compute, and the error of the simulation."""
     dice, options = np.random.default_rng(seed), options_of(spec)
-    seconds, means = fit.compute_seconds(spec.batch_size), []
+    means = []
     channel = channel_of(options)
-    for number, costs in enumerate([fit.channel(channel), *fit.drawn.get(channel, _doubted(channel, dice))]):
-        compute = draw_times(fit, seconds, cluster, places[options["servers"] :], DRAWS // COST_DRAWS, seed + number)
+    others = fit.drawn.get(channel, _doubted(channel, dice))[: FEW if spec.ranks > MANY else None]
+    each = DRAWS // (1 + len(others))
+    for number, costs in enumerate([fit.channel(channel), *others]):
+        compute = draw_times(fit, seconds, cluster, places[options["servers"] :], each, seed + number)
         case = Case(options, fit.anatomy, cluster, places, compute, partial(_same, costs), fit.overhead)
         means.append(simulation_of(spec.strategy or "")(case).mean())
-    each = np.repeat(means, DRAWS // COST_DRAWS)
-    error = np.hypot(fit.error, fit.compute_error)
-    drawn: Array = each * np.exp(dice.standard_t(8, len(each)) * error)
+    mean = np.repeat(means, each)
+    error = np.hypot(fit.error if spec.ranks > 1 else ALONE_ERROR, fit.compute_error)
+    drawn: Array = mean * np.exp(dice.standard_t(8, len(mean)) * error)
     drawn[0] = means[0]  # the most likely
     return drawn
 

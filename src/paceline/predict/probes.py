@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,18 @@ def read_probes(paths: Sequence[Path]) -> list[Probe]:
     return found
 
 
+def usable_probes(folders: Sequence[Path]) -> tuple[list[Probe], list[str]]:
+    """Those of these runs that can be used, and why others cannot."""
+    found, why = [], []
+    for folder in folders:
+        try:
+            found += read_probes([folder])
+        except UsageError as error:
+            why.append(str(error))
+    _check_alike(found)
+    return found, why
+
+
 def _checked(run: Run) -> Probe:
     probe = Probe(run, build(RunSpec, {name: value for name, value in run.spec.items() if name in FIELDS}, extra=True))
     counted = max(0, len(run.steps[0]) - probe.first)
@@ -170,8 +183,7 @@ def _checked(run: Run) -> Probe:
 
 
 def _check_alike(probes: Sequence[Probe]) -> None:
-    first = probes[0]
-    for probe in probes[1:]:
+    for first, probe in pairwise(probes):
         for name in PROBLEM:
             one, other = getattr(first.spec, name), getattr(probe.spec, name)
             if one != other:

@@ -14,10 +14,10 @@ from paceline.predict.network import Costs, Network
 from paceline.predict.steps import Array, Case
 from paceline.server.layout import CHUNK_BYTES, Layout
 
-MOST_WORKERS = 32  # that are simulated; beyond, each worker adds the same time
-UPDATES = 24  # of each worker, in a simulation of workers that do not wait for each other
-WARM_UP = 6
-SIMULATED = 300  # computations of workers, in all draws
+MOST_WORKERS = 16  # that are simulated; beyond, each worker adds the same time
+UPDATES = 12  # of each worker, in a simulation of workers that do not wait for each other
+WARM_UP = 3
+SIMULATED = 200  # computations of workers, in all draws
 
 
 def served(case: Case) -> Array:
@@ -33,7 +33,7 @@ def unsynchronised(case: Case) -> Array:
     An update is of one worker, or of all of them if staleness is bounded. Draws differ in their compute times.
     """
     staleness = case.options.get("staleness")
-    times = case.compute(UPDATES)
+    times = case.compute(UPDATES, min(MOST_WORKERS, _workers(case)))
     found = []
     for drawn in times[: max(3, SIMULATED // times[0].size)]:
         per_round = _grown(case, partial(_exchanged, staleness, drawn))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +23,16 @@ Array = NDArray[np.float64]
 POINTS = 5
 
 
+class Compute(Protocol):
+    def __call__(self, steps: int, workers: int | None = None) -> Array:
+        """Of all workers, or only of the first ones."""
+
+
 @dataclass(frozen=True)
 class Case:
     """A setting, and what is known of its machines.
 
-    `options` are all options of the run. `compute(n)` draws the compute times of n steps: an array of draws × steps ×
+    `options` are all options of the run. `compute` draws the compute times of some steps: an array of draws × steps ×
     workers. `overhead` are the seconds of a step beside compute and communication. `costs` are those of the collective
     by its name, or of the servers.
     """
@@ -36,7 +41,7 @@ class Case:
     anatomy: Anatomy
     cluster: Cluster
     places: tuple[int, ...]  # the node of each rank; servers are the first ranks
-    compute: Callable[[int], Array]
+    compute: Compute
     costs: Callable[[str], Costs]
     overhead: float = 0.0
 

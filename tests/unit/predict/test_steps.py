@@ -31,7 +31,7 @@ SMALL = Anatomy((3_000_000, 1_200_000, 4_000_000), (1.0, 0.7, 0.5), 0.3, 8_200_0
 
 
 def constant(value: float, workers: int, draws: int = 1) -> Any:
-    return lambda steps: np.full((draws, steps, workers), value)
+    return lambda steps, _=None: np.full((draws, steps, workers), value)
 
 
 def case(workers: int, compute: Any, *, servers: int = 0, costs: Costs = Costs(), **options: Any) -> Case:  # noqa: B008
@@ -82,7 +82,7 @@ def test_a_synchronous_step_takes_as_long_as_the_slowest_of_its_workers() -> Non
     """The expected maximum of n normal variables, by SciPy."""
     dice = np.random.default_rng(0)
 
-    def compute(steps: int) -> Array:
+    def compute(steps: int, _: int | None = None) -> Array:
         return 10 + dice.standard_normal((20_000, steps, 8))
 
     largest = norm.expect(lambda x: 8 * x * norm.cdf(x) ** 7)
@@ -108,7 +108,7 @@ def test_a_synchronous_server_takes_as_long_as_its_link(workers: int, servers: i
 
 
 def test_workers_of_an_asynchronous_server_do_not_wait_for_a_slow_one() -> None:
-    def compute(steps: int) -> Array:
+    def compute(steps: int, _: int | None = None) -> Array:
         return np.broadcast_to(np.array([1.0, 1.0, 10.0]), (1, steps, 3))
 
     (step,) = unsynchronised(case(3, compute, servers=1))
