@@ -167,6 +167,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "paceline.predict": (
         "errors",
         "layout",
+        "options",
         "run",
         "strict_json",
         "spec",
@@ -183,8 +184,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     # Builds the model, without values, to count its operations.
     "paceline.predict.anatomy": (
+        "errors",
+        "own_code",
         "spec",
         "data",
+        "models",
         "emulation.timing",
         "strategies.bucket_layout",
         "strategies.setup",
@@ -273,6 +277,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "messages",
         "own_code",
         "layout",
+        "options",
         "run",
         "strict_json",
         "spec",

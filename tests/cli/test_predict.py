@@ -25,13 +25,33 @@ def test_a_table_says_that_it_is_predicted_and_what_is_extrapolated(
 ) -> None:
     assert main(["predict", str(runs), "--workers", "1,2,16", "--link", "1gbit", "--strategy", "ring"]) == 0
     first, head, one, two, sixteen = capsys.readouterr().out.splitlines()
-    assert first.startswith(
-        "Predicted, not measured: mnist-cnn on mnist, links of 1gbit; from 2 runs with 1, 2 workers"
-    )
+    assert first.startswith("Predicted, not measured: mnist-cnn on mnist, links of 1gbit; runs used: 2, workers: 1, 2")
     assert head.split() == ["strategy", "workers", "step", "samples/s", "efficiency"]
     assert "EXTRAPOLATED" not in one
     assert "EXTRAPOLATED: links that were not measured" in two
     assert "more than 4 times the 2 workers" in sixteen
+
+
+def test_what_was_measured_on_one_machine_can_be_predicted_there(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", str(runs), "--workers", "1,2,4", "--strategy", "ring"]) == 0
+    *_, two, four = capsys.readouterr().out.splitlines()
+    assert "EXTRAPOLATED" not in two
+    assert "EXTRAPOLATED: compute with so many workers on one machine was not measured" in four
+
+
+def test_a_run_is_scored_beside_its_prediction(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "held", steady(0.125, 60, seed=3), workers=2, spec=SPEC)
+    assert main(["predict", str(runs), "--score", str(tmp_path / "held"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["runs"] == 1
+    assert said["mean_error"] < 0.1
+    assert main(["predict", str(runs), "--score", str(runs / "two")]) == 2
+    assert "is a probe, and cannot be scored" in capsys.readouterr().err
+    write_run(tmp_path / "other", steady(0.1, 60), spec={"model": "mlp", "data": "mnist"})
+    assert main(["predict", str(runs), "--score", str(tmp_path / "other")]) == 2
+    assert "of one model and data set" in capsys.readouterr().err
 
 
 def test_json_has_every_number_with_its_interval(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,8 +76,12 @@ def test_json_has_every_number_with_its_interval(runs: Path, capsys: pytest.Capt
         (["--workers", "2", "--link", "fast"], "--link is 'fast'"),
         (["--workers", "2", "--lab", "nowhere.toml"], "there is no lab file|cannot read the lab file"),
         (["--workers", "2", "--strategy", "rnig"], "did you mean 'ring'"),
-        (["--workers", "2", "--strategy", "pipeline", "--link", "1gbit"], "its steps cannot be predicted yet"),
-        (["--workers", "16"], "would share them, which is not predicted"),
+        (["--workers", "2", "--strategy", "pipeline", "--link", "1gbit"], "its steps cannot be predicted"),
+        (["--workers", "2", "--seed", "-1"], "--seed -1: give a whole number"),
+        (["--workers", "2", "--batch-size", "0"], "--batch-size 0: give a whole number"),
+        (["--score", "x", "--link", "1gbit"], "--link with --score"),
+        (["--workers", "16", "--lab", "1gbit:2"], "16 workers on 2 machines would share cores"),
+        (["--workers", "16"], "would share cores, which is not predicted"),
     ],
 )
 def test_wrong_values_are_refused(runs: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

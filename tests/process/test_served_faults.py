@@ -101,7 +101,7 @@ def test_a_killed_server_is_brought_back_and_trains_the_same_model(
         os.kill(run.pid(victim), signal.SIGKILL)
         check_completed(run, STEPS)
         (back,) = run.summary().own_figures["returns"]
-        assert 0 <= back["lost"] <= 20
+        assert 0 <= back["lost"] < 40  # training goes on while the checkpoint after 20 updates is written
         assert back["number"] % 20 == 0
         assert f"rank {victim} was restarted" in back["why"]
         assert distance(load_file(run.folder / "model.safetensors"), alone) <= 1e-11

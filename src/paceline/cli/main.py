@@ -24,7 +24,7 @@ VERBS = {
     "watch": "show a run that is under way: a live page with its progress, curves, ranks and nodes",
     "compare": "show what differs between two runs, and whether the difference in speed is real",
     "probe": "make short runs of a training, and predict it with more workers: paceline probe -- train ...",
-    "predict": "predict step time and throughput at numbers of workers, links and strategies that nobody has run",
+    "predict": "predict step time and throughput of configurations that have not been run",
     "report": "write a page with a verdict, charts and tables from run folders",
     "export": "write a run for other programs: events for TensorBoard, or a trace for Perfetto",
     "checkpoint": "list, verify or export the checkpoints of a run",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ import numpy as np
 
 from paceline.cli.main import add_json
 from paceline.errors import EXIT_OK, UsageError, unknown
-from paceline.lab.plan import Table, read_plan
+from paceline.lab.plan import PRESETS, Table, read_plan
 from paceline.predict.cluster import Cluster, alike, of_lab
 from paceline.predict.fit import fit_probes
-from paceline.predict.forecast import MOST_WORKERS, Forecast, forecasts, score
+from paceline.predict.forecast import MOST_WORKERS, Forecast, forecasts, score, unsupported
 from paceline.predict.probes import Probe, read_probes
 from paceline.strategies.table import TABLE
 
@@ -39,38 +39,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--workers", metavar="N,N", help=f"numbers of workers, up to {MOST_WORKERS:,}")
     what.add_argument("--score", metavar="RUN", type=Path, nargs="+",
                       help="predict these runs, and show how far that is from what was measured")  # fmt: skip
-    parser.add_argument("--strategy", metavar="NAME,NAME", help="strategies, or all (those of the runs)")
+    parser.add_argument(
+        "--strategy", metavar="NAME,NAME", help="strategies to predict, or all (default: those of the runs)"
+    )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--link", metavar="RATE", help="machines of their own with links of this speed, such as 10gbit")
-    where.add_argument("--lab", metavar="FILE", help="the machines of a lab file or preset, each on a host of its own")
+    where.add_argument(
+        "--link", metavar="RATE", help="one worker per machine, with links of this speed, such as 10gbit"
+    )
+    where.add_argument("--lab", metavar="FILE", help="the machines that a lab file or preset describes")
     parser.add_argument("--batch-size", type=int, metavar="N", help="samples of a worker's batch (that of the runs)")
-    parser.add_argument("--seed", type=int, default=0, help="of the random draws (0)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (0)")
     add_json(parser, "the predictions")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.seed < 0:
+        raise UsageError(f"--seed {args.seed}: give a whole number, 0 or more")
     if args.score:
         return _score(args)
     workers = worker_numbers(args.workers)
+    if args.batch_size is not None and args.batch_size < 1:
+        raise UsageError(f"--batch-size {args.batch_size}: give a whole number, at least 1")
     probes = read_probes(args.runs)
-    strategies = _strategies(args.strategy, probes)
-    cluster = _cluster(args, max(workers) + max(probe.servers for probe in probes) + 1)
     given: dict[str, Any] = {"batch_size": args.batch_size} if args.batch_size else {}
+    strategies, left_out = _strategies(args.strategy, probes, given)
+    cluster = _cluster(args, probes, max(workers))
     fit = fit_probes(probes)
-    try:
-        found = list(forecasts(fit, probes, strategies, workers, cluster, given, args.seed))
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    found = list(forecasts(fit, probes, strategies, workers, cluster, given, args.seed))
     if args.json:
         print(json.dumps({"emulated": fit.emulated, "predictions": [asdict(each) for each in found]}))
         return EXIT_OK
     print(_introduction(probes, fit.emulated, args))
-    for line in rows_of(found):
+    for line in [*rows_of(found), *(f"Not predicted: {reason}" for reason in left_out)]:
         print(line)
     return EXIT_OK
 
 
 def _score(args: argparse.Namespace) -> int:
+    for name in ("link", "lab", "strategy", "batch_size"):
+        if getattr(args, name):
+            raise UsageError(
+                f"--{name.replace('_', '-')} with --score: runs are predicted as they were made; leave it out"
+            )
     probes = read_probes(args.runs)
     held = read_probes(args.score)
     found = score(fit_probes(probes), probes, held, args.seed)
@@ -100,23 +110,28 @@ def worker_numbers(text: str) -> list[int]:
     return found
 
 
-def _strategies(text: str | None, probes: list[Probe]) -> list[str]:
+def _strategies(text: str | None, probes: list[Probe], given: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The strategies to predict, and why others of `all` are left out."""
     able = [name for name, strategy in TABLE.items() if strategy.simulation]
     if text == "all":
-        return able
+        reasons = {name: unsupported(probes, name, given) for name in able}
+        return [name for name in able if not reasons[name]], [reason for reason in reasons.values() if reason]
     names = text.split(",") if text else list(dict.fromkeys(probe.run.summary.strategy for probe in probes))
     for name in names:
         if name not in TABLE:
             raise unknown("strategy", name, able)
         if name not in able:
-            raise UsageError(f"--strategy {name}: its steps cannot be predicted yet; these can: {', '.join(able)}")
-    return names
+            raise UsageError(f"--strategy {name}: its steps cannot be predicted; these can: {', '.join(able)}")
+    return names, []
 
 
-def _cluster(args: argparse.Namespace, ranks: int) -> Cluster | None:
+def _cluster(args: argparse.Namespace, probes: list[Probe], workers: int) -> Cluster | None:
+    ranks = workers + max(1, *(probe.servers for probe in probes))
     if args.link:
         rate = Table({"--link": args.link}, "paceline predict", ("--link",)).rate("--link")
-        return alike(ranks, rate or 0)
+        return alike(ranks, rate or 0, probes[0].cluster.nodes[0].speed)
+    if args.lab in PRESETS:
+        return of_lab(read_plan(f"{args.lab}:{ranks}"))
     return of_lab(read_plan(args.lab)) if args.lab else None
 
 
@@ -132,8 +147,8 @@ def _introduction(probes: list[Probe], emulated: bool, args: argparse.Namespace)
     kind = f"emulated compute ({first.spec.compute}); " if emulated else ""
     numbers = ", ".join(str(count) for count in sorted({probe.workers for probe in probes}))
     return (
-        f"Predicted, not measured: {first.spec.model} on {first.spec.data}, {where}; {kind}from {len(probes)} runs "
-        f"with {numbers} workers; 90 % intervals"
+        f"Predicted, not measured: {first.spec.model} on {first.spec.data}, {where}; {kind}runs used: {len(probes)}, "
+        f"workers: {numbers}; 90 % intervals"
     )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from paceline import own_code
+from paceline.errors import UsageError
 from paceline.spec import RunSpec
 from paceline.strategies.bucket_layout import assign, tail
 from paceline.strategies.synchronous import RIDERS
@@ -11,30 +14,34 @@ from paceline.strategies.synchronous import RIDERS
 
 @dataclass(frozen=True)
 class Anatomy:
-    """`sizes` are the values of each trained parameter, in the model's order; `ready` says after which fraction of the
-    compute of a step its gradient is there, and `forward` is the fraction of the forward pass. `state` counts all
-    parameters and buffers.
+    """`sizes` are the values of each trained parameter, in the model's order, and `ready` says after which fraction of
+    the compute of a step its gradient is there. `buffers` are the values of each buffer; a value has `itemsize` bytes.
     """
 
     sizes: tuple[int, ...]
     ready: tuple[float, ...]
-    forward: float
-    state: int
+    buffers: tuple[int, ...] = ()
+    itemsize: int = 4
+
+    @property
+    def state(self) -> int:
+        """The values that parameter servers hold."""
+        return sum(self.sizes) + sum(self.buffers)
 
     def shrunk(self, times: int) -> Anatomy:
         """With tensors that are so many times smaller, as `--shrink` makes them."""
-        sizes = tuple(-(-size // times) for size in self.sizes)
-        return Anatomy(sizes, self.ready, self.forward, self.state - sum(self.sizes) + sum(sizes))
+        sizes, buffers = (tuple(-(-size // times) for size in each) for each in (self.sizes, self.buffers))
+        return replace(self, sizes=sizes, buffers=buffers)
 
-    def buckets(self, limit: int, itemsize: int = 4, extras: int = RIDERS) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    def buckets(self, limit: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """The values of each bucket of gradients, and the fraction of a step after which it can be sent."""
         last_first = list(reversed(self.sizes))
-        numbers = assign([("", size, itemsize) for size in last_first], limit)
+        numbers = assign([("", size, self.itemsize) for size in last_first], limit)
         lengths, times = [0] * (numbers[-1] + 1), [0.0] * (numbers[-1] + 1)
         for number, size, ready in zip(numbers, last_first, reversed(self.ready), strict=True):
             lengths[number] += size
             times[number] = max(times[number], ready)
-        lengths[-1] += tail(len(self.sizes), extras)
+        lengths[-1] += tail(len(self.sizes), RIDERS)
         for number in range(1, len(times)):
             times[number] = max(times[number], times[number - 1])
         times[-1] = 1.0  # it also carries numbers that are known when backward has ended
@@ -42,19 +49,30 @@ class Anatomy:
 
 
 def anatomy_of(spec: RunSpec) -> Anatomy:
-    """Builds the model without values, and counts its operations; imports torch."""
+    """Builds the model, Paceline's own ones without values, and counts its operations; imports torch."""
     import torch
 
     from paceline.data import table as datasets
     from paceline.data.load import load
     from paceline.emulation.timing import measure
+    from paceline.models import table as models
+    from paceline.models.deferred import build_whole
     from paceline.strategies.setup import example, how_to_build
 
-    data = datasets.describe(spec.data) or load(spec.data).info
-    make, _ = how_to_build(spec, data)
-    with torch.device("meta"):
-        model = make()
-    timing = measure(model, spec.input_shape(data), example(spec, data, 1).dtype if data.inputs is None else None)
+    data = datasets.describe(spec.data) or load(spec.data, Path(spec.data_dir) if spec.data_dir else None).info
+    make, check = how_to_build(spec, data)
+    if models.describe(spec.model):
+        with torch.device("meta"):
+            model = make()
+    else:
+        model = build_whole(make, spec.seed, check)
+    try:
+        timing = measure(model, spec.input_shape(data), example(spec, data, 1).dtype if data.inputs is None else None)
+    except Exception as error:
+        raise UsageError(
+            f"the operations of model {spec.model} cannot be counted without computing them (on torch's meta device): "
+            f"{own_code.reason(error)}"
+        ) from error
     sizes = tuple(p.numel() for p in model.parameters() if p.requires_grad)
-    state = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
-    return Anatomy(sizes, timing.ready, timing.forward, state)
+    buffers = tuple(buffer.numel() for buffer in model.buffers())
+    return Anatomy(sizes, timing.ready, buffers, 8 if spec.dtype == "float64" else 4)

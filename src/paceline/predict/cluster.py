@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.lab.plan import LabPlan
+from paceline.layout import share
 
 # Of each byte on a link, this much is payload: the rest is headers of TCP, IP and Ethernet, and acknowledgements in the
 # other direction (docs/lab.md: the kernel counts 1.037 bytes for each byte of gradients; a link carries 0.991 of its
@@ -58,21 +58,20 @@ class Cluster:
         return replace(self, nodes=tuple(replace(self.nodes[0], host=host) for host in range(count)))
 
 
-def alike(count: int, rate: float, cores: float = float("inf"), mtu: int = 1500) -> Cluster:
-    """Machines of their own with links of this rate, in bit/s."""
-    speed = rate / 8 * payload(mtu)
-    return Cluster(tuple(Machine(speed, speed, host=host) for host in range(count)), cores=cores)
+def alike(count: int, rate: float, speed: float = 1.0) -> Cluster:
+    """Machines of this speed, each with a link of this rate, in bit/s."""
+    link = rate / 8 * payload(1500)
+    return Cluster(tuple(Machine(link, link, speed, host=host) for host in range(count)))
 
 
-def of_lab(plan: LabPlan, cores: float | None = None) -> Cluster:
-    """The nodes of a lab file: on one host with these cores, or, without them, on a host each."""
+def of_lab(plan: LabPlan) -> Cluster:
+    """The nodes of a lab file, as machines."""
     part = payload(plan.mtu) / 8
     nodes = tuple(
-        Machine(node.up * part, node.down * part, node.speed, node.noise, node.rack, 0 if cores else number)
+        Machine(node.up * part, node.down * part, node.speed, node.noise or None, node.rack, number)
         for number, node in enumerate(plan.nodes)
     )
-    racks = tuple((rack.up * part, rack.down * part) for rack in plan.racks)
-    return Cluster(nodes, racks, cores or float("inf"))
+    return Cluster(nodes, tuple((rack.up * part, rack.down * part) for rack in plan.racks))
 
 
 def payload(mtu: int) -> float:
@@ -82,6 +81,7 @@ def payload(mtu: int) -> float:
     return 1 / (1 / other + slope * (1 / mtu - 1 / large))
 
 
-def spread(ranks: int, nodes: int) -> Sequence[int]:
+def spread(ranks: int, nodes: int) -> tuple[int, ...]:
     """The node of each rank, as the launcher places them: in blocks, as evenly as possible."""
-    return [rank * nodes // ranks for rank in range(ranks)]
+    used = min(ranks, nodes)
+    return tuple(node for node in range(used) for _ in share(ranks, used, node))

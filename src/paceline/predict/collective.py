@@ -1,4 +1,4 @@
-"""How long a collective takes: simulated plan by plan up to 64 ranks, and by the law of its growth beyond."""
+"""How long a collective takes: its plan is simulated; rings, and many ranks, follow from how they scale."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from math import ceil, log2
 
 from paceline.collectives import choose
 from paceline.collectives.plan import Growth, Send
+from paceline.errors import UsageError
 from paceline.predict.cluster import Cluster
 from paceline.predict.network import Costs, simulate
 
@@ -49,13 +50,16 @@ def finished(
 ) -> float:
     """When all-reduces of buckets have ended; each can begin when it is ready, and the one before it has ended.
 
-    Raises ValueError where that can only be simulated, and there are too many ranks.
+    Raises UsageError where that can only be simulated, and there are too many ranks.
     """
     if group.ranks == 1:
         return 0.0
     if not group.follows_law(choose.TABLE[averaging].growth):
         if group.ranks > MOST_SIMULATED:
-            raise ValueError(f"more than {MOST_SIMULATED} ranks can be predicted only on nodes that are all alike")
+            raise UsageError(
+                f"more than {MOST_SIMULATED} ranks can be predicted only on machines that are all alike, one for each: "
+                "give --link"
+            )
         return simulated(averaging, group, lengths, ready, itemsize)
     end = 0.0
     for length, at in zip(lengths, ready, strict=True):

@@ -23,7 +23,7 @@ from paceline.strategies.table import TABLE
 PRIOR = Costs(message=6e-5, byte=5e-10, add=1.5e-10, latency=2e-4, update=4e-10)
 NATIVE_MESSAGE = 3e-5  # of a transport's own collective, which is not written in Python
 SERVED_CONTENTION = 0.02
-DOUBT = 2.0
+PRIOR_FACTOR = 2.0
 CANDIDATES, DRAWN = 40, 9  # sets of costs that are tried, and kept
 # The relative error of the simulation that no probe can show: see docs/prediction.md.
 LEAST_ERROR = 0.02
@@ -56,6 +56,7 @@ class Fit:
     drawn: Mapping[str, Sequence[Costs]]  # costs that agree with the probes as well, as likely as they are
     error: float
     emulated: bool
+    overlap: bool | None = None  # what `auto` has chosen
 
     def compute_seconds(self, samples: int) -> float:
         return self.fixed + samples * self.per_sample
@@ -94,7 +95,7 @@ def fit_probes(probes: Sequence[Probe], draws: int = 200) -> Fit:
     per_sample, fixed, doubt = _compute(probes)
     anatomy, noise = shape_of(probes[0]), _noise(probes)
     start = Fit(anatomy, per_sample, fixed, doubt, noise, 0.0, {}, {}, LEAST_ERROR, probes[0].run.emulated)
-    overhead = _overhead(probes, start)
+    overhead = _overhead(probes)
     start = replace(start, overhead=overhead)
     channels: dict[str, list[Probe]] = {}
     for probe in probes:
@@ -106,7 +107,9 @@ def fit_probes(probes: Sequence[Probe], draws: int = 200) -> Fit:
         residuals += left
     freedom = max(1, len(residuals) - len(channels))
     error = float(np.sqrt(LEAST_ERROR**2 + sum(each**2 for each in residuals) / freedom))
-    return replace(start, costs=costs, drawn=drawn, error=error)
+    chosen = [probe.run.summary.overlap for probe in probes if probe.run.summary.overlap is not None]
+    overlap = sum(chosen) * 2 >= len(chosen) if chosen else None
+    return replace(start, costs=costs, drawn=drawn, error=error, overlap=overlap)
 
 
 def prior_of(channel: str) -> Costs:
@@ -130,7 +133,7 @@ def _compute(probes: Sequence[Probe]) -> tuple[float, float, float]:
     """Seconds for a sample, and fixed, at speed 1, with the relative error; fewest workers count, who disturb least."""
     least = min(probe.workers for probe in probes)
     alone = [probe for probe in probes if probe.workers == least]
-    points = [(probe.samples, float(np.median(probe.compute[:, 0])) * probe.speeds[0]) for probe in alone]
+    points = [(probe.samples, probe.compute_seconds) for probe in alone]
     error = max((probe.seconds.half_width / 2 for probe in alone), default=0.0)
     sizes = {samples for samples, _ in points}
     if len(sizes) == 1:
@@ -155,7 +158,7 @@ def _noise(probes: Sequence[Probe]) -> Noise:
     return Noise(float(np.median(within)), float(np.sqrt(np.mean(between))) if between else 0.0)
 
 
-def _overhead(probes: Sequence[Probe], fit: Fit) -> float:
+def _overhead(probes: Sequence[Probe]) -> float:
     """The rest of a step of one process."""
     alone = [probe for probe in probes if probe.workers == 1 and not probe.servers]
     rest = [probe.seconds.value - float(np.median(probe.compute)) for probe in alone]
@@ -166,9 +169,9 @@ def case_of(fit: Fit, probe: Probe, costs: Costs, draws: int, seed: int = 0) -> 
     """The probe itself, as a case to predict."""
     workers = probe.places[probe.servers :]
     # Real workers on one machine have fewer threads each than one alone.
-    seconds = fit.compute_seconds(probe.samples) if fit.emulated else float(np.median(probe.compute))
+    seconds = fit.compute_seconds(probe.samples) if fit.emulated else probe.compute_seconds
     compute = draw_times(fit, seconds, probe.cluster, workers, draws, seed)
-    return Case(probe.options, fit.anatomy, probe.cluster, probe.places, compute, lambda _: costs, fit.overhead)
+    return Case(probe.options, fit.anatomy, probe.cluster, probe.places, compute, costs, fit.overhead)
 
 
 def _fit_channel(fit: Fit, probes: Sequence[Probe], draws: int) -> tuple[Costs, list[Costs], list[float]]:
@@ -185,7 +188,7 @@ def _fit_channel(fit: Fit, probes: Sequence[Probe], draws: int) -> tuple[Costs, 
         known = costs(logs)
         found = [mean_step(case_of(fit, probe, known, draws)) for probe in probes]
         misfit: Array = (np.log(found) - measured) / LEAST_ERROR
-        return np.concatenate([misfit, (logs - prior) / np.log(DOUBT)])
+        return np.concatenate([misfit, (logs - prior) / np.log(PRIOR_FACTOR)])
 
     solved = least_squares(errors, prior, diff_step=0.02, max_nfev=25)
     others = _resample(errors, solved.x, np.linalg.inv(solved.jac.T @ solved.jac))

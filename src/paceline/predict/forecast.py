@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from math import ceil, log2
 from typing import Any
 
 import numpy as np
 
 from paceline.collectives.choose import TABLE as AVERAGINGS
+from paceline.collectives.plan import Growth
 from paceline.data import table as datasets
 from paceline.errors import UsageError
-from paceline.predict.cluster import Cluster
-from paceline.predict.fit import DOUBT, DRAWN, Fit, channel_of, draw_times, fitted, prior_of, simulation_of
+from paceline.options import DIVISION, PROBLEM
+from paceline.predict.cluster import Cluster, spread
+from paceline.predict.collective import MOST_SIMULATED
+from paceline.predict.fit import DRAWN, PRIOR_FACTOR, Fit, channel_of, draw_times, fitted, prior_of, simulation_of
 from paceline.predict.network import Costs
-from paceline.predict.probes import Probe, options_of
+from paceline.predict.probes import Probe, check_alike, options_of
 from paceline.predict.steps import Array, Case
 from paceline.server.layout import CHUNK_BYTES, Layout
 from paceline.server.layout import cost as served_cost
-from paceline.spec import OWN, RunSpec, resolve
+from paceline.spec import FIELDS, OWN, RunSpec, resolve
 from paceline.strategies.table import TABLE, default
 
 LEVEL = 0.9
@@ -28,7 +31,7 @@ MOST_WORKERS = 10_240
 ALONE_ERROR = 0.005  # of the time of one process, which was measured
 MANY, FEW = 16, 3  # with more ranks than this, only so many of the drawn sets of costs are simulated
 # Options of a probe that do not hold for other settings.
-OWNED = ("strategy", "workers", "servers", "global_batch", "name", "lr", "output_dir", "transport", "threads")
+OWNED = ("strategy", "workers", "global_batch", "transport", "threads", "read")
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Forecast:
     step_seconds: Range
     samples_per_second: Range
     efficiency: Range  # throughput ÷ workers, as a part of one process's
-    bytes_sent: int | None  # by the rank that sends most, for an update
+    bytes_sent: int  # by the rank that sends most, for an update
     beyond: tuple[str, ...]
 
 
@@ -79,9 +82,10 @@ def forecasts(
                 continue
             spec = _spec(probes, strategy, count, given)
             here = cluster or _grown(probes, spec.ranks)
+            _check_cores(fit, probes, spec, here)
             own = cluster is None and not fit.emulated  # cores and threads are those of a probe
             seconds = shared_compute(probes, spec) if own else fit.compute_seconds(spec.batch_size)
-            drawn = _drawn(fit, spec, here, _spread(spec.ranks, here), seed, seconds)
+            drawn = _drawn(fit, spec, here, spread(spec.ranks, len(here.nodes)), seed, seconds)
             batch = spec.update_batch
             yield Forecast(
                 strategy,
@@ -117,6 +121,7 @@ class Scored:
 
 def score(fit: Fit, probes: Sequence[Probe], held: Sequence[Probe], seed: int = 0) -> list[Scored]:
     """Predictions of runs that the fit has not seen, on their own machines. Raises UsageError if it has."""
+    check_alike([*probes, *held])
     if seen := {probe.run.folder.resolve() for probe in probes} & {run.run.folder.resolve() for run in held}:
         raise UsageError(
             f"{seen.pop()} is a probe, and cannot be scored: score runs that predictions are not made from"
@@ -128,22 +133,32 @@ def score(fit: Fit, probes: Sequence[Probe], held: Sequence[Probe], seed: int = 
     ]  # fmt: skip
 
 
+def unsupported(probes: Sequence[Probe], strategy: str, given: Mapping[str, Any]) -> str | None:
+    """Why a strategy cannot have the options of the probes; None if it can."""
+    try:
+        _spec(probes, strategy, 2, given)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
 def _spec(probes: Sequence[Probe], strategy: str, workers: int, given: Mapping[str, Any]) -> RunSpec:
     """The options of the probes, those with this strategy first, with another strategy and number of workers."""
     method = TABLE[strategy]
-    other = {*OWNED, *(set(OWN) - set(method.names))}
+    slow = {name for name, made in FIELDS.items() if made.metadata["affects"] in (PROBLEM, DIVISION)}
+    other = {*OWNED, *(FIELDS.keys() - slow), *(OWN.keys() - set(method.names))}
     kept: dict[str, Any] = {}
     for probe in sorted(probes, key=lambda probe: (probe.run.summary.strategy == strategy, probe.workers)):
         kept |= {name: value for name, value in probe.spec.values().items() if name not in other}
     # Checked with few workers: a data set may be too small for a batch of many, which `beyond` says.
-    values = {"strategy": strategy, "workers": min(workers, 2), **given}
+    values = {"strategy": strategy, "workers": 1 if method.single else min(workers, 2), **given}
     return replace(resolve(("the probes", kept), ("prediction", values), here=False).spec, workers=workers)
 
 
 def _grown(probes: Sequence[Probe], ranks: int) -> Cluster:
     """The machines of the probes, and more like them if they are alike."""
     largest = max((probe.cluster for probe in probes), key=lambda cluster: len(cluster.nodes))
-    if ranks > len(largest.nodes) > 1:
+    if ranks > len(largest.nodes) and any(probe.run.environment.get("lab") for probe in probes):
         first = largest.nodes[0]
         if any(node != first for node in largest.nodes) or largest.racks:
             raise UsageError(
@@ -151,11 +166,6 @@ def _grown(probes: Sequence[Probe], ranks: int) -> Cluster:
             )
         return replace(largest, nodes=(first,) * ranks)
     return largest
-
-
-def _spread(ranks: int, cluster: Cluster) -> tuple[int, ...]:
-    """The node of each rank: in blocks, as evenly as possible."""
-    return tuple(rank * min(ranks, len(cluster.nodes)) // ranks for rank in range(ranks))
 
 
 def _compute_of(fit: Fit, probes: Sequence[Probe], run: Probe) -> float:
@@ -166,19 +176,21 @@ def shared_compute(probes: Sequence[Probe], spec: RunSpec) -> float:
     """Seconds of compute on the machine of the probes, whose cores workers share: as with the nearest number."""
     nearest = min((probe.workers for probe in probes), key=lambda workers: abs(workers - (spec.workers or 1)))
     own = [probe for probe in probes if probe.workers == nearest]
-    return float(np.median([np.median(probe.compute) / probe.samples for probe in own])) * spec.batch_size
+    return float(np.median([probe.compute_seconds / probe.samples for probe in own])) * spec.batch_size
 
 
 def _drawn(fit: Fit, spec: RunSpec, cluster: Cluster, places: tuple[int, ...], seed: int, seconds: float) -> Array:
     """Mean step times, one for each draw of what is not known: costs, compute, and the error of the simulation."""
     dice, options = np.random.default_rng(seed), options_of(spec)
+    if options["overlap"] == "auto" and fit.overlap is False:
+        options["overlap"] = "off"
     means = []
     channel = channel_of(options)
-    others = fit.drawn.get(channel, _doubted(channel, dice))[: FEW if spec.ranks > MANY else None]
+    others = fit.drawn.get(channel, _prior_draws(channel, dice))[: FEW if spec.ranks > MANY else None]
     each = DRAWS // (1 + len(others))
     for number, costs in enumerate([fit.channel(channel), *others]):
         compute = draw_times(fit, seconds, cluster, places[options["servers"] :], each, seed + number)
-        case = Case(options, fit.anatomy, cluster, places, compute, partial(_same, costs), fit.overhead)
+        case = Case(options, fit.anatomy, cluster, places, compute, costs, fit.overhead)
         means.append(simulation_of(spec.strategy or "")(case).mean())
     mean = np.repeat(means, each)
     error = np.hypot(fit.error if spec.ranks > 1 else ALONE_ERROR, fit.compute_error)
@@ -187,29 +199,47 @@ def _drawn(fit: Fit, spec: RunSpec, cluster: Cluster, places: tuple[int, ...], s
     return drawn
 
 
-def _doubted(channel: str, dice: np.random.Generator) -> list[Costs]:
+def _prior_draws(channel: str, dice: np.random.Generator) -> list[Costs]:
     """What is assumed of a channel without probes, as far as it may be wrong."""
     start, names = prior_of(channel), fitted(channel)
     return [
-        replace(start, **{name: getattr(start, name) * DOUBT ** dice.standard_normal() for name in names})
+        replace(start, **{name: getattr(start, name) * PRIOR_FACTOR ** dice.standard_normal() for name in names})
         for _ in range(DRAWN)
     ]
 
 
-def _same(costs: Costs, _channel: str) -> Costs:
-    return costs
-
-
-def _bytes(fit: Fit, spec: RunSpec) -> int | None:
-    options = options_of(spec)
+def _bytes(fit: Fit, spec: RunSpec) -> int:
+    """What the rank that sends most sends for an update, on average."""
+    options, anatomy, workers = options_of(spec), fit.anatomy, spec.workers or 1
     if spec.ranks == 1:
         return 0
     if options["servers"]:
-        layout = Layout(fit.anatomy.state, fit.anatomy.state, options["servers"], 4, CHUNK_BYTES // spec.shrink)
-        return max(served_cost(spec.workers or 1, layout).bytes_sent)
-    lengths, _ = fit.anatomy.buckets(int(spec.bucket_mb / spec.shrink * 2**20))
-    ranks = min(spec.ranks, 64)  # the largest share hardly changes beyond
-    return sum(max(AVERAGINGS[options["averaging"]].cost(ranks, length).bytes_sent) for length in lengths)
+        layout = Layout(anatomy.state, anatomy.state, options["servers"], anatomy.itemsize, CHUNK_BYTES // spec.shrink)
+        return max(served_cost(1 if spec.method.updates_by_worker else workers, layout).bytes_sent)
+    lengths: tuple[int, ...] = (sum(anatomy.sizes),)
+    if spec.method.averaging:
+        lengths, _ = anatomy.buckets(int(spec.bucket_mb / spec.shrink * 2**20))
+    collective, few = AVERAGINGS[options["averaging"]], min(workers, MOST_SIMULATED)
+    sent = sum(max(collective.cost(few, length, anatomy.itemsize).bytes_sent) for length in lengths)
+    more = {
+        Growth.CYCLE: 1.0,
+        Growth.LINEAR: (workers - 1) / (few - 1),
+        Growth.DOUBLING: ceil(log2(workers)) / ceil(log2(few)),
+    }
+    return round(sent * more[collective.growth] / spec.method.round(options))
+
+
+def _check_cores(fit: Fit, probes: Sequence[Probe], spec: RunSpec, cluster: Cluster) -> None:
+    """Refuse real workers that would share cores in a way that no probe has measured."""
+    workers, hosts = spec.workers or 1, len({node.host for node in cluster.nodes})
+    if fit.emulated or workers == 1 or workers in {probe.workers for probe in probes if hosts == 1}:
+        return
+    if (hosts == 1 and workers > cluster.cores) or (hosts > 1 and workers > len(cluster.nodes)):
+        there = f"{cluster.cores:g} cores" if hosts == 1 else f"{len(cluster.nodes)} machines"
+        raise UsageError(
+            f"{workers} workers on {there} would share cores, which is not predicted: give --link or --lab with a "
+            "machine for each worker, or fewer --workers"
+        )
 
 
 def beyond(fit: Fit, probes: Sequence[Probe], spec: RunSpec, cluster: Cluster) -> tuple[str, ...]:
@@ -217,18 +247,17 @@ def beyond(fit: Fit, probes: Sequence[Probe], spec: RunSpec, cluster: Cluster) -
     found, options = [], options_of(spec)
     most = max(probe.workers for probe in probes)
     if spec.ranks > 1 and channel_of(options) not in fit.costs:
-        found.append("no probe of this way to communicate")
+        found.append("this collective was not measured" if options["averaging"] else "these servers were not measured")
     if (spec.workers or 1) > 4 * most:
         found.append(f"more than 4 times the {most} workers of the probes")
     if cluster.nodes[0].up not in {node.up for probe in probes for node in probe.cluster.nodes} and spec.ranks > 1:
         found.append("links that were not measured")
+    own = len(cluster.nodes) == 1 and not fit.emulated
+    if own and spec.workers not in {probe.workers for probe in probes}:
+        found.append("compute with so many workers on one machine was not measured")
     if spec.batch_size not in {probe.samples for probe in probes}:
         found.append("a batch size that was not measured")
     data = datasets.describe(spec.data)
     if data and spec.update_batch > data.train:
         found.append(f"a global batch of {spec.update_batch:,} is larger than the data set")
-    if not fit.emulated and spec.ranks > 1 and cluster.nodes[0].host == cluster.nodes[-1].host and (
-        spec.ranks * (probes[0].run.summary.threads or 1) > cluster.cores):  # fmt: skip
-        raise UsageError(f"{spec.ranks} ranks on {cluster.cores:g} cores would share them, which is not predicted: "
-                         "give --link or --lab for machines of their own, or fewer --workers")  # fmt: skip
     return tuple(found)

@@ -15,20 +15,25 @@ from paceline.analysis.runs import LeftOut, Run, read_run
 from paceline.analysis.statistics import Interval, median
 from paceline.errors import UsageError
 from paceline.lab.plan import burst_bytes
+from paceline.options import PROBLEM
 from paceline.predict.anatomy import Anatomy, anatomy_of
 from paceline.predict.cluster import Cluster, Machine, payload
 from paceline.predict.steps import Array
 from paceline.run.folder import find_folders
 from paceline.run.records import Lab, Step
-from paceline.spec import FIELDS, RunSpec
+from paceline.spec import FIELDS, OWN, RunSpec
 from paceline.strategies.overlap import TRIED
 from paceline.strict_json import build
 
 FEWEST_STEPS = 10  # that count
+SHORTEST = TRIED + FEWEST_STEPS  # steps of a run that tries out overlap
 # Fields of env.json that must be the same, because they decide about speed.
 SAME = ("processor", "cores", "python", "torch", "platform")
-# What decides about the model and the data that go through it.
-PROBLEM = ("model", "data", "image_size", "hidden", "dropout", "dtype", "precision", "task", "shrink")
+# Options that must be the same, because they decide about what is computed.
+ALIKE = [
+    "accumulate",
+    *(name for name, made in FIELDS.items() if made.metadata["affects"] == PROBLEM and name not in OWN),
+]
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,9 @@ class Probe:
 
     @property
     def options(self) -> dict[str, Any]:
-        return options_of(self.spec)
+        """All of them; `overlap` is what the run has chosen."""
+        chosen = {None: self.spec.overlap, True: "on", False: "off"}[self.run.summary.overlap]
+        return options_of(self.spec) | {"overlap": chosen}
 
     @property
     def samples(self) -> int:
@@ -62,7 +69,7 @@ class Probe:
     @cached_property
     def first(self) -> int:
         """The first step that counts: after warm-up, and after the steps that try out overlap."""
-        tries = self.workers > 1 and "overlap" in self.spec.method.names and self.spec.overlap == "auto"
+        tries = self.workers > 1 and "overlap" in self.run.method.names and self.spec.overlap == "auto"
         return max(self.run.warm_up, TRIED if tries else 0)
 
     @cached_property
@@ -84,14 +91,20 @@ class Probe:
         skip = self.first // (self.run.at_once if self.run.method.asynchronous else 1)
         columns = [_computed(self.run.steps[rank][skip:]) for rank in range(self.servers, self.run.summary.ranks)]
         count = min(map(len, columns))
-        return np.array([column[-count:] for column in columns]).T
+        return np.array([column[len(column) - count :] for column in columns]).T
+
+    @property
+    def compute_seconds(self) -> float:
+        """The mean compute of a step, on a device of speed 1; single late steps do not count in full."""
+        whole = self.compute * self.speeds
+        return float(np.minimum(whole, 3 * np.median(whole)).mean())
 
     @cached_property
     def cluster(self) -> Cluster:
         """The machines that it ran on: nodes of a lab, which share a host, or this one."""
         cores = float(self.run.environment.get("cores") or 1)
         if lab := self.run.environment.get("lab"):
-            return _of_lab(build(Lab, lab, extra=True), cores)
+            return _of_lab(build(Lab, lab, extra=True), cores, emulated=self.run.emulated)
         return Cluster((Machine(1e12, 1e12),), cores=cores)
 
     @cached_property
@@ -113,14 +126,15 @@ def _computed(steps: Sequence[Step]) -> list[float]:
             for step in steps if (step.own or 0) == whole]  # fmt: skip
 
 
-def _of_lab(lab: Lab, cores: float) -> Cluster:
+def _of_lab(lab: Lab, cores: float, *, emulated: bool) -> Cluster:
+    """Its nodes share the cores of one machine. Speed and noise are those of emulated devices."""
     part = payload(lab.mtu) / 8
     nodes = tuple(
         Machine(
             node.up * part,
             node.down * part,
-            node.speed or 1.0,
-            node.noise,
+            (node.speed or 1.0) if emulated else 1.0,
+            node.noise or None,
             node.rack or 0,
             burst=burst_bytes(round(min(node.up, node.down)), lab.mtu) * part * 8,
         )
@@ -147,7 +161,7 @@ def read_probes(paths: Sequence[Path]) -> list[Probe]:
         if isinstance(run, LeftOut):
             raise UsageError(f"{folder} cannot be used: {run.why}")
         found.append(_checked(run))
-    _check_alike(found)
+    check_alike(found)
     return found
 
 
@@ -159,20 +173,22 @@ def usable_probes(folders: Sequence[Path]) -> tuple[list[Probe], list[str]]:
             found += read_probes([folder])
         except UsageError as error:
             why.append(str(error))
-    _check_alike(found)
+    check_alike(found)
     return found, why
 
 
 def _checked(run: Run) -> Probe:
+    if not run.method.simulation:
+        raise UsageError(f"{run.folder} cannot be used: steps of {run.summary.strategy} cannot be predicted")
     probe = Probe(run, build(RunSpec, {name: value for name, value in run.spec.items() if name in FIELDS}, extra=True))
     counted = max(0, len(run.steps[0]) - probe.first)
     hosts = {row["host"] for row in run.environment["ranks"]}
     lab = run.environment.get("lab") or {}
     for wrong, why in (
-        (not run.method.simulation, f"steps of {run.summary.strategy} cannot be predicted"),
         (counted < FEWEST_STEPS, f"{counted} steps after warm-up and after trying out overlap (the first {TRIED}); at "
                                  f"least {FEWEST_STEPS} are needed: run it with more --steps"),
         (run.disturbed, f"{run.disturbed} while it ran; repeat it on an idle machine"),
+        (not probe.compute.size, "a worker has made no step that counts"),
         (lab.get("flags"), f"its lab was beyond what the machine can do: {' '.join(lab.get('flags') or ())}"),
         (len(hosts) > 1 and not lab, f"it ran on {len(hosts)} machines whose links are not known; use runs on one "
                                      "machine, or in a lab"),
@@ -182,9 +198,12 @@ def _checked(run: Run) -> Probe:
     return probe
 
 
-def _check_alike(probes: Sequence[Probe]) -> None:
+def check_alike(probes: Sequence[Probe]) -> None:
     for first, probe in pairwise(probes):
-        for name in PROBLEM:
+        if first.run.emulated != probe.run.emulated:
+            raise UsageError(f"{first.name} has {first.spec.compute} compute, {probe.name} {probe.spec.compute}: "
+                             "emulated and real runs cannot be mixed")  # fmt: skip
+        for name in ALIKE:
             one, other = getattr(first.spec, name), getattr(probe.spec, name)
             if one != other:
                 raise UsageError(f"{first.name} has {name} {one}, {probe.name} has {other}: predictions are made from "
@@ -194,9 +213,6 @@ def _check_alike(probes: Sequence[Probe]) -> None:
             if one != other:
                 raise UsageError(f"{first.name} ran with {name} {one}, {probe.name} with {other}: use runs of one "
                                  "machine and one version")  # fmt: skip
-        if first.run.emulated != probe.run.emulated:
-            raise UsageError(f"{first.name} has {first.spec.compute} compute, {probe.name} {probe.spec.compute}: "
-                             "emulated and real runs cannot be mixed")  # fmt: skip
 
 
 def shape_of(probe: Probe) -> Anatomy:

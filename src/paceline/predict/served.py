@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from paceline.predict.fluid import Delay, Done, Process
-from paceline.predict.network import Costs, Network
+from paceline.predict.network import Network
 from paceline.predict.steps import Array, Case
 from paceline.server.layout import CHUNK_BYTES, Layout
 
@@ -37,8 +37,8 @@ def unsynchronised(case: Case) -> Array:
     found = []
     for drawn in times[: max(3, SIMULATED // times[0].size)]:
         per_round = _grown(case, partial(_exchanged, staleness, drawn))
-        found.append(per_round / (1 if staleness is not None else _workers(case)))
-    return np.resize(np.array(found), len(times)) + case.overhead
+        found.append((per_round + case.overhead) / (1 if staleness is not None else _workers(case)))
+    return np.resize(np.array(found), len(times))
 
 
 def _exchanged(staleness: int | None, times: Array, case: Case) -> float:
@@ -74,8 +74,9 @@ class Exchange:
             compute,
         )
         shrink = case.options["shrink"]
-        self.layout = Layout(case.anatomy.state, case.anatomy.state, self.servers, 4, CHUNK_BYTES // shrink)
-        self.costs: Costs = case.costs("servers")
+        state, itemsize = case.anatomy.state, case.anatomy.itemsize
+        self.layout = Layout(state, state, self.servers, itemsize, CHUNK_BYTES // shrink)
+        self.costs = case.costs
         self.network = Network(case.cluster, case.places, self.costs)
         self.fluid = self.network.fluid
         self._boxes: list[deque[tuple[int, int, int]]] = [deque() for _ in range(self.servers)]

@@ -21,6 +21,7 @@ from paceline.strategies.synchronous import RIDERS
 
 Array = NDArray[np.float64]
 POINTS = 5
+MOST_STEPS = 16  # whose compute times are drawn one by one
 
 
 class Compute(Protocol):
@@ -33,8 +34,8 @@ class Case:
     """A setting, and what is known of its machines.
 
     `options` are all options of the run. `compute` draws the compute times of some steps: an array of draws × steps ×
-    workers. `overhead` are the seconds of a step beside compute and communication. `costs` are those of the collective
-    by its name, or of the servers.
+    workers. `overhead` are the seconds of a step beside compute and communication. `costs` are those of its collective,
+    or of the servers.
     """
 
     options: dict[str, Any]
@@ -42,11 +43,12 @@ class Case:
     cluster: Cluster
     places: tuple[int, ...]  # the node of each rank; servers are the first ranks
     compute: Compute
-    costs: Callable[[str], Costs]
+    costs: Costs
     overhead: float = 0.0
 
-    def group(self, averaging: str) -> Group:
-        return Group(self.cluster, self.places, self.costs(averaging))
+    @property
+    def group(self) -> Group:
+        return Group(self.cluster, self.places, self.costs)
 
 
 def alone(case: Case) -> Array:
@@ -61,13 +63,14 @@ def averaged(case: Case) -> Array:
     slowest = case.compute(1)[:, 0].max(axis=1)
     options, averaging = case.options, case.options["averaging"]
     lengths, times = case.anatomy.buckets(int(options["bucket_mb"] / options["shrink"] * 2**20))
+    parts, group = options["accumulate"], case.group
+    times = tuple((parts - 1 + ready) / parts for ready in times)  # only the last backward of a step sends
     if options["overlap"] == "off":
         times = (1.0,) * len(times)
-    group = case.group(averaging)
 
     def step(compute: float) -> float:
         ready = tuple(part * compute for part in times)
-        return max(compute, finished(averaging, group, lengths, ready))
+        return max(compute, finished(averaging, group, lengths, ready, case.anatomy.itemsize))
 
     return _between(step, slowest) + case.overhead
 
@@ -83,7 +86,9 @@ def _between(step: Callable[[float], float], values: Array) -> Array:
 def local(case: Case) -> Array:
     """Ranks are on their own for some steps; then all weights are averaged at once. The mean over a round of steps."""
     every, averaging = case.options["sync_every"], case.options["averaging"]
-    slowest = case.compute(every).sum(axis=1).max(axis=1)
+    alike = case.compute(min(every, MOST_STEPS))
+    slowest = alike.mean(axis=1).max(axis=1) * every
     length = sum(case.anatomy.sizes) + RIDERS
-    mean: Array = (slowest + seconds(averaging, case.group(averaging), length)) / every + case.overhead
+    average = seconds(averaging, case.group, length, case.anatomy.itemsize)
+    mean: Array = (slowest + average) / every + case.overhead
     return mean

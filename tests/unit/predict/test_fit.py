@@ -91,10 +91,26 @@ def test_what_goes_beyond_the_probes_is_said(truth: Any) -> None:
         return said.beyond
 
     assert beyond("ring", 4) == ()
-    assert "no probe of this way to communicate" in beyond("gather", 4)
+    assert "this collective was not measured" in beyond("gather", 4)
     assert "more than 4 times the 2 workers of the probes" in beyond("ring", 9)
     assert "links that were not measured" in beyond("ring", 4, alike(4, 1e8))
     assert "a batch size that was not measured" in beyond("ring", 4, batch_size=64)
+
+
+def test_bytes_are_those_of_cost(truth: Any) -> None:
+    probes = [truth(1, "sequential"), truth(2, "ring")]
+    found = fit_probes(probes)
+
+    def sent(strategy: str, workers: int) -> int:
+        (said,) = forecasts(found, probes, [strategy], [workers], alike(workers + 1, 1e9), {})
+        return said.bytes_sent
+
+    whole = 4 * 690_590
+    assert sent("ring", 4) == pytest.approx(1.5 * whole, rel=0.01)
+    assert sent("gather", 1000) == pytest.approx(999 * whole, rel=0.01)
+    assert sent("reduce-bcast", 1000) == pytest.approx(10 * whole, rel=0.01)
+    assert sent("ps-sync", 8) == pytest.approx(8 * whole, rel=0.01)
+    assert sent("ps-async", 8) == pytest.approx(whole, rel=0.01)
 
 
 def test_ten_thousand_ranks(truth: Any) -> None:
