@@ -184,12 +184,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     # Builds the model, without values, to count its operations.
     "paceline.predict.anatomy": (
-        "errors",
-        "own_code",
         "spec",
         "data",
         "models",
-        "emulation.timing",
         "strategies.bucket_layout",
         "strategies.setup",
         "strategies.synchronous",

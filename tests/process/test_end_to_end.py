@@ -22,8 +22,11 @@ from event_files import scalars
 from raw_lines import raw_lines
 from trace_check import check_trace, slices
 
+from paceline.analysis.runs import Run, read_run
 from paceline.cli.main import main
 from paceline.cli.schema import published
+from paceline.predict.fit import PRIOR, Fit, Noise, case_of, mean_step
+from paceline.predict.probes import probe_of, shape_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "schemas"
 STEPS, BATCH = 24, 32
@@ -79,6 +82,24 @@ def test_every_file_is_as_its_published_schema_says(trained: Trained) -> None:
     kinds = Counter(line["kind"] for line in raw_lines(node) if check(line, "node"))
     assert (kinds["node"], kinds["end"]) == (1, 1)
     assert kinds["sample"] >= 2
+
+
+def test_a_run_is_read_and_simulated_for_predictions(trained: Trained) -> None:
+    """Its compute is that of the lines, and the simulation of its steps takes at least that."""
+    run = read_run(trained.folder)
+    assert isinstance(run, Run)
+    if not run.method.simulation:
+        assert run.method.part
+        return
+    probe, last = probe_of(run), trained.steps(len(trained.lines) - 1)
+    own = [sum(step["spans"][name] for name in ("forward", "backward")) for step in last]
+    count = len(probe.compute)
+    assert probe.compute.shape == (count, trained.summary["workers"])
+    assert count >= 1
+    assert list(probe.compute[:, -1]) == pytest.approx(own[len(own) - count :])
+    known = Fit(shape_of(probe), 0.0, 0.0, 0.0, Noise(0.0, 0.0), 0.0, {}, {}, 0.0, emulated=False)
+    workers = trained.summary["workers"] if run.method.updates_by_worker else 1
+    assert mean_step(case_of(known, probe, PRIOR, 2)) >= 0.999 * probe.compute_seconds / workers
 
 
 def check(value: Any, schema: str) -> bool:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline import own_code
-from paceline.errors import UsageError
 from paceline.spec import RunSpec
 from paceline.strategies.bucket_layout import assign, tail
 from paceline.strategies.synchronous import RIDERS
@@ -54,10 +52,9 @@ def anatomy_of(spec: RunSpec) -> Anatomy:
 
     from paceline.data import table as datasets
     from paceline.data.load import load
-    from paceline.emulation.timing import measure
     from paceline.models import table as models
     from paceline.models.deferred import build_whole
-    from paceline.strategies.setup import example, how_to_build
+    from paceline.strategies.setup import count_operations, how_to_build
 
     data = datasets.describe(spec.data) or load(spec.data, Path(spec.data_dir) if spec.data_dir else None).info
     make, check = how_to_build(spec, data)
@@ -66,13 +63,7 @@ def anatomy_of(spec: RunSpec) -> Anatomy:
             model = make()
     else:
         model = build_whole(make, spec.seed, check)
-    try:
-        timing = measure(model, spec.input_shape(data), example(spec, data, 1).dtype if data.inputs is None else None)
-    except Exception as error:
-        raise UsageError(
-            f"the operations of model {spec.model} cannot be counted without computing them (on torch's meta device): "
-            f"{own_code.reason(error)}"
-        ) from error
+    timing = count_operations(spec, data, model)
     sizes = tuple(p.numel() for p in model.parameters() if p.requires_grad)
     buffers = tuple(buffer.numel() for buffer in model.buffers())
     return Anatomy(sizes, timing.ready, buffers, 8 if spec.dtype == "float64" else 4)

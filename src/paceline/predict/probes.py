@@ -177,10 +177,15 @@ def usable_probes(folders: Sequence[Path]) -> tuple[list[Probe], list[str]]:
     return found, why
 
 
+def probe_of(run: Run) -> Probe:
+    """Without checking whether its times can be used."""
+    return Probe(run, build(RunSpec, {name: value for name, value in run.spec.items() if name in FIELDS}, extra=True))
+
+
 def _checked(run: Run) -> Probe:
     if not run.method.simulation:
         raise UsageError(f"{run.folder} cannot be used: steps of {run.summary.strategy} cannot be predicted")
-    probe = Probe(run, build(RunSpec, {name: value for name, value in run.spec.items() if name in FIELDS}, extra=True))
+    probe = probe_of(run)
     counted = max(0, len(run.steps[0]) - probe.first)
     hosts = {row["host"] for row in run.environment["ranks"]}
     lab = run.environment.get("lab") or {}

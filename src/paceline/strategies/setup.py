@@ -21,7 +21,7 @@ from paceline.data.table import DataInfo
 from paceline.emulation import table as emulation
 from paceline.emulation.device import EmulatedDevice
 from paceline.emulation.standin import StandIn
-from paceline.emulation.timing import measure
+from paceline.emulation.timing import Timing, measure
 from paceline.errors import UsageError
 from paceline.models import table as models
 from paceline.models.build import check, construct
@@ -160,18 +160,24 @@ class Emulation:
     about: str
 
 
+def count_operations(spec: RunSpec, data: DataInfo, model: nn.Module) -> Timing:
+    """When in a step each gradient is ready; raises UsageError if the model does not run without values."""
+    try:
+        return measure(model, spec.input_shape(data), example(spec, data, 1).dtype if data.inputs is None else None)
+    except Exception as error:
+        what = f"--compute {spec.compute}: " if spec.emulated else ""
+        raise UsageError(
+            f"{what}the operations of model {spec.model} cannot be counted without computing them (on torch's meta "
+            f"device): {own_code.reason(error)}"
+        ) from error
+
+
 def make_emulation(spec: RunSpec, data: DataInfo, model: nn.Module, place: Place, rank: int) -> Emulation | None:
     """The emulation of a rank; None if compute is real."""
     asked = emulation.read(spec.compute)
     if asked is None:
         return None
-    try:
-        timing = measure(model, spec.input_shape(data), example(spec, data, 1).dtype if data.inputs is None else None)
-    except Exception as error:
-        raise UsageError(
-            f"--compute {spec.compute}: the operations of model {spec.model} cannot be counted without computing them "
-            f"(on torch's meta device): {own_code.reason(error)}"
-        ) from error
+    timing = count_operations(spec, data, model)
     if asked.device:
         if not timing.macs:
             raise UsageError(
