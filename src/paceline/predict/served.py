@@ -14,10 +14,10 @@ from paceline.predict.network import Network
 from paceline.predict.steps import Array, Case
 from paceline.server.layout import CHUNK_BYTES, Layout
 
-MOST_WORKERS = 16  # that are simulated; beyond, each worker adds the same time
+SIMULATED_WORKERS = 16  # that are simulated; beyond, each worker adds the same time
 UPDATES = 12  # of each worker, in a simulation of workers that do not wait for each other
 WARM_UP = 3
-SIMULATED = 200  # computations of workers, in all draws
+COMPUTATIONS = 200  # computations of workers, in all draws
 
 
 def served(case: Case) -> Array:
@@ -33,9 +33,9 @@ def unsynchronised(case: Case) -> Array:
     An update is of one worker, or of all of them if staleness is bounded. Draws differ in their compute times.
     """
     staleness = case.options.get("staleness")
-    times = case.compute(UPDATES, min(MOST_WORKERS, _workers(case)))
+    times = case.compute(UPDATES, min(SIMULATED_WORKERS, _workers(case)))
     found = []
-    for drawn in times[: max(3, SIMULATED // times[0].size)]:
+    for drawn in times[: max(3, COMPUTATIONS // times[0].size)]:
         per_round = _grown(case, partial(_exchanged, staleness, drawn))
         found.append((per_round + case.overhead) / (1 if staleness is not None else _workers(case)))
     return np.resize(np.array(found), len(times))
@@ -52,10 +52,10 @@ def _workers(case: Case) -> int:
 def _grown(case: Case, simulate: Callable[[Case], float]) -> float:
     """Simulated with all workers, or with few, to which each further one adds the same."""
     workers = _workers(case)
-    if workers <= MOST_WORKERS:
+    if workers <= SIMULATED_WORKERS:
         return simulate(case)
-    half, whole = (simulate(_with(case, each)) for each in (MOST_WORKERS // 2, MOST_WORKERS))
-    return whole + (workers - MOST_WORKERS) * (whole - half) / (MOST_WORKERS - MOST_WORKERS // 2)
+    half, whole = (simulate(_with(case, each)) for each in (SIMULATED_WORKERS // 2, SIMULATED_WORKERS))
+    return whole + (workers - SIMULATED_WORKERS) * (whole - half) / (SIMULATED_WORKERS - SIMULATED_WORKERS // 2)
 
 
 def _with(case: Case, workers: int) -> Case:
