@@ -15,7 +15,6 @@ from paceline.data import table as datasets
 from paceline.errors import UsageError
 from paceline.options import DIVISION, PROBLEM
 from paceline.predict.cluster import Cluster, spread
-from paceline.predict.collective import MOST_SIMULATED
 from paceline.predict.fit import DRAWN, PRIOR_FACTOR, Fit, channel_of, draw_times, fitted, prior_of, simulation_of
 from paceline.predict.network import Costs
 from paceline.predict.probes import Probe, check_alike, options_of
@@ -29,6 +28,7 @@ LEVEL = 0.9
 DRAWS = 1000
 MOST_WORKERS = 10_240
 ALONE_ERROR = 0.005  # of the time of one process, which was measured
+FEW_RANKS = 8  # whose bytes are counted; those of more follow from them
 MANY, FEW = 16, 3  # with more ranks than this, only so many of the drawn sets of costs are simulated
 # Options of a probe that do not hold for other settings.
 OWNED = ("strategy", "workers", "global_batch", "transport", "threads", "read")
@@ -219,13 +219,15 @@ def _bytes(fit: Fit, spec: RunSpec) -> int:
     lengths: tuple[int, ...] = (sum(anatomy.sizes),)
     if spec.method.averaging:
         lengths, _ = anatomy.buckets(int(spec.bucket_mb / spec.shrink * 2**20))
-    collective, few = AVERAGINGS[options["averaging"]], min(workers, MOST_SIMULATED)
-    sent = sum(max(collective.cost(few, length, anatomy.itemsize).bytes_sent) for length in lengths)
+    collective, few = AVERAGINGS[options["averaging"]], min(workers, FEW_RANKS)
+    costs = [collective.cost(few, length, anatomy.itemsize) for length in lengths]
+    ring = (workers - 1) / workers / ((few - 1) / few)
     more = {
-        Growth.CYCLE: 1.0,
-        Growth.LINEAR: (workers - 1) / (few - 1),
-        Growth.DOUBLING: ceil(log2(workers)) / ceil(log2(few)),
+        Growth.CYCLE: ring if costs[0].exact else 1.0,
+        Growth.STAR: (workers - 1) / (few - 1),
+        Growth.TREE: ceil(log2(workers)) / ceil(log2(few)),
     }
+    sent = sum(max(cost.bytes_sent) for cost in costs)
     return round(sent * more[collective.growth] / spec.method.round(options))
 
 

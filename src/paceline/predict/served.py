@@ -77,7 +77,8 @@ class Exchange:
         state, itemsize = case.anatomy.state, case.anatomy.itemsize
         self.layout = Layout(state, state, self.servers, itemsize, CHUNK_BYTES // shrink)
         self.costs = case.costs
-        self.network = Network(case.cluster, case.places, self.costs)
+        between = [(self.servers + worker, server) for worker in range(self.workers) for server in range(self.servers)]
+        self.network = Network(case.cluster, case.places, self.costs, [*between, *((to, who) for who, to in between)])
         self.fluid = self.network.fluid
         self._boxes: list[deque[tuple[int, int, int]]] = [deque() for _ in range(self.servers)]
         self._mail = [Done() for _ in range(self.servers)]
