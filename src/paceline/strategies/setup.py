@@ -175,12 +175,14 @@ def count_operations(spec: RunSpec, data: DataInfo, model: nn.Module) -> Timing:
         ) from error
 
 
-def make_emulation(spec: RunSpec, data: DataInfo, model: nn.Module, place: Place, rank: int) -> Emulation | None:
-    """The emulation of a rank; None if compute is real."""
+def make_emulation(
+    spec: RunSpec, data: DataInfo, model: nn.Module, place: Place, rank: int, timing: Timing | None = None
+) -> Emulation | None:
+    """The emulation of a rank; None if compute is real. `timing` is given if another rank has counted operations."""
     asked = emulation.read(spec.compute)
     if asked is None:
         return None
-    timing = count_operations(spec, data, model)
+    timing = timing or count_operations(spec, data, model)
     if asked.device:
         if not timing.macs:
             raise UsageError(
