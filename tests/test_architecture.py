@@ -267,6 +267,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "server",
     ),
     "paceline.launch.worker": ("errors", "messages", "run", "strict_json", "spec", "layout", "comm", "launch"),
+    "paceline.launch.zygote": ("errors", "messages", "launch", "lab.kernel", "lab.spaces"),
+    "paceline.launch.start": ("launch", "lab.spaces"),
     "paceline.launch.janitor": (),
     "paceline.cli": (
         "__version__",
