@@ -191,6 +191,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "strategies.setup",
         "strategies.synchronous",
     ),
+    # Builds it to count its tensors.
+    "paceline.predict.live": ("spec", "data", "strategies.setup", "predict.anatomy"),
     "paceline.watch": ("errors", "messages", "run", "strict_json", "analysis"),
     "paceline.bench": (
         "__version__",

@@ -16,7 +16,7 @@ from paceline.errors import EXIT_OK, UsageError, unknown
 from paceline.lab.plan import PRESETS, Table, read_plan
 from paceline.predict.cluster import Cluster, alike, of_lab
 from paceline.predict.fit import fit_probes
-from paceline.predict.forecast import MOST_WORKERS, Forecast, forecasts, score, unsupported
+from paceline.predict.forecast import MOST_WORKERS, Forecast, Range, forecasts, score, unsupported
 from paceline.predict.probes import Probe, read_probes
 from paceline.strategies.table import TABLE
 
@@ -153,7 +153,7 @@ def _introduction(probes: list[Probe], emulated: bool, args: argparse.Namespace)
 
 
 def rows_of(found: list[Forecast]) -> list[str]:
-    rows = [("strategy", "workers", "step", "samples/s", "efficiency", "")]
+    rows = [("strategy", "workers", "step", "samples/s", "efficiency", "memory", "")]
     for each in found:
         step, speed = each.step_seconds, each.samples_per_second
         part = each.efficiency
@@ -163,9 +163,20 @@ def rows_of(found: list[Forecast]) -> list[str]:
             f"{step.value:.4g} s ({step.low:.4g}–{step.high:.4g})",
             f"{speed.value:,.4g} ({speed.low:,.4g}–{speed.high:,.4g})",
             f"{100 * part.value:.0f} % ({100 * part.low:.0f}–{100 * part.high:.0f})",
-            f"EXTRAPOLATED: {'; '.join(each.beyond)}" if each.beyond else "",
+            megabytes(each.memory),
+            _remarks(each),
         ))  # fmt: skip
     return _columns(rows)
+
+
+def megabytes(memory: Range) -> str:
+    value, low, high = (f"{each / 1e6:,.0f}" for each in (memory.value, memory.low, memory.high))
+    return f"{value} MB ({low}–{high})"
+
+
+def _remarks(each: Forecast) -> str:
+    extrapolated = f"EXTRAPOLATED: {'; '.join(each.beyond)}" if each.beyond else ""
+    return "; ".join(filter(None, ["memory estimated" if each.memory_estimated else "", extrapolated]))
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -16,6 +16,7 @@ from paceline.errors import UsageError
 from paceline.options import DIVISION, PROBLEM
 from paceline.predict.cluster import Cluster, spread
 from paceline.predict.fit import DRAWN, PRIOR_FACTOR, Fit, channel_of, fitted, prior_of, simulation_of
+from paceline.predict.memory import fit_memory
 from paceline.predict.network import Costs
 from paceline.predict.noise import Draws, Machines
 from paceline.predict.probes import Probe, check_alike, options_of
@@ -61,6 +62,8 @@ class Forecast:
     samples_per_second: Range
     efficiency: Range  # throughput ÷ workers, as a part of one process's
     bytes_sent: int  # by the rank that sends most, for an update
+    memory: Range  # bytes, of the rank that needs most
+    memory_estimated: bool  # of a device, from its tensors: no run had the memory of a real training
     beyond: tuple[str, ...]
 
 
@@ -74,7 +77,7 @@ def forecasts(
     seed: int = 0,
 ) -> Iterator[Forecast]:
     """Predict each strategy at each number of workers. Without a cluster, it is the one of the probes."""
-    alone = _spec(probes, default(1).name, 1, given)
+    alone, memory = _spec(probes, default(1).name, 1, given), fit_memory(probes)
     seconds = fit.compute_seconds(alone.batch_size)
     base = alone.update_batch / _drawn(fit, alone, probes[0].cluster, (0,), seed + 1, seconds)
     for strategy in strategies:
@@ -96,6 +99,8 @@ def forecasts(
                 Range.of(batch / drawn),
                 Range.of(batch / drawn / count / base),
                 _bytes(fit, spec),
+                Range(*memory.predict(spec)),
+                memory.estimated,
                 beyond(fit, probes, spec, here),
             )
 
