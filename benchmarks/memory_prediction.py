@@ -40,7 +40,7 @@ def main() -> None:
     probes, held = read(args.probes), read(args.score)
     errors, inside = list[float](), 0
     for model, own in probes.items():
-        fitted, seen = fit_memory(own), {probe.run.folder.resolve() for probe in own}
+        fitted, seen = fit_memory(own, own[0].spec), {probe.run.folder.resolve() for probe in own}
         print(f"{model}: {len(own)} probes")
         for run in held.get(model, []):
             if run.run.folder.resolve() in seen:

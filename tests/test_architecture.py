@@ -175,6 +175,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "analysis.statistics",
         "collectives",
         "data.table",
+        "emulation.table",
         "lab.plan",
         "server.layout",
         "strategies.bucket_layout",

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 
 from paceline.cli.main import add_json
+from paceline.emulation.table import TABLE as DEVICES
 from paceline.errors import EXIT_OK, UsageError, unknown
 from paceline.lab.plan import PRESETS, Table, read_plan
 from paceline.predict.cluster import Cluster, alike, of_lab
+from paceline.predict.device import device_named, on_device
 from paceline.predict.fit import fit_probes
 from paceline.predict.forecast import MOST_WORKERS, Forecast, Range, forecasts, score, unsupported
 from paceline.predict.probes import Probe, read_probes
@@ -25,6 +27,7 @@ examples:
   paceline predict runs/one runs/two runs/four --workers 1,2,4,8,16
   paceline predict runs/probes --workers 2,8,64 --link 10gbit --strategy all
   paceline predict runs/probes --workers 6 --lab cluster.toml --strategy ring
+  paceline predict runs/probes --workers 8 --link 10gbit --device v100
   paceline predict runs/probes --score runs/larger      how good predictions of runs that you have made are
 
 RUNS are short runs of the same training with 1, 2 and 4 workers, on one machine or in a lab.
@@ -47,6 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--link", metavar="RATE", help="one worker per machine, with links of this speed, such as 10gbit"
     )
     where.add_argument("--lab", metavar="FILE", help="the machines that a lab file or preset describes")
+    parser.add_argument("--device", metavar="NAME", help=f"compute on a device that was not measured, by published "
+                        f"figures: {', '.join(DEVICES)}")  # fmt: skip
     parser.add_argument("--batch-size", type=int, metavar="N", help="samples of a worker's batch (that of the runs)")
     parser.add_argument("--seed", type=int, default=0, help="random seed (0)")
     add_json(parser, "the predictions")
@@ -60,23 +65,26 @@ def run(args: argparse.Namespace) -> int:
     workers = worker_numbers(args.workers)
     if args.batch_size is not None and args.batch_size < 1:
         raise UsageError(f"--batch-size {args.batch_size}: give a whole number, at least 1")
+    device = device_named(args.device) if args.device else None
     probes = read_probes(args.runs)
     given: dict[str, Any] = {"batch_size": args.batch_size} if args.batch_size else {}
     strategies, left_out = _strategies(args.strategy, probes, given)
     cluster = _cluster(args, probes, max(workers))
     fit = fit_probes(probes)
+    if device:
+        fit = on_device(fit, probes, device)
     found = list(forecasts(fit, probes, strategies, workers, cluster, given, args.seed))
     if args.json:
-        print(json.dumps({"emulated": fit.emulated, "predictions": [asdict(each) for each in found]}))
+        print(json.dumps({"emulated": probes[0].run.emulated, "predictions": [asdict(each) for each in found]}))
         return EXIT_OK
-    print(_introduction(probes, fit.emulated, args))
+    print(_introduction(probes, args))
     for line in [*rows_of(found), *(f"Not predicted: {reason}" for reason in left_out)]:
         print(line)
     return EXIT_OK
 
 
 def _score(args: argparse.Namespace) -> int:
-    for name in ("link", "lab", "strategy", "batch_size"):
+    for name in ("link", "lab", "device", "strategy", "batch_size"):
         if getattr(args, name):
             raise UsageError(
                 f"--{name.replace('_', '-')} with --score: runs are predicted as they were made; leave it out"
@@ -129,13 +137,13 @@ def _cluster(args: argparse.Namespace, probes: list[Probe], workers: int) -> Clu
     ranks = workers + max(1, *(probe.servers for probe in probes))
     if args.link:
         rate = Table({"--link": args.link}, "paceline predict", ("--link",)).rate("--link")
-        return alike(ranks, rate or 0, probes[0].cluster.nodes[0].speed)
+        return alike(ranks, rate or 0, 1.0 if args.device else probes[0].cluster.nodes[0].speed)
     if args.lab in PRESETS:
         return of_lab(read_plan(f"{args.lab}:{ranks}"))
     return of_lab(read_plan(args.lab)) if args.lab else None
 
 
-def _introduction(probes: list[Probe], emulated: bool, args: argparse.Namespace) -> str:
+def _introduction(probes: list[Probe], args: argparse.Namespace) -> str:
     first = probes[0]
     where = (
         f"links of {args.link}"
@@ -144,7 +152,8 @@ def _introduction(probes: list[Probe], emulated: bool, args: argparse.Namespace)
         if args.lab
         else "the machines of the runs"
     )
-    kind = f"emulated compute ({first.spec.compute}); " if emulated else ""
+    kind = f"emulated compute ({first.spec.compute}); " if first.run.emulated else ""
+    kind = f"compute of a {args.device}, by published figures; " if args.device else kind
     numbers = ", ".join(str(count) for count in sorted({probe.workers for probe in probes}))
     return (
         f"Predicted, not measured: {first.spec.model} on {first.spec.data}, {where}; {kind}runs used: {len(probes)}, "

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 class Anatomy:
     """`sizes` are the values of each trained parameter, in the model's order, and `ready` says after which fraction of
     the compute of a step its gradient is there. `buffers` are the values of each buffer; a value has `itemsize` bytes.
+    `macs` are the multiply-adds of the forward pass of a sample.
     """
 
     sizes: tuple[int, ...]
     ready: tuple[float, ...]
     buffers: tuple[int, ...] = ()
     itemsize: int = 4
+    macs: float = 0.0
 
     @property
     def state(self) -> int:
@@ -60,7 +62,7 @@ def anatomy_of(spec: RunSpec) -> Anatomy:
     timing = count_operations(spec, data, model)
     sizes = tuple(p.numel() for p in model.parameters() if p.requires_grad)
     buffers = tuple(buffer.numel() for buffer in model.buffers())
-    return Anatomy(sizes, timing.ready, buffers, 8 if spec.dtype == "float64" else 4)
+    return Anatomy(sizes, timing.ready, buffers, 8 if spec.dtype == "float64" else 4, timing.macs)
 
 
 def build_model(spec: RunSpec) -> tuple[DataInfo, nn.Module]:

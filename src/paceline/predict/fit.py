@@ -49,6 +49,7 @@ class Fit:
     error: float
     emulated: bool
     overlap: bool | None = None  # what `auto` has chosen
+    device: str = ""  # of compute that was not measured: how it is known
 
     def compute_seconds(self, samples: int) -> float:
         return self.fixed + samples * self.per_sample

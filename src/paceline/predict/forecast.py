@@ -77,7 +77,7 @@ def forecasts(
     seed: int = 0,
 ) -> Iterator[Forecast]:
     """Predict each strategy at each number of workers. Without a cluster, it is the one of the probes."""
-    alone, memory = _spec(probes, default(1).name, 1, given), fit_memory(probes)
+    alone, memory = _spec(probes, default(1).name, 1, given), fit_memory([] if fit.device else probes, probes[0].spec)
     seconds = fit.compute_seconds(alone.batch_size)
     base = alone.update_batch / _drawn(fit, alone, probes[0].cluster, (0,), seed + 1, seconds)
     for strategy in strategies:
@@ -255,6 +255,8 @@ def beyond(fit: Fit, probes: Sequence[Probe], spec: RunSpec, cluster: Cluster) -
     """In which ways a setting goes beyond the probes."""
     found, options = [], options_of(spec)
     most = max(probe.workers for probe in probes)
+    if fit.device:
+        found.append(fit.device)
     if spec.ranks > 1 and channel_of(options) not in fit.costs:
         found.append("this collective was not measured" if options["averaging"] else "these servers were not measured")
     if (spec.workers or 1) > 4 * most:

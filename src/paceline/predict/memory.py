@@ -133,15 +133,14 @@ def _estimate(need: Need) -> tuple[float, float, float]:
     return value, value, need.stays + MOST_ESTIMATED * need.step
 
 
-def fit_memory(probes: Sequence[Probe]) -> MemoryModel:
-    """Imports torch."""
+def fit_memory(probes: Sequence[Probe], spec: RunSpec) -> MemoryModel:
+    """Of the spec's model; without probes, it estimates the memory of a device. Imports torch."""
     from paceline.predict.live import ModelTensors
 
-    tensors = ModelTensors(probes[0].spec)
-    covariance, cores = np.diag(PRIOR_ERROR**2), int(probes[0].cluster.cores)
+    tensors, covariance = ModelTensors(spec), np.diag(PRIOR_ERROR**2)
     measured = [each for probe in probes if _on_cpu(probe) for each in _peaks(probe, tensors)]
     if not measured:
-        return MemoryModel(tensors, None, covariance, cores=cores)
+        return MemoryModel(tensors, None, covariance)
     needs, peaks = [need for need, _ in measured], np.array([peak for _, peak in measured])
     rows = np.array([need.row for need in needs])
     rest = peaks - [need.stays for need in needs] - rows @ PRIOR
@@ -150,7 +149,7 @@ def fit_memory(probes: Sequence[Probe]) -> MemoryModel:
     change = covariance @ (rows.T @ (weights * rest))
     left = (rest - rows @ change) ** 2 * weights
     noise = max(1.0, float(np.sqrt(left.sum() / max(1, len(left) - 2))))
-    return MemoryModel(tensors, PRIOR + change, covariance, noise, cores)
+    return MemoryModel(tensors, PRIOR + change, covariance, noise, int(probes[0].cluster.cores))
 
 
 def _noise(peak: float) -> float:

@@ -97,20 +97,20 @@ def test_base_and_factor_are_found_again(tmp_path: Path) -> None:
     settings = [("sequential", 1, 256), ("sequential", 1, 2048), ("ring", 2, 256)]
     probes = [probe(tmp_path / f"{s}-{n}-{b}", s, n, b, base, factor) for s, n, b in settings]
     held = probe(tmp_path / "held", "gather", 4, 1024, base, factor)
-    model = fit_memory(probes)
+    model = fit_memory(probes, probes[0].spec)
     value, low, high = model.predict(held.spec)
     peak = max(held.run.summary.peak_rss_bytes)
     assert not model.estimated
     assert value == pytest.approx(peak, rel=0.03)
     assert low < peak < high
-    few = fit_memory(probes[:1]).predict(held.spec)
+    few = fit_memory(probes[:1], probes[0].spec).predict(held.spec)
     assert few[2] - few[1] > high - low
 
 
 def test_runs_without_peaks_or_with_emulated_compute_give_the_memory_of_a_device(tmp_path: Path) -> None:
     write_run(tmp_path / "a", steady(0.1, 60), spec=SPEC)
     probes = read_probes([tmp_path])
-    model = fit_memory(probes)
+    model = fit_memory(probes, probes[0].spec)
     assert isinstance(model, MemoryModel)
     assert model.estimated
     value, low, high = model.predict(spec_of("ring", 2, batch_size=128))
