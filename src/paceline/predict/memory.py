@@ -33,7 +33,7 @@ MB = 1e6
 PRIOR = np.array([250 * MB, 210 * MB, 1.3, 0.8, 20 * MB])
 PRIOR_ERROR = np.array([80 * MB, 60 * MB, 0.3, 0.3, 20 * MB])
 # A peak differs from run to run by this much, and by this part of it (standard deviation).
-NOISE, RELATIVE_NOISE = 5 * MB, 0.03
+NOISE, RELATIVE_NOISE = 5 * MB, 0.04
 QUANTILE = 1.645  # of a 90 % interval
 # On a device that was not measured, its library may use this many times the tensors of a step.
 MOST_ESTIMATED = 1.5
