@@ -58,6 +58,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "paceline.tasks.base": ("errors",),
     "paceline.tasks.validations": ("errors", "data.course", "tasks.base"),
     "paceline.emulation": ("errors", "run", "data.table", "models.table"),
+    # Counts the operations and messages of parts of a model.
+    "paceline.emulation.counted": ("pipeline.plan",),
+    "paceline.emulation.parts": ("errors", "emulation", "pipeline"),
     "paceline.own_code": ("errors",),
     "paceline.checkpoint": ("errors", "run", "strict_json", "data.course"),
     "paceline.loop": (

@@ -142,6 +142,11 @@ def in_flight(schedule: str, stages: int, micros: int, stage: int) -> int:
     return _checked(schedule, stages, micros, stage).held(stages, micros, stage)
 
 
+def recomputes(schedule: str, stages: int, micros: int, stage: int) -> bool:
+    """Whether recomputing its activations saves a stage memory: not if it holds one micro-batch at a time."""
+    return in_flight(schedule, stages, micros, stage) > 1
+
+
 def bubble(schedule: str, stages: int, micros: int) -> float:
     """The idle part of all stages' time if all stages take equally long and messages take no time."""
     info = _checked(schedule, stages, micros, 0)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UsageError
 from paceline.options import flag
+from paceline.strategies import options
 from paceline.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ class Partition(Strategy):
 
     def check(self, spec: RunSpec) -> None:
         assert spec.workers is not None
+        options.check_unchecked(spec)
         parts = self.parts(vars(spec))
         if spec.workers % parts:
             raise UsageError(

@@ -1,0 +1,76 @@
+"""What a part of a model computes and sends for a sample, counted without running it; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from paceline.pipeline.plan import Cut, Profile
+
+
+@dataclass(frozen=True)
+class Amount:
+    """Numbers of `itemsize` bytes that are sent together: some for each sample, and some for all samples."""
+
+    per_sample: int
+    fixed: int
+    itemsize: int
+
+    def count(self, samples: int, shrink: int = 1) -> int:
+        """Rounded up, if they are `shrink` times smaller."""
+        return -(-(self.fixed + samples * self.per_sample) // shrink)
+
+    def nbytes(self, samples: int, shrink: int = 1) -> int:
+        return self.count(samples, shrink) * self.itemsize
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value that crosses a cut, and whether its gradient is sent back."""
+
+    amount: Amount
+    grad: bool
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A model as nodes in program order. `forward` and `backward` are a node's parts of the operations of a step.
+
+    `profile` has everything about nodes and cuts but times and bytes. `values[p]` cross the cut at position p. `sizes`
+    are the numbers of each trained parameter by name, in the model's order, and `users` the nodes that use it.
+    """
+
+    profile: Profile
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    values: tuple[tuple[Value, ...], ...]
+    sizes: Mapping[str, int]
+    users: Mapping[str, tuple[int, ...]]
+    itemsize: int
+    macs: float  # multiply-adds of the forward pass of one sample
+
+    def timed(self, samples: int, seconds: float) -> Profile:
+        """The profile for micro-batches of so many samples, if the whole model takes so many seconds for one."""
+        parts = zip(self.profile.nodes, self.forward, self.backward, strict=True)
+        nodes = [replace(node, forward=ahead * seconds, backward=back * seconds) for node, ahead, back in parts]
+        cuts = [self._cut(position, samples) for position in range(len(self.profile.cuts))]
+        return replace(self.profile, nodes=tuple(nodes), cuts=tuple(cuts), micro_size=samples)
+
+    def _cut(self, position: int, samples: int) -> Cut:
+        ahead, back = (
+            sum(v.amount.nbytes(samples) for v in self.values[position] if v.grad or not only) for only in (False, True)
+        )
+        return replace(self.profile.cuts[position], forward_bytes=ahead, backward_bytes=back)
+
+    def compute(self, edges: Sequence[int]) -> list[tuple[float, float]]:
+        """The parts of a step's operations that each stage has, forward and backward."""
+        return [(sum(self.forward[a:b]), sum(self.backward[a:b])) for a, b in pairwise(edges)]
+
+    def stages_of(self, edges: Sequence[int]) -> dict[str, list[int]]:
+        """The stages that have each trained parameter: those whose nodes use it."""
+        spans = list(enumerate(pairwise(edges)))
+        return {
+            name: [stage for stage, (a, b) in spans if any(a <= node < b for node in nodes)]
+            for name, nodes in self.users.items()
+        }
