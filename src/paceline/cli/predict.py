@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
     strategies, left_out = _strategies(args.strategy, probes, given)
     cluster = _cluster(args, probes, max(workers))
     fit = fit_probes(probes)
-    found = list(forecasts(fit, probes, strategies, workers, cluster, given, args.seed))
+    impossible = left_out if args.strategy == "all" else None
+    found = list(forecasts(fit, probes, strategies, workers, cluster, given, args.seed, impossible))
     if args.json:
         print(json.dumps({"emulated": fit.emulated, "predictions": [asdict(each) for each in found]}))
         return EXIT_OK

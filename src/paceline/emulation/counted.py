@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from paceline.pipeline.plan import Cut, Profile
+from paceline.pipeline.partition import cut_by, plan_at
+from paceline.pipeline.plan import Cut, Device, Profile, StagePlan
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Value:
     grad: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Chain:
     """A model as nodes in program order. `forward` and `backward` are a node's parts of the operations of a step.
 
@@ -62,6 +63,21 @@ class Chain:
             sum(v.amount.nbytes(samples) for v in self.values[position] if v.grad or not only) for only in (False, True)
         )
         return replace(self.profile.cuts[position], forward_bytes=ahead, backward_bytes=back)
+
+    def plan(
+        self,
+        cut: str,
+        samples: int,
+        seconds: float,
+        devices: Sequence[Device],
+        schedule: str,
+        micros: int,
+        recompute: bool,
+    ) -> StagePlan:
+        """The plan for a value of `--cut`, by operations: messages count only where stages take equally long."""
+        rest = (schedule, micros, None, recompute)
+        found = cut_by(cut, self.timed(samples, 1.0), devices, *rest)  # a device may be infinitely fast
+        return plan_at(self.timed(samples, seconds), found.positions(), devices, *rest, found.how)
 
     def compute(self, edges: Sequence[int]) -> list[tuple[float, float]]:
         """The parts of a step's operations that each stage has, forward and backward."""

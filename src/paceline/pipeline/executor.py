@@ -13,13 +13,11 @@ from torch.func import functional_call
 from paceline.comm.base import Comm, Work
 from paceline.data.batch import Batch
 from paceline.pipeline.graph import Form, Graph
-from paceline.pipeline.schedule import Instruction, Op
+from paceline.pipeline.schedule import AHEAD, Instruction, Op
 from paceline.tasks.base import Sums
 from paceline.tasks.scoring import Scorer
 
 ACTIVATIONS, GRADIENTS = 1, 2  # tags
-# Receives that are posted ahead, so that they arrive while this rank computes. More would waste memory.
-AHEAD = 2
 
 Mark = Callable[[str, int], None]  # what has just been done, and for which micro-batch
 

@@ -11,6 +11,9 @@ from enum import StrEnum
 
 from paceline.errors import unknown
 
+# Receives that are posted ahead, so that they arrive while this rank computes. More would waste memory.
+AHEAD = 2
+
 
 class Op(StrEnum):
     RECV_ACTIVATION = "recv-activation"

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
+from paceline.data.table import DataInfo
+from paceline.emulation.counted import Chain
 from paceline.spec import RunSpec
 from paceline.strategies.bucket_layout import assign, tail
 from paceline.strategies.synchronous import RIDERS
+
+
+class Parts(Protocol):
+    """How a model can be divided over ranks; counted when it is asked for, by what emulated runs use."""
+
+    @property
+    def chain(self) -> Chain:
+        """Its nodes, for stages."""
 
 
 @dataclass(frozen=True)
 class Anatomy:
     """`sizes` are the values of each trained parameter, in the model's order, and `ready` says after which fraction of
     the compute of a step its gradient is there. `buffers` are the values of each buffer; a value has `itemsize` bytes.
+    `parts` tells how the model can be divided.
     """
 
     sizes: tuple[int, ...]
     ready: tuple[float, ...]
     buffers: tuple[int, ...] = ()
     itemsize: int = 4
+    parts: Parts | None = None
 
     @property
     def state(self) -> int:
@@ -66,4 +80,23 @@ def anatomy_of(spec: RunSpec) -> Anatomy:
     timing = count_operations(spec, data, model)
     sizes = tuple(p.numel() for p in model.parameters() if p.requires_grad)
     buffers = tuple(buffer.numel() for buffer in model.buffers())
-    return Anatomy(sizes, timing.ready, buffers, 8 if spec.dtype == "float64" else 4)
+    return Anatomy(sizes, timing.ready, buffers, 8 if spec.dtype == "float64" else 4, CountedParts(spec, data))
+
+
+class CountedParts:
+    """Those of the model of a spec; imports torch."""
+
+    def __init__(self, spec: RunSpec, data: DataInfo) -> None:
+        self.spec, self.data = spec, data
+
+    @cached_property
+    def chain(self) -> Chain:
+        import torch
+
+        from paceline.emulation.parts import chain_of
+        from paceline.strategies.partitioned import build_without_storage
+        from paceline.strategies.pipeline.planning import trace_model
+        from paceline.strategies.setup import Place
+
+        place = Place(torch.device("cpu"), torch.float64 if self.spec.dtype == "float64" else torch.float32, first=True)
+        return chain_of(trace_model(self.spec, self.data, build_without_storage(self.spec, self.data).model, place))

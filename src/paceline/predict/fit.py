@@ -15,7 +15,7 @@ from paceline.errors import UsageError
 from paceline.predict.anatomy import Anatomy
 from paceline.predict.cluster import Cluster
 from paceline.predict.network import Costs
-from paceline.predict.probes import Probe, shape_of
+from paceline.predict.probes import Probe, shape_of, telling
 from paceline.predict.steps import Array, Case, Compute
 from paceline.strategies.table import TABLE
 
@@ -27,7 +27,7 @@ PRIOR_FACTOR = 2.0
 CANDIDATES, DRAWN = 40, 9  # sets of costs that are tried, and kept
 # The relative error of the simulation that no probe can show: see docs/prediction.md.
 LEAST_ERROR = 0.02
-SERVERS = "servers"  # their channel
+SERVERS, STAGES = "servers", "stages"  # channels that are not collectives
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Fit:
     """What is known from probes.
 
     `per_sample` and `fixed` are the seconds of compute at speed 1: fixed + samples × per_sample. `costs` are by
-    channel: the name of a collective, or SERVERS. `error` is the relative error of the fit (standard deviation).
+    channel: the name of a collective, SERVERS or STAGES. `error` is the relative error of the fit (standard deviation).
     """
 
     anatomy: Anatomy
@@ -126,11 +126,14 @@ def fitted(channel: str) -> tuple[str, ...]:
 
 
 def channel_of(options: Mapping[str, Any]) -> str:
-    return SERVERS if options["servers"] else str(options["averaging"])
+    if options["servers"]:
+        return SERVERS
+    return STAGES if TABLE[options["strategy"]].grid(options).stages > 1 else str(options["averaging"])
 
 
 def _compute(probes: Sequence[Probe]) -> tuple[float, float, float]:
     """Seconds for a sample, and fixed, at speed 1, with the relative error; fewest workers count, who disturb least."""
+    probes = telling(probes)
     least = min(probe.workers for probe in probes)
     alone = [probe for probe in probes if probe.workers == least]
     points = [(probe.samples, probe.compute_seconds) for probe in alone]
@@ -148,11 +151,11 @@ def _compute(probes: Sequence[Probe]) -> tuple[float, float, float]:
 def _noise(probes: Sequence[Probe]) -> Noise:
     """From step to step: pooled over ranks. From node to node: what differs more than steps explain."""
     within, between = [], []
-    for probe in probes:
+    for probe in telling(probes):
         logs = np.log(np.maximum(probe.compute, 1e-9))
         spread = np.subtract(*np.quantile(logs, [0.84, 0.16], axis=0)) / 2  # robust against single late steps
         within.append(float(np.median(spread)))
-        if probe.workers > 1:
+        if probe.workers > 1 and not probe.run.method.part:
             means = np.median(logs, axis=0) + np.log(probe.speeds)
             between.append(max(0.0, float(np.var(means, ddof=1)) - within[-1] ** 2 / len(logs)))
     return Noise(float(np.median(within)), float(np.sqrt(np.mean(between))) if between else 0.0)

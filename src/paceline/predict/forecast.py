@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, log2
 from typing import Any
 
 import numpy as np
 
-from paceline.collectives.choose import TABLE as AVERAGINGS
-from paceline.collectives.plan import Growth
 from paceline.data import table as datasets
 from paceline.errors import UsageError
 from paceline.options import DIVISION, PROBLEM
 from paceline.predict.cluster import Cluster, spread
-from paceline.predict.collective import MOST_SIMULATED
 from paceline.predict.fit import DRAWN, PRIOR_FACTOR, Fit, channel_of, draw_times, fitted, prior_of, simulation_of
 from paceline.predict.network import Costs
-from paceline.predict.probes import Probe, check_alike, options_of
+from paceline.predict.partitioned import bytes_of_parts
+from paceline.predict.probes import Probe, check_alike, options_of, telling
 from paceline.predict.steps import Array, Case
+from paceline.predict.traffic import averaged_bytes
 from paceline.server.layout import CHUNK_BYTES, Layout
 from paceline.server.layout import cost as served_cost
 from paceline.spec import FIELDS, OWN, RunSpec, resolve
@@ -71,8 +69,12 @@ def forecasts(
     cluster: Cluster | None,
     given: Mapping[str, Any],
     seed: int = 0,
+    left_out: list[str] | None = None,
 ) -> Iterator[Forecast]:
-    """Predict each strategy at each number of workers. Without a cluster, it is the one of the probes."""
+    """Predict each strategy at each number of workers. Without a cluster, it is the one of the probes.
+
+    If there is a list `left_out`, it gets the reasons why settings are not possible, which are otherwise raised.
+    """
     alone = _spec(probes, default(1).name, 1, given)
     seconds = fit.compute_seconds(alone.batch_size)
     base = alone.update_batch / _drawn(fit, alone, probes[0].cluster, (0,), seed + 1, seconds)
@@ -80,12 +82,18 @@ def forecasts(
         for count in workers:
             if TABLE[strategy].single and count > 1:
                 continue
-            spec = _spec(probes, strategy, count, given)
-            here = cluster or _grown(probes, spec.ranks)
-            _check_cores(fit, probes, spec, here)
-            own = cluster is None and not fit.emulated  # cores and threads are those of a probe
-            seconds = shared_compute(probes, spec) if own else fit.compute_seconds(spec.batch_size)
-            drawn = _drawn(fit, spec, here, spread(spec.ranks, len(here.nodes)), seed, seconds)
+            try:
+                spec = _spec(probes, strategy, count, given)
+                here = cluster or _grown(probes, spec.ranks)
+                _check_cores(fit, probes, spec, here)
+                own = cluster is None and not fit.emulated  # cores and threads are those of a probe
+                seconds = shared_compute(probes, spec) if own else fit.compute_seconds(spec.batch_size)
+                drawn = _drawn(fit, spec, here, spread(spec.ranks, len(here.nodes)), seed, seconds)
+            except UsageError as error:
+                if left_out is None or not TABLE[strategy].part:
+                    raise
+                left_out.append(f"{strategy} with {count:,} workers: {error}")
+                continue
             batch = spec.update_batch
             yield Forecast(
                 strategy,
@@ -151,8 +159,14 @@ def _spec(probes: Sequence[Probe], strategy: str, workers: int, given: Mapping[s
     for probe in sorted(probes, key=lambda probe: (probe.run.summary.strategy == strategy, probe.workers)):
         kept |= {name: value for name, value in probe.spec.values().items() if name not in other}
     # Checked with few workers: a data set may be too small for a batch of many, which `beyond` says.
-    values = {"strategy": strategy, "workers": 1 if method.single else min(workers, 2), **given}
-    return replace(resolve(("the probes", kept), ("prediction", values), here=False).spec, workers=workers)
+    few = 1 if method.single else min(workers, 2)
+    own = [probe for probe in probes if probe.run.summary.strategy == strategy]
+    if parts := method.replica_size([probe.options for probe in own], workers):
+        (few,) = parts.values()  # one replica
+    values = {"strategy": strategy, "workers": few, **parts, **given}
+    spec = replace(resolve(("the probes", kept), ("prediction", values), here=False).spec, workers=workers)
+    method.check(spec)
+    return spec
 
 
 def _grown(probes: Sequence[Probe], ranks: int) -> Cluster:
@@ -174,6 +188,7 @@ def _compute_of(fit: Fit, probes: Sequence[Probe], run: Probe) -> float:
 
 def shared_compute(probes: Sequence[Probe], spec: RunSpec) -> float:
     """Seconds of compute on the machine of the probes, whose cores workers share: as with the nearest number."""
+    probes = telling(probes)
     nearest = min((probe.workers for probe in probes), key=lambda workers: abs(workers - (spec.workers or 1)))
     own = [probe for probe in probes if probe.workers == nearest]
     return float(np.median([probe.compute_seconds / probe.samples for probe in own])) * spec.batch_size
@@ -216,17 +231,13 @@ def _bytes(fit: Fit, spec: RunSpec) -> int:
     if options["servers"]:
         layout = Layout(anatomy.state, anatomy.state, options["servers"], anatomy.itemsize, CHUNK_BYTES // spec.shrink)
         return max(served_cost(1 if spec.method.updates_by_worker else workers, layout).bytes_sent)
+    if spec.method.part:
+        return bytes_of_parts(options, anatomy, spec.grid)
     lengths: tuple[int, ...] = (sum(anatomy.sizes),)
     if spec.method.averaging:
         lengths, _ = anatomy.buckets(int(spec.bucket_mb / spec.shrink * 2**20))
-    collective, few = AVERAGINGS[options["averaging"]], min(workers, MOST_SIMULATED)
-    sent = sum(max(collective.cost(few, length, anatomy.itemsize).bytes_sent) for length in lengths)
-    more = {
-        Growth.CYCLE: 1.0,
-        Growth.LINEAR: (workers - 1) / (few - 1),
-        Growth.DOUBLING: ceil(log2(workers)) / ceil(log2(few)),
-    }
-    return round(sent * more[collective.growth] / spec.method.round(options))
+    sent = averaged_bytes(options["averaging"], workers, lengths, anatomy.itemsize)
+    return round(sent / spec.method.round(options))
 
 
 def _check_cores(fit: Fit, probes: Sequence[Probe], spec: RunSpec, cluster: Cluster) -> None:
@@ -247,7 +258,8 @@ def beyond(fit: Fit, probes: Sequence[Probe], spec: RunSpec, cluster: Cluster) -
     found, options = [], options_of(spec)
     most = max(probe.workers for probe in probes)
     if spec.ranks > 1 and channel_of(options) not in fit.costs:
-        found.append("this collective was not measured" if options["averaging"] else "these servers were not measured")
+        what = "these servers were" if options["servers"] else "this way to communicate was"
+        found.append(f"{what} not measured")
     if (spec.workers or 1) > 4 * most:
         found.append(f"more than 4 times the {most} workers of the probes")
     if cluster.nodes[0].up not in {node.up for probe in probes for node in probe.cluster.nodes} and spec.ranks > 1:

@@ -82,4 +82,5 @@ PIPELINE = Pipeline(
     on_gpu=False,
     emulates=True,
     reads_together=False,
+    simulation="paceline.predict.partitioned:pipelined",
 )

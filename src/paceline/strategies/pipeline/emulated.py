@@ -19,7 +19,6 @@ from paceline.emulation.standin import StandIn
 from paceline.pipeline.devices import stage_devices
 from paceline.pipeline.executor import Executor, Micro, Neighbours, finish
 from paceline.pipeline.graph import Form, Graph
-from paceline.pipeline.partition import cut_by
 from paceline.pipeline.schedule import recomputes
 from paceline.strategies.engine import StepResult, StepTimer
 from paceline.strategies.partitioned import Parts
@@ -137,12 +136,10 @@ def emulate(job: Job, parts: Parts, graph: Graph) -> EmulatedPipeline:
     device = emulate_in_turns(job, chain.macs)
     assert job.summary.compute_seconds is not None
     seconds = job.summary.compute_seconds / spec.batch_size * micro_size(spec)
-    profile, devices = chain.timed(micro_size(spec), seconds), stage_devices(grid.stages, None, spec.speed)
-    plan = all_or_none(
-        lambda: cut_by(spec.cut, profile, devices, spec.schedule, spec.microbatches, None, spec.recompute), comm
-    )
+    devices, how = stage_devices(grid.stages, None, spec.speed), (spec.schedule, spec.microbatches, spec.recompute)
+    plan = all_or_none(lambda: chain.plan(spec.cut, micro_size(spec), seconds, devices, *how), comm)
     tell_plan(job, plan)
-    edges, own = [0, *plan.positions(), len(profile.nodes)], grid.spot(comm.rank).stage
+    edges, own = [0, *plan.positions(), len(graph.nodes)], grid.spot(comm.rank).stage
     having = chain.stages_of(edges)
     stage = EmulatedStage(
         StandIn(graph.model, spec.shrink, {name for name, stages in having.items() if own in stages}),
