@@ -60,7 +60,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "paceline.emulation": ("errors", "run", "data.table", "models.table"),
     # Counts the operations and messages of parts of a model.
     "paceline.emulation.counted": ("pipeline.partition", "pipeline.plan"),
-    "paceline.emulation.parts": ("errors", "emulation", "pipeline"),
+    "paceline.emulation.parts": ("errors", "data.batch", "comm", "emulation", "pipeline", "tensor"),
     "paceline.own_code": ("errors",),
     "paceline.checkpoint": ("errors", "run", "strict_json", "data.course"),
     "paceline.loop": (

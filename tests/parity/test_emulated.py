@@ -133,6 +133,23 @@ def test_stages_move_the_bytes_of_a_real_run(
         assert events_of(tmp_path / "emulated", rank) == events_of(tmp_path / "real", rank)
 
 
+@pytest.mark.parametrize(
+    ("model", "shards", "workers", "more"),
+    [
+        ("mlp-float32", 2, 2, {}),
+        ("mlp-float32", 3, 3, {}),
+        ("cnn-adam", 3, 3, {}),
+        ("mlp-float32", 2, 4, {"overlap": "on", "averaging": "ring", "bucket_mb": 0.01}),
+        ("cnn-adam", 2, 4, {"overlap": "off", "accumulate": 2}),
+        ("mlp-float32", 3, 6, {"overlap": "on", "bucket_mb": 0.01}),
+    ],
+)
+def test_shards_move_the_bytes_of_a_real_run(
+    tmp_path: Path, model: str, shards: int, workers: int, more: dict[str, Any]
+) -> None:
+    check_moves_the_same(tmp_path, divided(model, workers, strategy="tensor", tensor=shards) | more)
+
+
 def test_stages_sleep_as_long_as_their_parts_of_the_model_compute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ from paceline.data import table as datasets
 from paceline.data.batch import Batch
 from paceline.data.table import TABLE as DATASETS
 from paceline.emulation.device import DeviceInTurns, EmulatedDevice
-from paceline.emulation.parts import chain_of
+from paceline.emulation.parts import chain_of, shard_of
 from paceline.emulation.standin import StandIn
 from paceline.emulation.table import TABLE, Estimate, estimate, read
 from paceline.emulation.timing import Timing, measure
@@ -476,6 +476,26 @@ def test_what_crosses_a_cut_has_the_bytes_of_the_graph(samples: int) -> None:
         replace(cut, storages=frozenset()) for cut in timed.cuts
     ]
     assert sum(node.forward + node.backward for node in timed.nodes) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+def test_split_layers_are_divided_and_others_are_not(shards: int) -> None:
+    """A narrow layer and a pair of wide ones: one sum forward, one backward; the first layer has no input gradient."""
+    narrow, wide, samples = 64 * 128, 128 * 256, 7
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128))
+        inputs = torch.empty(1, 64)
+    found = shard_of(model, inputs, shards - 1, shards, "pair")
+    whole = 2 * narrow + 2 * 3 * wide
+    largest = -(-256 // shards) / 256
+    assert found.end.done == pytest.approx((2 * narrow + 2 * 3 * wide * largest) / whole)
+    assert found.forward.done == pytest.approx((narrow + 2 * wide * largest) / whole)
+    forward, backward = found.exchanges
+    assert found.forward.exchanges == 1
+    assert [each.summed and each.summed.count(samples) for each in (forward, backward)] == [samples * 128] * 2
+    assert sum(found.sizes) == 64 * 128 + 128 + round(largest * 256) * (128 + 1 + 128) + 128
+    assert found.ready[0] == found.end
+    assert found.bucket_points([0, 0, 1, 1, 2, 2])[-1] == found.end
 
 
 def test_an_old_summary_was_of_real_compute() -> None:

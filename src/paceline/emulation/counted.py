@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from paceline.pipeline.partition import cut_by, plan_at
 from paceline.pipeline.plan import Cut, Device, Profile, StagePlan
@@ -90,3 +91,52 @@ class Chain:
             name: [stage for stage, (a, b) in spans if any(a <= node < b for node in nodes)]
             for name, nodes in self.users.items()
         }
+
+
+class Point(NamedTuple):
+    """A point of a shard's pass: after so many exchanges, and this part of the operations of a whole model's step."""
+
+    exchanges: int
+    done: float
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What a shard exchanges with the others at one point: an all-reduce, or messages from and to each of them."""
+
+    done: float  # the part of the operations of a whole model's step that the shard has computed before it
+    summed: Amount | None = None
+    receives: tuple[tuple[int, Amount], ...] = ()
+    sends: tuple[tuple[int, Amount], ...] = ()
+
+    @property
+    def amounts(self) -> list[Amount]:
+        """Of its own: what it sums, or sends."""
+        return [self.summed] if self.summed else [amount for _, amount in self.sends]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What a shard computes and sends for a batch: exchanges in order, of which the first `forward.exchanges` are
+    forward.
+
+    `sizes` are the numbers of each trained parameter, and `ready` is where its gradient is ready, both in the model's
+    order.
+    """
+
+    rank: int
+    shards: int
+    exchanges: tuple[Exchange, ...]
+    forward: Point
+    end: Point
+    sizes: tuple[int, ...]
+    ready: tuple[Point, ...]
+    itemsize: int
+    macs: float  # multiply-adds of the forward pass of one sample of the whole model
+
+    def bucket_points(self, numbers: Sequence[int]) -> list[Point]:
+        """Where each bucket of gradients can be sent; `numbers` are the buckets of the parameters, last one first."""
+        found = [self.forward] * (max(numbers) + 1)
+        for number, ready in zip(numbers, reversed(self.ready), strict=True):
+            found[number] = max(found[number], ready)
+        return list(accumulate(found, max))

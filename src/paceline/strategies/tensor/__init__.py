@@ -35,5 +35,6 @@ TENSOR = Tensor(
     by="tensor",
     part="shard",
     on_gpu=False,
+    emulates=True,
     reads_together=False,
 )
