@@ -67,7 +67,7 @@ def test_json_has_every_number_with_its_interval(runs: Path, capsys: pytest.Capt
     assert not said["emulated"]
     by_name = {each["strategy"]: each for each in said["predictions"]}
     assert {"ring", "allreduce", "gather", "reduce-bcast", "local-sgd", "ps-sync", "ps-async"} <= by_name.keys()
-    assert {"pipeline"} <= by_name.keys()
+    assert {"pipeline", "tensor"} <= by_name.keys()
     for each in by_name.values():
         for name in ("step_seconds", "samples_per_second"):
             assert 0 < each[name]["low"] < each[name]["value"] < each[name]["high"]

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from paceline.data.table import DataInfo
-from paceline.emulation.counted import Chain
+from paceline.emulation.counted import Chain, Shard
 from paceline.spec import RunSpec
 from paceline.strategies.bucket_layout import assign, tail
 from paceline.strategies.synchronous import RIDERS
+
+if TYPE_CHECKING:
+    from paceline.strategies.setup import Place
 
 
 class Parts(Protocol):
@@ -20,6 +23,9 @@ class Parts(Protocol):
     @property
     def chain(self) -> Chain:
         """Its nodes, for stages."""
+
+    def shard(self, shards: int) -> Shard:
+        """The last of so many shards, which has the largest parts."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +95,33 @@ class CountedParts:
     def __init__(self, spec: RunSpec, data: DataInfo) -> None:
         self.spec, self.data = spec, data
 
+        self._shards: dict[int, Shard] = {}
+
     @cached_property
     def chain(self) -> Chain:
-        import torch
-
         from paceline.emulation.parts import chain_of
         from paceline.strategies.partitioned import build_without_storage
         from paceline.strategies.pipeline.planning import trace_model
+
+        model = build_without_storage(self.spec, self.data).model
+        return chain_of(trace_model(self.spec, self.data, model, self._place))
+
+    def shard(self, shards: int) -> Shard:
+        from paceline.emulation.parts import shard_of
+        from paceline.strategies.partitioned import build_without_storage
+        from paceline.strategies.setup import example
+
+        if shards not in self._shards:
+            dtype = self._place.dtype
+            model = build_without_storage(self.spec, self.data).model.to(dtype)
+            inputs = example(self.spec, self.data, 1, dtype, "meta")
+            self._shards[shards] = shard_of(model, inputs, shards - 1, shards, self.spec.model)
+        return self._shards[shards]
+
+    @property
+    def _place(self) -> Place:
+        import torch
+
         from paceline.strategies.setup import Place
 
-        place = Place(torch.device("cpu"), torch.float64 if self.spec.dtype == "float64" else torch.float32, first=True)
-        return chain_of(trace_model(self.spec, self.data, build_without_storage(self.spec, self.data).model, place))
+        return Place(torch.device("cpu"), torch.float64 if self.spec.dtype == "float64" else torch.float32, first=True)

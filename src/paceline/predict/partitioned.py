@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -12,19 +12,20 @@ from typing import Any
 import numpy as np
 
 from paceline.collectives.native import NATIVE
-from paceline.emulation.counted import Chain, Value
+from paceline.collectives.plan import Plan, Recv, Send
+from paceline.emulation.counted import Chain, Exchange, Point, Shard, Value
 from paceline.errors import UsageError
 from paceline.layout import Grid, share
 from paceline.pipeline.devices import stage_devices
 from paceline.pipeline.schedule import AHEAD, Instruction, Op, instructions, recomputes
 from paceline.predict.anatomy import Anatomy
 from paceline.predict.cluster import Cluster
-from paceline.predict.collective import MOST_SIMULATED, Group, seconds
+from paceline.predict.collective import MOST_SIMULATED, Group, finished, seconds
 from paceline.predict.fluid import Delay, Done, Process
-from paceline.predict.network import Costs, Network
+from paceline.predict.network import Costs, Network, follow
 from paceline.predict.steps import Array, Case
 from paceline.predict.traffic import averaged_bytes
-from paceline.strategies.bucket_layout import together
+from paceline.strategies.bucket_layout import assign, tail, together
 
 TOTALS, TOTALS_ITEMSIZE = 6, 8  # numbers that all ranks sum at the end of a step
 RECEIVES = (Op.RECV_ACTIVATION, Op.RECV_GRADIENT)
@@ -275,7 +276,6 @@ def _rate(case: Case, source: int, to: int) -> float:
 
 
 def bytes_of_stages(options: Mapping[str, Any], anatomy: Anatomy) -> int:
-    """What the rank that sends most sends for an update, as summaries count it: without the final sum."""
     pipeline, sums = divide(options, anatomy)
     replicas = options["workers"] // pipeline.count
     sent = [float(pipeline.sent(stage)) for stage in range(pipeline.count)]
@@ -286,5 +286,147 @@ def bytes_of_stages(options: Mapping[str, Any], anatomy: Anatomy) -> int:
     return round(max(sent))
 
 
+def sharded(case: Case) -> Array:
+    """Shards compute and exchange values in turns; replicas average buckets meanwhile, and all ranks sum a few numbers.
+
+    The slowest shard holds up all exchanges. Its exchanges are simulated with its mean compute time.
+    """
+    options, slowest = case.options, case.compute(1)[:, 0].max(axis=1)
+    shard, grid = _shard_of(options, case.anatomy), _shards(options)
+    _check_size(case, grid)
+    mean, parts = float(slowest.mean()), int(options["accumulate"])
+    ends = _exchange_ends(shard, case, grid, mean / parts)
+    done = [each.done for each in shard.exchanges] * parts
+
+    def at(point: Point) -> float:
+        """Of the last pass, before which the earlier ones have ended."""
+        before = (parts - 1) * len(shard.exchanges) + point.exchanges - 1
+        if before < 0:
+            return point.done * mean / parts
+        left = point.done - done[before] + (shard.end.done if point.exchanges == 0 else 0.0)
+        return ends[before] + left * mean / parts
+
+    whole = at(shard.end)
+    if grid.replicas > 1:
+        lengths, points = _buckets(options, shard)
+        ready = tuple(whole if options["overlap"] == "off" else at(point) for point in points)
+        group = Group(case.cluster, tuple(case.places[:: grid.shards]), case.costs)
+        whole = max(whole, finished(options["averaging"], group, lengths, ready, shard.itemsize))
+    found: Array = whole + (slowest - mean) * shard.end.done + totals_seconds(case) + case.overhead
+    return found
+
+
+def _shards(options: Mapping[str, Any]) -> Grid:
+    shards = options["tensor"] or options["workers"]
+    return Grid(options["workers"] // shards, shards=shards)
+
+
+def _shard_of(options: Mapping[str, Any], anatomy: Anatomy) -> Shard:
+    """The last one, which has the largest parts."""
+    assert anatomy.parts is not None
+    return anatomy.parts.shard(_shards(options).shards)
+
+
+def _buckets(options: Mapping[str, Any], shard: Shard) -> tuple[tuple[int, ...], list[Point]]:
+    """The values of each bucket that replicas average, and where it can be sent; the last one at the end."""
+    sizes = [-(-size // options["shrink"]) for size in reversed(shard.sizes)]
+    limit = int(options["bucket_mb"] / options["shrink"] * 2**20)
+    numbers = assign([("", size, shard.itemsize) for size in sizes], limit)
+    lengths = [0] * (numbers[-1] + 1)
+    for number, size in zip(numbers, sizes, strict=True):
+        lengths[number] += size
+    lengths[-1] += tail(len(sizes), 0)
+    return tuple(lengths), [*shard.bucket_points(numbers)[:-1], shard.end]
+
+
+def _exchange_ends(shard: Shard, case: Case, grid: Grid, seconds: float) -> list[float]:
+    """When each exchange of a step has ended, if a pass of the whole model takes so many seconds."""
+    steps, computed = list[tuple[float, Traffic]](), 0.0
+    for _ in range(case.options["accumulate"]):
+        for exchange in shard.exchanges:
+            steps.append(((exchange.done - computed) * seconds, _traffic(shard, exchange, case.options)))
+            computed = exchange.done
+        computed -= shard.end.done  # the rest of this pass is computed before the next one
+    if any(node.burst for node in case.cluster.nodes):
+        replicas = grid.replicas if len(case.places) <= MOST_SIMULATED else 1
+        places = case.places[: replicas * grid.shards]
+        return simulate_shards(tuple(steps), grid.shards, case.cluster, places, case.costs)
+    group, now, ends = Group(case.cluster, case.places[: grid.shards], case.costs), 0.0, []
+    for delay, traffic in steps:
+        now += delay + traffic.seconds(group)
+        ends.append(now)
+    return ends
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """An exchange for some samples: an all-reduce of so many numbers, or what each shard sends to all others."""
+
+    summed: int
+    parts: tuple[int, ...]
+    itemsize: int
+
+    def plan(self, shard: int, shards: int) -> Plan:
+        if not self.parts:
+            return NATIVE.plan(shard, shards, self.summed)
+        others = [(shard - i) % shards for i in range(1, shards)]
+        sends: Plan = [Send(other, 0, self.parts[shard]) for other in reversed(others)]
+        return [*sends, *(Recv(other, 0, self.parts[other], add=False) for other in others)]
+
+    def seconds(self, group: Group) -> float:
+        if not self.parts:
+            return seconds(NATIVE.name, group, self.summed, self.itemsize)
+        return simulate_shards(((0.0, self),), group.ranks, group.cluster, group.places, group.costs)[0]
+
+
+def _traffic(shard: Shard, exchange: Exchange, options: Mapping[str, Any]) -> Traffic:
+    samples, shrink = options["batch_size"], options["shrink"]
+    itemsize = exchange.amounts[0].itemsize
+    if exchange.summed:
+        return Traffic(exchange.summed.count(samples, shrink), (), itemsize)
+    known = dict(exchange.receives) | {shard.rank: exchange.sends[0][1]}
+    return Traffic(0, tuple(known[each].count(samples, shrink) for each in range(shard.shards)), itemsize)
+
+
+@lru_cache(maxsize=1024)
+def simulate_shards(
+    steps: tuple[tuple[float, Traffic], ...], shards: int, cluster: Cluster, places: tuple[int, ...], costs: Costs
+) -> list[float]:
+    """When each exchange has ended on all ranks; before each, shards compute for some seconds."""
+    network, ends = Network(cluster, places, costs), [0.0] * len(steps)
+    for rank in range(len(places)):
+        network.fluid.start(_follow_shard(network, rank, shards, steps, ends))
+    network.fluid.run()
+    return ends
+
+
+def _follow_shard(
+    network: Network, rank: int, shards: int, steps: Sequence[tuple[float, Traffic]], ends: list[float]
+) -> Process:
+    shard = rank % shards
+    for number, (delay, traffic) in enumerate(steps):
+        yield Delay(delay)
+        yield from follow(network, rank, _moved(traffic.plan(shard, shards), rank - shard), traffic.itemsize)
+        ends[number] = max(ends[number], network.fluid.now)
+
+
+def _moved(plan: Plan, first: int) -> Plan:
+    """For a group of ranks that begins with this one."""
+    if not first:
+        return plan
+    return [replace(each, to=each.to + first) if isinstance(each, Send) else replace(each, source=each.source + first)
+            for each in plan]  # fmt: skip
+
+
+def bytes_of_shards(options: Mapping[str, Any], anatomy: Anatomy) -> int:
+    shard, samples, shrink = _shard_of(options, anatomy), options["batch_size"], options["shrink"]
+    own = sum(amount.nbytes(samples, shrink) for exchange in shard.exchanges for amount in exchange.amounts)
+    own *= int(options["accumulate"])
+    lengths, _ = _buckets(options, shard)
+    averaged = averaged_bytes(options["averaging"], _shards(options).replicas, lengths, shard.itemsize)
+    return round(own + averaged)
+
+
 def bytes_of_parts(options: Mapping[str, Any], anatomy: Anatomy, grid: Grid) -> int:
-    return bytes_of_stages(options, anatomy)
+    """What the rank that sends most sends for an update, as summaries count it: without the final sum."""
+    return bytes_of_shards(options, anatomy) if grid.shards > 1 else bytes_of_stages(options, anatomy)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pytest
 
-from paceline.emulation.counted import Amount, Chain, Value
+from paceline.emulation.counted import Amount, Chain, Exchange, Point, Shard, Value
 from paceline.errors import UsageError
 from paceline.pipeline.plan import Cut, Node, Profile
 from paceline.pipeline.schedule import SCHEDULES
 from paceline.predict.anatomy import Anatomy, anatomy_of
 from paceline.predict.cluster import Cluster, Machine, alike
 from paceline.predict.collective import Group, seconds
-from paceline.predict.network import Costs
-from paceline.predict.partitioned import bytes_of_parts, divide, pipelined, simulate_stages, totals_seconds
+from paceline.predict.network import TURN, Costs
+from paceline.predict.partitioned import bytes_of_parts, divide, pipelined, sharded, simulate_stages, totals_seconds
+from paceline.predict.probes import options_of
 from paceline.predict.steps import Array, Case
 from paceline.spec import resolve
-from paceline.strategies.table import TABLE
 
 RATE, FREE = 1e8, Costs()
 
@@ -45,7 +45,15 @@ def chain(parts: list[float], crossing: int = 1, weights: int = 1000) -> Chain:
 
 @dataclass(frozen=True)
 class Made:
+    """A made-up model."""
+
     chain: Chain
+    last: Shard | None = None
+
+    def shard(self, shards: int) -> Shard:
+        assert self.last is not None
+        assert self.last.shards == shards
+        return self.last
 
 
 def constant(times: list[float], draws: int = 1) -> Any:
@@ -181,27 +189,89 @@ def test_what_cannot_be_predicted_is_refused() -> None:
         pipelined(case(chain([0.5, 0.3, 0.2]), 4, [1.0] * 4, cut="measured"))
 
 
+def shard(shards: int, forward: float = 0.2, end: float = 0.5) -> Shard:
+    """A gather of 1,000 numbers of each shard forward, and a sum of 6,000 backward, for each sample."""
+    part = Amount(1000, 0, 4)
+    others = tuple((other, part) for other in range(shards - 1))
+    exchanges = (Exchange(forward / 2, receives=others, sends=others), Exchange(0.3, summed=Amount(6000, 0, 4)))
+    ready = (Point(2, end), Point(2, 0.4), Point(1, 0.25))
+    return Shard(shards - 1, shards, exchanges, Point(1, forward), Point(2, end), (300_000, 200_000, 100_000), ready,
+                 4, 1.0)  # fmt: skip
+
+
+def shards_case(shards: int, times: list[float], **more: Any) -> Case:
+    options: dict[str, Any] = {"rate": RATE, "tensor": shards, "overlap": "on", "strategy": "tensor"}
+    found = case(chain([1.0]), 1, times, **options | more)
+    return Case(**vars(found) | {"anatomy": Anatomy((1,), (1.0,), parts=Made(chain([1.0]), shard(shards)))})
+
+
+@pytest.mark.parametrize("shards", [2, 3, 5])
+def test_shards_compute_and_exchange_in_turns(shards: int) -> None:
+    """Without other costs: a shard sends its part to all others over its link, and then takes part in an all-reduce.
+    Connections of a shard begin one after the other.
+    """
+    setting = shards_case(shards, [1.0] * shards)
+    gather = (shards - 1) * 32 * 1000 * 4 / RATE
+    expected = 0.5 + gather + seconds("allreduce", setting.group, 32 * 6000) + totals_seconds(setting)
+    assert 0.999 * expected < sharded(setting) < 1.001 * expected + (shards - 2) * TURN / RATE
+    assert sharded(shards_case(shards, [1.0] * shards, shrink=8)) < expected
+
+
+def test_the_slowest_shard_holds_up_all() -> None:
+    (equal,), (slow,) = sharded(shards_case(3, [1.0] * 3)), sharded(shards_case(3, [1.0, 2.0, 1.0]))
+    assert slow == pytest.approx(equal + 0.5, rel=1e-3)
+
+
+def test_accumulated_passes_follow_each_other() -> None:
+    once, twice = shards_case(2, [1.0] * 2), shards_case(2, [2.0] * 2, accumulate=2)
+    assert sharded(twice) - totals_seconds(once) == pytest.approx(2 * (sharded(once) - totals_seconds(once)), rel=1e-3)
+
+
+def test_a_whole_simulation_agrees_with_the_sum_of_its_exchanges() -> None:
+    """Bursts make every exchange depend on those before it: all are simulated. Very small ones change nothing."""
+    costs = Costs(message=1e-4, byte=1e-9, latency=1e-4)
+    setting = shards_case(4, [1.0] * 4, costs=costs)
+    nodes = tuple(replace(node, burst=1.0) for node in setting.cluster.nodes)
+    assert sharded(Case(**vars(setting) | {"cluster": Cluster(nodes)})) == pytest.approx(sharded(setting), rel=1e-3)
+    full = tuple(replace(node, burst=1e7) for node in setting.cluster.nodes)
+    assert sharded(Case(**vars(setting) | {"cluster": Cluster(full)})) < 0.99 * sharded(setting)
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_replicas_of_shards_average_their_buckets(overlap: str) -> None:
+    setting = shards_case(2, [1.0] * 4, bucket_mb=0.1, overlap=overlap)
+    alone = sharded(shards_case(2, [1.0] * 2))[0] - totals_seconds(shards_case(2, [1.0] * 2))
+    group = Group(setting.cluster, (0, 2), FREE)
+    three, two, one = (seconds("ring", group, length) for length in (100_000, 200_000, 300_000 + 3 + 2))
+    # The first two buckets are ready before the end, and summed meanwhile.
+    expected = alone + (one if overlap == "on" else one + two + three)
+    assert sharded(setting) == pytest.approx([expected + totals_seconds(setting)], rel=1e-3)
+
+
 @lru_cache
-def counted(strategy: str, model: str = "mnist-cnn") -> Anatomy:
-    return anatomy_of(resolve(("test", {"model": model, "data": "mnist", "strategy": strategy, "workers": 2})).spec)
+def counted(model: str, data: str) -> Anatomy:
+    return anatomy_of(resolve(("test", {"model": model, "data": data})).spec)
 
 
 def sent(**values: Any) -> int:
     """What the rank that sends most sends for an update."""
-    spec = resolve(("test", {"model": "mnist-cnn", "data": "mnist", "compute": "emulated:0", **values})).spec
-    options = {**spec.values(), "servers": 0}
-    found = {name: getattr(spec, name) for name in options if hasattr(spec, name)} | {"servers": 0}
-    anatomy = counted(values["strategy"]).shrunk(spec.shrink)
-    return bytes_of_parts({**vars(spec), **found}, anatomy, TABLE[values["strategy"]].grid(vars(spec)))
+    spec = resolve(("test", {"batch_size": 32, "compute": "emulated:0", **values})).spec
+    return bytes_of_parts(options_of(spec), counted(spec.model, spec.data).shrunk(spec.shrink), spec.grid)
 
 
-# Of runs with these options (summary.json: the largest of bytes_sent ÷ steps).
+RESNET: dict[str, Any] = {"model": "resnet18", "data": "cifar10", "shrink": 16}
+# Of emulated runs with these options: the largest of `bytes_sent` in summary.json, divided by the steps.
 MEASURED = [
-    ({"strategy": "pipeline", "workers": 4, "stages": 2, "batch_size": 32}, 120908480 // 40),
+    ({"model": "mnist-cnn", "data": "mnist", "strategy": "pipeline", "workers": 4, "stages": 2}, 120908480 // 40),
+    ({**RESNET, "strategy": "pipeline", "workers": 3}, 1_048_576),
+    ({**RESNET, "strategy": "pipeline", "workers": 6}, 1_310_720),
+    ({**RESNET, "strategy": "pipeline", "workers": 6, "stages": 3}, 2_509_572),
+    ({**RESNET, "strategy": "tensor", "workers": 3}, 7_589_632),
+    ({**RESNET, "strategy": "tensor", "workers": 6, "tensor": 3}, 8_528_612),
 ]
 
 
-@pytest.mark.parametrize(("values", "measured"), MEASURED)
+@pytest.mark.parametrize(("values", "measured"), MEASURED, ids=lambda each: str(each)[-40:])
 def test_bytes_are_those_that_runs_have_counted(values: dict[str, Any], measured: int) -> None:
     assert sent(**values) == measured
 

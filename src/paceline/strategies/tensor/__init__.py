@@ -37,4 +37,5 @@ TENSOR = Tensor(
     on_gpu=False,
     emulates=True,
     reads_together=False,
+    simulation="paceline.predict.partitioned:sharded",
 )
