@@ -20,7 +20,7 @@ from paceline.predict.probes import Probe, read_probes, shape_of
 TRUTH = replace(PRIOR, message=4e-4)
 COMPUTE, OVERHEAD = 0.08, 0.01
 SPEC = {"model": "mnist-cnn", "data": "mnist", "overlap": "on", "bucket_mb": 0.05, "compute": f"emulated:{COMPUTE}"}
-PARTS = {
+PARTS: dict[str, dict[str, Any]] = {
     "pipeline": {"microbatches": 8, "schedule": "1f1b", "averaging": "allreduce"},
     "tensor": {"averaging": "allreduce"},
 }

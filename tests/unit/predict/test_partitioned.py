@@ -208,12 +208,12 @@ def shards_case(shards: int, times: list[float], **more: Any) -> Case:
 @pytest.mark.parametrize("shards", [2, 3, 5])
 def test_shards_compute_and_exchange_in_turns(shards: int) -> None:
     """Without other costs: a shard sends its part to all others over its link, and then takes part in an all-reduce.
-    Connections of a shard begin one after the other.
+    Connections of a shard begin one after the other, and several shards may send to the same one.
     """
     setting = shards_case(shards, [1.0] * shards)
     gather = (shards - 1) * 32 * 1000 * 4 / RATE
     expected = 0.5 + gather + seconds("allreduce", setting.group, 32 * 6000) + totals_seconds(setting)
-    assert 0.999 * expected < sharded(setting) < 1.001 * expected + (shards - 2) * TURN / RATE
+    assert 0.999 * expected < sharded(setting) < 1.001 * expected + (shards - 2) * (TURN / RATE + gather / 2)
     assert sharded(shards_case(shards, [1.0] * shards, shrink=8)) < expected
 
 
@@ -232,7 +232,7 @@ def test_a_whole_simulation_agrees_with_the_sum_of_its_exchanges() -> None:
     costs = Costs(message=1e-4, byte=1e-9, latency=1e-4)
     setting = shards_case(4, [1.0] * 4, costs=costs)
     nodes = tuple(replace(node, burst=1.0) for node in setting.cluster.nodes)
-    assert sharded(Case(**vars(setting) | {"cluster": Cluster(nodes)})) == pytest.approx(sharded(setting), rel=1e-3)
+    assert sharded(Case(**vars(setting) | {"cluster": Cluster(nodes)})) == pytest.approx(sharded(setting), rel=3e-3)
     full = tuple(replace(node, burst=1e7) for node in setting.cluster.nodes)
     assert sharded(Case(**vars(setting) | {"cluster": Cluster(full)})) < 0.99 * sharded(setting)
 
