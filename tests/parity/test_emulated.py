@@ -150,6 +150,15 @@ def test_shards_move_the_bytes_of_a_real_run(
     check_moves_the_same(tmp_path, divided(model, workers, strategy="tensor", tensor=shards) | more)
 
 
+@pytest.mark.parametrize("values", [{"strategy": "pipeline", "stages": 2, "cut": "layers"}, {"strategy": "tensor"}])
+def test_parts_of_a_transformer_move_the_bytes_of_a_real_run(tmp_path: Path, values: dict[str, Any]) -> None:
+    """Its first and its last stage share weights, and sum their gradient; its shards have heads of their own."""
+    (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
+    values = {"model": "gpt", "data": f"text:{tmp_path / 'text'},block=16", "batch_size": 4, **values}
+    values |= {"workers": 4, "steps": 2, "tensor": 2} if values["strategy"] == "tensor" else {"workers": 2, "steps": 2}
+    check_moves_the_same(tmp_path, {"task": "language-model", "test": False, "timeout": 20.0, **values})
+
+
 def test_stages_sleep_as_long_as_their_parts_of_the_model_compute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

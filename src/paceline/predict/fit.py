@@ -172,7 +172,8 @@ def case_of(fit: Fit, probe: Probe, costs: Costs, draws: int, seed: int = 0) -> 
     """The probe itself, as a case to predict."""
     workers = probe.places[probe.servers :]
     # Real workers on one machine have fewer threads each than one alone.
-    seconds = fit.compute_seconds(probe.samples) if fit.emulated else probe.compute_seconds
+    known = fit.emulated or not probe.tells_compute
+    seconds = fit.compute_seconds(probe.samples) if known else probe.compute_seconds
     compute = draw_times(fit, seconds, probe.cluster, workers, draws, seed)
     return Case(probe.options, fit.anatomy, probe.cluster, probe.places, compute, costs, fit.overhead)
 

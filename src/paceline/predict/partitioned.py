@@ -299,24 +299,24 @@ def sharded(case: Case) -> Array:
     _check_size(case, grid)
     mean, parts = float(slowest.mean()), int(options["accumulate"])
     ends = _exchange_ends(shard, case, grid, mean / parts)
-    done = [each.done for each in shard.exchanges] * parts
-
-    def at(point: Point) -> float:
-        """Of the last pass, before which the earlier ones have ended."""
-        before = (parts - 1) * len(shard.exchanges) + point.exchanges - 1
-        if before < 0:
-            return point.done * mean / parts
-        left = point.done - done[before] + (shard.end.done if point.exchanges == 0 else 0.0)
-        return ends[before] + left * mean / parts
-
-    whole = at(shard.end)
+    last = shard.exchanges[-1].done if shard.exchanges else 0.0
+    whole = (ends[-1] if ends else 0.0) + (shard.end.done - last) * mean / parts
     if grid.replicas > 1:
-        lengths, points = _buckets(options, shard)
-        ready = tuple(whole if options["overlap"] == "off" else at(point) for point in points)
-        group = Group(case.cluster, tuple(case.places[:: grid.shards]), case.costs)
-        whole = max(whole, finished(options["averaging"], group, lengths, ready, shard.itemsize))
+        whole += _exposed(case, grid, shard, mean / parts)
     found: Array = whole + (slowest - mean) * shard.end.done + totals_seconds(case) + case.overhead
     return found
+
+
+def _exposed(case: Case, grid: Grid, shard: Shard, seconds: float) -> float:
+    """What averaging over replicas adds to a step, in whose last pass a whole model would compute for some seconds.
+
+    It is hidden only while shards compute, because exchanges need the same links.
+    """
+    lengths, points = _buckets(case.options, shard)
+    end = shard.end.done * seconds
+    ready = tuple(end if case.options["overlap"] == "off" else point.done * seconds for point in points)
+    group = Group(case.cluster, tuple(case.places[:: grid.shards]), case.costs)
+    return max(0.0, finished(case.options["averaging"], group, lengths, ready, shard.itemsize) - end)
 
 
 def _shards(options: Mapping[str, Any]) -> Grid:
