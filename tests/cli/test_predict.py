@@ -65,12 +65,20 @@ def test_a_device_that_was_not_measured_is_marked(runs: Path, capsys: pytest.Cap
         assert how in line
 
 
+def test_settings_that_a_model_cannot_have_are_left_out_of_all(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(runs), "--workers", "2,64", "--link", "1gbit", "--strategy", "all"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("pipeline")] == ["2"]
+    assert any(line.startswith("Not predicted: pipeline with 64 workers: 64 stages: the model has") for line in lines)
+
+
 def test_json_has_every_number_with_its_interval(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", str(runs), "--workers", "2", "--link", "1gbit", "--strategy", "all", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert not said["emulated"]
     by_name = {each["strategy"]: each for each in said["predictions"]}
     assert {"ring", "allreduce", "gather", "reduce-bcast", "local-sgd", "ps-sync", "ps-async"} <= by_name.keys()
+    assert {"pipeline", "tensor"} <= by_name.keys()
     for each in by_name.values():
         for name in ("step_seconds", "samples_per_second", "memory"):
             assert 0 < each[name]["low"] <= each[name]["value"] < each[name]["high"]
@@ -87,9 +95,9 @@ def test_json_has_every_number_with_its_interval(runs: Path, capsys: pytest.Capt
         (["--workers", "2", "--link", "fast"], "--link is 'fast'"),
         (["--workers", "2", "--lab", "nowhere.toml"], "there is no lab file|cannot read the lab file"),
         (["--workers", "2", "--strategy", "rnig"], "did you mean 'ring'"),
-        (["--workers", "2", "--strategy", "pipeline", "--link", "1gbit"], "its steps cannot be predicted"),
         (["--workers", "2", "--device", "v10"], "unknown device 'v10'.*did you mean 'v100'.*k80, p100, v100"),
         (["--score", "x", "--device", "v100"], "--device with --score"),
+        (["--workers", "64", "--strategy", "pipeline", "--link", "1gbit"], "64 stages: the model has 16 layers"),
         (["--workers", "2", "--seed", "-1"], "--seed -1: give a whole number"),
         (["--workers", "2", "--batch-size", "0"], "--batch-size 0: give a whole number"),
         (["--score", "x", "--link", "1gbit"], "--link with --score"),

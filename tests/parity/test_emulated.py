@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,11 @@ from worlds import ThreadWorld
 from paceline.comm.base import Comm
 from paceline.comm.metered import MeteredComm
 from paceline.data.batch import Batch
-from paceline.emulation.device import EmulatedDevice
+from paceline.emulation.device import DeviceInTurns, EmulatedDevice
 from paceline.emulation.timing import measure
 from paceline.launch.folder import begin_summary
 from paceline.models.build import build
+from paceline.pipeline.plan import StagePlan
 from paceline.run.folder import read_summary
 from paceline.run.recorder import Recorder
 from paceline.run.records import COMPLETED, Summary
@@ -75,6 +78,105 @@ def test_ranks_that_average_move_the_bytes_of_a_real_run(tmp_path: Path, strateg
     for rank in range(2):
         assert steps_of(tmp_path / "emulated", rank) == steps_of(tmp_path / "real", rank)
     check_claims_nothing(emulated, tmp_path / "emulated")
+
+
+def check_moves_the_same(tmp_path: Path, values: dict[str, Any]) -> tuple[Summary, Summary]:
+    """A real and an emulated run: steps, samples, bytes and messages are the same, and so are the names of spans."""
+    real = run_threads(tmp_path / "real", values)
+    emulated = run_threads(tmp_path / "emulated", values | EMULATED)
+    names = ("steps", "epochs", "parameters", "grid", "bytes_sent", "bytes_received", "messages_sent")
+    for name in (*names, "messages_received", "wire", "overlap", "model_properties"):
+        assert getattr(emulated, name) == getattr(real, name), name
+    assert all(emulated.bytes_sent)
+    for rank in range(values["workers"]):
+        assert steps_of(tmp_path / "emulated", rank) == steps_of(tmp_path / "real", rank)
+        assert spans_of(tmp_path / "emulated", rank) == spans_of(tmp_path / "real", rank)
+    check_claims_nothing(emulated, tmp_path / "emulated")
+    return real, emulated
+
+
+def divided(model: str, workers: int, **more: Any) -> dict[str, Any]:
+    """12 samples for each replica; of the last batch of an epoch, replicas have different numbers of samples."""
+    values = values_for(model, workers, test=False, batch_size=12, **more)
+    return {name: value for name, value in values.items() if name != "overlap"}
+
+
+def spans_of(folder: Path, rank: int) -> set[str]:
+    lines = raw_lines(folder / f"rank_{rank}.jsonl")
+    return {name for line in lines if line["kind"] == "step" for name in line["spans"]}
+
+
+def events_of(folder: Path, rank: int) -> list[list[list[Any]]]:
+    """What a rank did in its first steps, in order, without times."""
+    lines = raw_lines(folder / f"rank_{rank}.jsonl")
+    return [[event[:2] for event in line["events"]] for line in lines if line["kind"] == "timeline"]
+
+
+@pytest.mark.parametrize(
+    ("model", "stages", "workers", "more"),
+    [
+        ("norm-sgd", 2, 2, {"schedule": "gpipe"}),
+        ("norm-sgd", 3, 3, {"schedule": "1f1b", "microbatches": 3}),
+        ("norm-sgd", 2, 4, {"schedule": "1f1b", "averaging": "ring", "bucket_mb": 0.001}),
+        ("norm-sgd", 3, 6, {"schedule": "gpipe", "averaging": "gather"}),
+        ("mlp-float32", 2, 2, {"schedule": "one-at-a-time", "recompute": True}),
+        ("mlp-float32", 2, 4, {"schedule": "gpipe", "recompute": True, "accumulate": 2}),
+    ],
+)
+def test_stages_move_the_bytes_of_a_real_run(
+    tmp_path: Path, model: str, stages: int, workers: int, more: dict[str, Any]
+) -> None:
+    """The cut is given by numbers of layers: by time, real runs and emulated ones may choose different ones."""
+    values = divided(model, workers, strategy="pipeline", stages=stages, cut="layers", microbatches=4) | more
+    check_moves_the_same(tmp_path, values)
+    for rank in range(workers):
+        assert events_of(tmp_path / "emulated", rank) == events_of(tmp_path / "real", rank)
+
+
+@pytest.mark.parametrize(
+    ("model", "shards", "workers", "more"),
+    [
+        ("mlp-float32", 2, 2, {}),
+        ("mlp-float32", 3, 3, {}),
+        ("cnn-adam", 3, 3, {}),
+        ("mlp-float32", 2, 4, {"overlap": "on", "averaging": "ring", "bucket_mb": 0.01}),
+        ("cnn-adam", 2, 4, {"overlap": "off", "accumulate": 2}),
+        ("mlp-float32", 3, 6, {"overlap": "on", "bucket_mb": 0.01}),
+    ],
+)
+def test_shards_move_the_bytes_of_a_real_run(
+    tmp_path: Path, model: str, shards: int, workers: int, more: dict[str, Any]
+) -> None:
+    check_moves_the_same(tmp_path, divided(model, workers, strategy="tensor", tensor=shards) | more)
+
+
+@pytest.mark.parametrize("values", [{"strategy": "pipeline", "stages": 2, "cut": "layers"}, {"strategy": "tensor"}])
+def test_parts_of_a_transformer_move_the_bytes_of_a_real_run(tmp_path: Path, values: dict[str, Any]) -> None:
+    """Its first and its last stage share weights, and sum their gradient; its shards have heads of their own."""
+    (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
+    values = {"model": "gpt", "data": f"text:{tmp_path / 'text'},block=16", "batch_size": 4, **values}
+    values |= {"workers": 4, "steps": 2, "tensor": 2} if values["strategy"] == "tensor" else {"workers": 2, "steps": 2}
+    check_moves_the_same(tmp_path, {"task": "language-model", "test": False, "timeout": 20.0, **values})
+
+
+def test_stages_sleep_as_long_as_their_parts_of_the_model_compute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, float] = {}
+
+    def note(_: DeviceInTurns, seconds: float) -> None:
+        name = threading.current_thread().name
+        asked[name] = asked.get(name, 0.0) + seconds
+
+    monkeypatch.setattr(DeviceInTurns, "sleep", note)
+    values = divided("norm-sgd", 2, strategy="pipeline", schedule="gpipe", microbatches=4, steps=3)
+    del values["epochs"]
+    run_threads(tmp_path, values | {"compute": "emulated:600"})
+    plan = StagePlan.from_dict(json.loads((tmp_path / "plan.json").read_text()))
+    assert plan.how == "measured"
+    expected = [3 * 4 * stage.seconds for stage in plan.stages]  # 3 steps of 4 micro-batches of 3 samples
+    assert sorted(asked.values()) == pytest.approx(sorted(expected), rel=1e-3)
+    assert sum(asked.values()) == pytest.approx(3 * 600, rel=1e-3)
 
 
 @pytest.mark.parametrize("strategy", ["ps-sync", "ps-async", "ps-bounded"])

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, cast
@@ -19,9 +20,11 @@ from torch import nn
 from paceline.cli.main import main
 from paceline.collectives.choose import TABLE as AVERAGINGS
 from paceline.comm.single import SingleComm
+from paceline.data import table as datasets
 from paceline.data.batch import Batch
 from paceline.data.table import TABLE as DATASETS
-from paceline.emulation.device import EmulatedDevice
+from paceline.emulation.device import DeviceInTurns, EmulatedDevice
+from paceline.emulation.parts import chain_of, shard_of
 from paceline.emulation.standin import StandIn
 from paceline.emulation.table import TABLE, Estimate, estimate, read
 from paceline.emulation.timing import Timing, measure
@@ -29,6 +32,7 @@ from paceline.errors import UsageError
 from paceline.launch.folder import begin_summary, make_folder
 from paceline.models import table as models
 from paceline.models.build import build
+from paceline.pipeline.graph import Graph
 from paceline.run.folder import write_summary
 from paceline.run.records import COMPLETED, RUNNING, Summary
 from paceline.spec import resolve
@@ -36,7 +40,10 @@ from paceline.strategies.buckets import GradientBuckets
 from paceline.strategies.comm_thread import CommThread
 from paceline.strategies.emulated import EmulatedSynchronous, bucket_times
 from paceline.strategies.engine import StepTimer
-from paceline.strategies.setup import choose_place, make_emulation
+from paceline.strategies.partitioned import build_without_storage
+from paceline.strategies.pipeline.engine import stages_of
+from paceline.strategies.pipeline.planning import trace_model
+from paceline.strategies.setup import choose_place, count_operations, make_emulation
 from paceline.strategies.synchronous import RIDERS, Options
 
 MODELS = [("mnist-cnn", (1, 28, 28)), ("resnet18", (3, 16, 16)), ("mlp", (1, 8, 8))]
@@ -80,6 +87,8 @@ def test_what_cannot_be_read_is_refused_with_what_is_allowed(compute: str, words
     [
         {"validation": 0.1},
         {"check_replicas": 5, "workers": 2},
+        {"check_replicas": 5, "workers": 4, "strategy": "pipeline", "stages": 2},
+        {"memory": "1GB", "workers": 2, "strategy": "pipeline"},
         {"sync_batchnorm": True, "workers": 2},
         {"read": "scatter", "workers": 2},
         {"transport": "nccl", "workers": 2},
@@ -406,6 +415,88 @@ def test_a_step_takes_at_least_the_time_of_its_samples() -> None:
         assert time.monotonic() - start >= 0.25 * samples * 0.001
         device.reach(1.0)
         assert time.monotonic() - start >= samples * 0.001
+
+
+class Watched(DeviceInTurns):
+    """A device on a clock of its own, whose sleeps end `late` seconds too late."""
+
+    def __init__(self, seconds_per_sample: float, late: float) -> None:
+        super().__init__(seconds_per_sample)
+        self.time, self.late, self.asked = 0.0, late, list[float]()
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.asked.append(seconds)
+        self.time += seconds + self.late
+
+
+def test_a_device_that_computes_in_turns_takes_from_the_next_sleep_what_the_last_one_was_late() -> None:
+    device = Watched(0.5, late=0.1)
+    device.begin()
+    for part in (0.25, 0.5, 0.01, 0.25):
+        device.compute(part, 4)
+    assert device.asked == pytest.approx([0.5, 0.9, 0.42])  # 0.02 seconds are less than the sleep before it was late
+    device.begin()
+    device.compute(0.25, 4)
+    assert device.asked[-1] == pytest.approx(0.5)  # a new step
+
+
+# Parts of a model.
+
+
+def graph_of(model: str, data: str) -> Graph:
+    spec = resolve(("test", {"model": model, "data": data, "strategy": "pipeline", "workers": 2})).spec
+    info = datasets.describe(data)
+    assert info is not None
+    return trace_model(spec, info, build_without_storage(spec, info).model, choose_place(spec, 0))
+
+
+@pytest.mark.parametrize(("name", "data"), [("mnist-cnn", "mnist"), ("resnet18", "cifar10"), ("gpt", "shakespeare")])
+def test_the_operations_of_all_nodes_are_those_of_the_model(name: str, data: str) -> None:
+    graph = graph_of(name, data)
+    chain, info = chain_of(graph), datasets.describe(data)
+    assert info is not None
+    spec = resolve(("test", {"model": name, "data": data})).spec
+    whole = count_operations(spec, info, build_without_storage(spec, info).model)
+    assert chain.macs == pytest.approx(whole.macs)
+    assert sum(chain.forward) == pytest.approx(whole.forward)
+    assert sum(chain.forward) + sum(chain.backward) == pytest.approx(1.0)
+    edges = [0, len(graph.nodes) // 3, len(graph.nodes) // 2, len(graph.nodes)]
+    having = stages_of(graph, edges)
+    assert chain.stages_of(edges) == {name: having[name] for name in chain.sizes}
+    assert list(chain.sizes.values()) == [p.numel() for p in graph.model.parameters()]
+
+
+@pytest.mark.parametrize("samples", [1, 7])
+def test_what_crosses_a_cut_has_the_bytes_of_the_graph(samples: int) -> None:
+    graph = graph_of("resnet18", "cifar10")
+    timed, exact = chain_of(graph).timed(samples, 3.0), graph.cuts(samples)
+    assert [replace(cut, storages=frozenset()) for cut in exact] == [
+        replace(cut, storages=frozenset()) for cut in timed.cuts
+    ]
+    assert sum(node.forward + node.backward for node in timed.nodes) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+def test_split_layers_are_divided_and_others_are_not(shards: int) -> None:
+    """A narrow layer and a pair of wide ones: one sum forward, one backward; the first layer has no input gradient."""
+    narrow, wide, samples = 64 * 128, 128 * 256, 7
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128))
+        inputs = torch.empty(1, 64)
+    found = shard_of(model, inputs, shards - 1, shards, "pair")
+    whole = 2 * narrow + 2 * 3 * wide
+    largest = -(-256 // shards) / 256
+    assert found.end.done == pytest.approx((2 * narrow + 2 * 3 * wide * largest) / whole)
+    assert found.forward.done == pytest.approx((narrow + 2 * wide * largest) / whole)
+    forward, backward = found.exchanges
+    assert found.forward.exchanges == 1
+    assert [each.summed and each.summed.count(samples) for each in (forward, backward)] == [samples * 128] * 2
+    assert sum(found.sizes) == 64 * 128 + 128 + round(largest * 256) * (128 + 1 + 128) + 128
+    assert found.ready[0] == found.end
+    assert found.bucket_points([0, 0, 1, 1, 2, 2])[-1] == found.end
 
 
 def test_an_old_summary_was_of_real_compute() -> None:

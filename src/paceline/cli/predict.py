@@ -18,8 +18,9 @@ from paceline.lab.plan import PRESETS, Table, read_plan
 from paceline.predict.cluster import Cluster, alike, of_lab
 from paceline.predict.device import device_named, on_device
 from paceline.predict.fit import fit_probes
-from paceline.predict.forecast import MOST_WORKERS, Forecast, Range, forecasts, score, unsupported
+from paceline.predict.forecast import MOST_WORKERS, Forecast, forecasts, score, unsupported
 from paceline.predict.probes import Probe, read_probes
+from paceline.predict.ranges import Range
 from paceline.strategies.table import TABLE
 
 EPILOG = """\
@@ -73,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
     fit = fit_probes(probes)
     if device:
         fit = on_device(fit, probes, device)
-    found = list(forecasts(fit, probes, strategies, workers, cluster, given, args.seed))
+    impossible = left_out if args.strategy == "all" else None
+    found = list(forecasts(fit, probes, strategies, workers, cluster, given, args.seed, impossible))
     if args.json:
         print(json.dumps({"emulated": probes[0].run.emulated, "predictions": [asdict(each) for each in found]}))
         return EXIT_OK

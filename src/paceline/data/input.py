@@ -151,7 +151,7 @@ class CountedInput(Input):
     """Batches of the right sizes without values, for emulated compute; only the description of the data is used."""
 
     def samples(self, name: str, batches_of: BatchesOf) -> Samples:
-        return (self._blank(len(numbers)) for numbers in batches_of(self.comm.rank))
+        return (self._blank(len(numbers)) for numbers in batches_of(self.reader))
 
     def pick(self, name: str, places: Tensor, epoch: int | None = None) -> Batch:
         return self._batch(*self._blank(len(places)), len(places))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 
 import torch
@@ -40,6 +41,13 @@ class Timing:
         return json.dumps(astuple(self))
 
 
+@contextmanager
+def counting() -> Iterator[FlopCounterMode]:
+    """Counts the operations of convolutions and matrix products."""
+    with _COUNTING, FlopCounterMode(display=False) as counter:
+        yield counter
+
+
 def measure(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Timing:
     """Run forward and backward on torch's meta device, where tensors have shapes and no values, and count operations.
 
@@ -49,19 +57,19 @@ def measure(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype | None 
     weights = {name: _meta(p) for name, p in model.named_parameters()}
     trainable = [weights[name] for name, p in model.named_parameters() if p.requires_grad]
     inputs = torch.empty(_SAMPLES, *shape, device="meta", dtype=dtype or trainable[0].dtype)
-    counter, done = FlopCounterMode(display=False), dict[int, int]()
+    done: dict[int, int] = {}
+    with counting() as counter:
 
-    def note(number: int) -> Callable[[Tensor], None]:
-        return lambda _: done.__setitem__(number, counter.get_total_flops())
+        def note(number: int) -> Callable[[Tensor], None]:
+            return lambda _: done.__setitem__(number, counter.get_total_flops())
 
-    for number, weight in enumerate(trainable):
-        weight.register_post_accumulate_grad_hook(note(number))
-    with _COUNTING, counter:
+        for number, weight in enumerate(trainable):
+            weight.register_post_accumulate_grad_hook(note(number))
         state = weights | {name: torch.empty_like(b, device="meta") for name, b in model.named_buffers()}
         output = functional_call(model, state, (inputs,))
         forward = counter.get_total_flops()
         output.sum().backward()
-    total = counter.get_total_flops()
+        total = counter.get_total_flops()
     ready = tuple(done.get(number, total) / total if total else 1.0 for number in range(len(trainable)))
     return Timing(forward / 2 / _SAMPLES, forward / total if total else 1 / 3, ready, tuple(done))
 

@@ -7,19 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from paceline.comm.base import Comm, Work
 from paceline.data.batch import Batch
 from paceline.pipeline.graph import Form, Graph
-from paceline.pipeline.schedule import Instruction, Op
+from paceline.pipeline.schedule import AHEAD, Instruction, Op
 from paceline.tasks.base import Sums
 from paceline.tasks.scoring import Scorer
 
 ACTIVATIONS, GRADIENTS = 1, 2  # tags
-# Receives that are posted ahead, so that they arrive while this rank computes. More would waste memory.
-AHEAD = 2
 
 Mark = Callable[[str, int], None]  # what has just been done, and for which micro-batch
 
@@ -44,6 +42,9 @@ class Neighbours:
 
 class Executor:
     """One stage of a model: the nodes from start to stop of the graph, whose weights have values."""
+
+    training: nn.Module
+    evaluation: nn.Module
 
     def __init__(
         self,
@@ -87,14 +88,14 @@ class Executor:
                 carry_out[instruction.op](instruction.micro)
             elif instruction.op != Op.STEP:
                 tensors, works = posted.popleft()
-                _finish(works)
+                finish(works)
                 self._mark("wait", instruction.micro)
                 if instruction.op == Op.RECV_GRADIENT:
                     self._gradients[instruction.micro] = tensors
                 else:
                     self._micros[instruction.micro] = Micro(tensors, [])
         while self._leaving:
-            _finish(self._leaving.popleft())
+            finish(self._leaving.popleft())
         self._batches = ()
         self._mark("send", -1)
         return self._sums
@@ -106,16 +107,16 @@ class Executor:
             inputs = self.graph.arguments(batch.inputs)
             if self.neighbours.before is not None:
                 inputs, works = self._receive(self.taken, batch.count, self.neighbours.before, ACTIVATIONS)
-                _finish(works)
+                finish(works)
             outputs = self._run(self.evaluation, inputs)
             if self.neighbours.after is None:
                 sums = sums.plus(self.scorer.score(outputs[0], batch.targets).sums)
                 continue
             sends.append(self._send(self.given, outputs, batch.count, self.neighbours.after, ACTIVATIONS))
             if len(sends) > 1:  # while one is being sent the next is computed
-                _finish(sends.popleft())
+                finish(sends.popleft())
         for works in sends:
-            _finish(works)
+            finish(works)
         return sums
 
     def _run(self, stage: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -185,7 +186,7 @@ class Executor:
 
     def _backward(self, number: int) -> None:
         micro = self._micros[number]
-        _finish(micro.sends)  # they have arrived, because the gradient has come back
+        finish(micro.sends)  # they have arrived, because the gradient has come back
         if self.recompute:
             self._again(number, micro)
         if self.neighbours.after is None:
@@ -218,7 +219,7 @@ class Executor:
         names = _with_gradient(self.taken, forms)
         self._leaving.append(self._send(names, gradients, size, self.neighbours.before, GRADIENTS))
         if len(self._leaving) > 1:  # while one is being sent the next is computed
-            _finish(self._leaving.popleft())
+            finish(self._leaving.popleft())
         self._mark("send", number)
 
 
@@ -226,6 +227,6 @@ def _with_gradient(names: list[str], forms: list[Form]) -> list[str]:
     return [name for name, form in zip(names, forms, strict=True) if form.grad]
 
 
-def _finish(works: list[Work]) -> None:
+def finish(works: list[Work]) -> None:
     for work in works:
         work.wait()

@@ -34,6 +34,7 @@ __all__ = (
     "StagePlan",
     "after_layers",
     "check_fits",
+    "cut_by",
     "equal_layers",
     "equal_parameters",
     "find",
@@ -44,6 +45,30 @@ __all__ = (
 SAME = 1e-9
 # The most prepared batches on the first stage: one in use, two ready, one being prepared.
 BATCHES = 4
+
+
+def cut_by(
+    how: str,
+    profile: Profile,
+    devices: Sequence[Device],
+    schedule: str,
+    micros: int,
+    bandwidth: float | None,
+    recompute: bool,
+) -> StagePlan:
+    """The plan for a value of `--cut`, with one stage per device, in their order."""
+    rest = (schedule, micros, bandwidth, recompute)
+    if how == "measured":
+        return find(profile, devices, *rest)
+    ways: dict[str, Callable[[], Sequence[int]]] = {
+        "layers": lambda: equal_layers(profile, len(devices)),
+        "parameters": lambda: equal_parameters(profile, len(devices)),
+    }
+    names = [name.strip() for name in how.split(",")]
+    positions = ways.get(how, lambda: after_layers(profile, names))()
+    plan = plan_at(profile, positions, devices, *rest, how if how in ways else "given")
+    check_fits(plan, devices)
+    return plan
 
 
 def find(

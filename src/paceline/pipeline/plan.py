@@ -123,6 +123,11 @@ class StagePlan:
         return any(stage.seconds > 0 for stage in self.stages)
 
     @property
+    def sized(self) -> bool:
+        """Whether the memory of stages is known: layers were run, in a process that has a size itself."""
+        return any(stage.memory["base"] > 0 for stage in self.stages)
+
+    @property
     def slowest(self) -> float:
         """Seconds per micro-batch of the slowest stage."""
         return max(stage.total_seconds for stage in self.stages)

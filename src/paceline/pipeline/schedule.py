@@ -11,6 +11,9 @@ from enum import StrEnum
 
 from paceline.errors import unknown
 
+# Receives that are posted ahead, so that they arrive while this rank computes. More would waste memory.
+AHEAD = 2
+
 
 class Op(StrEnum):
     RECV_ACTIVATION = "recv-activation"
@@ -140,6 +143,11 @@ def instructions(schedule: str, stages: int, micros: int, stage: int) -> list[In
 def in_flight(schedule: str, stages: int, micros: int, stage: int) -> int:
     """The most micro-batches whose activations the stage holds at once: after forward and before backward."""
     return _checked(schedule, stages, micros, stage).held(stages, micros, stage)
+
+
+def recomputes(schedule: str, stages: int, micros: int, stage: int) -> bool:
+    """Whether recomputing its activations saves a stage memory: not if it holds one micro-batch at a time."""
+    return in_flight(schedule, stages, micros, stage) > 1
 
 
 def bubble(schedule: str, stages: int, micros: int) -> float:

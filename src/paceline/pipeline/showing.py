@@ -26,7 +26,8 @@ def lines(plan: StagePlan) -> list[str]:
     """All lines; without times if no layer was run."""
     if not plan.timed:
         return [heading(plan), "", *table(plan), "", *pace(plan)]
-    return [heading(plan), "", *table(plan), "", *memory(plan), "", *bars(plan), "", *pace(plan)]
+    known = [*memory(plan), ""] if plan.sized else []
+    return [heading(plan), "", *table(plan), "", *known, *bars(plan), "", *pace(plan)]
 
 
 def heading(plan: StagePlan) -> str:
@@ -50,7 +51,7 @@ def table(plan: StagePlan) -> list[str]:
         columns["compute, ms"] = [digits(stage.seconds * 1000) for stage in plan.stages]
         columns["transfer, ms"] = [digits(stage.transfer_seconds * 1000) for stage in plan.stages]
     columns["sends on"] = [in_bytes(stage.forward_bytes) for stage in plan.stages[:-1]] + ["–"]
-    if plan.timed:
+    if plan.timed and plan.sized:
         columns["memory"] = [in_bytes(stage.memory_bytes) for stage in plan.stages]
     free = WIDTH - sum(max(map(len, (head, *cells))) + 2 for head, cells in columns.items() if head != "layers")
     columns["layers"] = [layers(stage, free) for stage in plan.stages]

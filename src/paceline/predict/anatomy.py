@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from paceline.data.table import DataInfo
+from paceline.emulation.counted import Chain, Shard
 from paceline.spec import RunSpec
 from paceline.strategies.bucket_layout import assign, tail
 from paceline.strategies.synchronous import RIDERS
@@ -13,7 +16,18 @@ from paceline.strategies.synchronous import RIDERS
 if TYPE_CHECKING:
     from torch import nn
 
-    from paceline.data.table import DataInfo
+    from paceline.strategies.setup import Place
+
+
+class Parts(Protocol):
+    """How a model can be divided over ranks; counted when it is asked for, by what emulated runs use."""
+
+    @property
+    def chain(self) -> Chain:
+        """Its nodes, for stages."""
+
+    def shard(self, shards: int) -> Shard:
+        """The last of so many shards, which has the largest parts."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +35,7 @@ class Anatomy:
     """`sizes` are the values of each trained parameter, in the model's order, and `ready` says after which fraction of
     the compute of a step its gradient is there. `buffers` are the values of each buffer; a value has `itemsize` bytes.
     `macs` are the multiply-adds of the forward pass of a sample.
+    `parts` tells how the model can be divided.
     """
 
     sizes: tuple[int, ...]
@@ -28,6 +43,7 @@ class Anatomy:
     buffers: tuple[int, ...] = ()
     itemsize: int = 4
     macs: float = 0.0
+    parts: Parts | None = None
 
     @property
     def state(self) -> int:
@@ -62,7 +78,8 @@ def anatomy_of(spec: RunSpec) -> Anatomy:
     timing = count_operations(spec, data, model)
     sizes = tuple(p.numel() for p in model.parameters() if p.requires_grad)
     buffers = tuple(buffer.numel() for buffer in model.buffers())
-    return Anatomy(sizes, timing.ready, buffers, 8 if spec.dtype == "float64" else 4, timing.macs)
+    itemsize = 8 if spec.dtype == "float64" else 4
+    return Anatomy(sizes, timing.ready, buffers, itemsize, timing.macs, CountedParts(spec, data))
 
 
 def build_model(spec: RunSpec) -> tuple[DataInfo, nn.Module]:
@@ -81,3 +98,40 @@ def build_model(spec: RunSpec) -> tuple[DataInfo, nn.Module]:
         return data, build_whole(make, spec.seed, check)
     with torch.device("meta"):
         return data, make()
+
+
+class CountedParts:
+    """Those of the model of a spec; imports torch."""
+
+    def __init__(self, spec: RunSpec, data: DataInfo) -> None:
+        self.spec, self.data = spec, data
+        self._shards: dict[int, Shard] = {}
+
+    @cached_property
+    def chain(self) -> Chain:
+        from paceline.emulation.parts import chain_of
+        from paceline.strategies.partitioned import build_without_storage
+        from paceline.strategies.pipeline.planning import trace_model
+
+        model = build_without_storage(self.spec, self.data).model
+        return chain_of(trace_model(self.spec, self.data, model, self._place))
+
+    def shard(self, shards: int) -> Shard:
+        from paceline.emulation.parts import shard_of
+        from paceline.strategies.partitioned import build_without_storage
+        from paceline.strategies.setup import example
+
+        if shards not in self._shards:
+            dtype = self._place.dtype
+            model = build_without_storage(self.spec, self.data).model.to(dtype)
+            inputs = example(self.spec, self.data, 1, dtype, "meta")
+            self._shards[shards] = shard_of(model, inputs, shards - 1, shards, self.spec.model)
+        return self._shards[shards]
+
+    @property
+    def _place(self) -> Place:
+        import torch
+
+        from paceline.strategies.setup import Place
+
+        return Place(torch.device("cpu"), torch.float64 if self.spec.dtype == "float64" else torch.float32, first=True)

@@ -15,7 +15,7 @@ from paceline.errors import UsageError
 from paceline.predict.anatomy import Anatomy
 from paceline.predict.network import Costs
 from paceline.predict.noise import Draws, Machines, Noise, block_bootstrap, measure
-from paceline.predict.probes import Probe, shape_of
+from paceline.predict.probes import Probe, shape_of, telling
 from paceline.predict.steps import Array, Case
 from paceline.strategies.table import TABLE
 
@@ -27,7 +27,7 @@ PRIOR_FACTOR = 2.0
 CANDIDATES, DRAWN = 40, 9  # sets of costs that are tried, and kept
 # The relative error of the simulation that no probe can show: see docs/prediction.md.
 LEAST_ERROR = 0.02
-SERVERS = "servers"  # their channel
+SERVERS, STAGES = "servers", "stages"  # channels that are not collectives
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Fit:
     """What is known from probes.
 
     `per_sample` and `fixed` are the seconds of compute at speed 1: fixed + samples × per_sample. `costs` are by
-    channel: the name of a collective, or SERVERS. `error` is the relative error of the fit (standard deviation).
+    channel: the name of a collective, SERVERS or STAGES. `error` is the relative error of the fit (standard deviation).
     """
 
     anatomy: Anatomy
@@ -95,11 +95,14 @@ def fitted(channel: str) -> tuple[str, ...]:
 
 
 def channel_of(options: Mapping[str, Any]) -> str:
-    return SERVERS if options["servers"] else str(options["averaging"])
+    if options["servers"]:
+        return SERVERS
+    return STAGES if TABLE[options["strategy"]].grid(options).stages > 1 else str(options["averaging"])
 
 
 def _compute(probes: Sequence[Probe]) -> tuple[float, float, float]:
     """Seconds for a sample, and fixed, at speed 1, with the relative error; fewest workers count, who disturb least."""
+    probes = telling(probes)
     least = min(probe.workers for probe in probes)
     alone = [probe for probe in probes if probe.workers == least]
     points = [(probe.samples, probe.compute_seconds) for probe in alone]
@@ -120,7 +123,12 @@ def _relative_error(times: Array) -> float:
 
 
 def _noise(probes: Sequence[Probe]) -> Noise:
-    return measure([np.log(np.maximum(probe.compute, 1e-9)) + np.log(probe.speeds) for probe in probes])
+    logs = []
+    for probe in telling(probes):
+        own = np.log(np.maximum(probe.compute, 1e-9)) + np.log(probe.speeds)
+        # Ranks with different parts of a model do not tell how nodes differ.
+        logs += np.hsplit(own, own.shape[1]) if probe.run.method.part else [own]
+    return measure(logs)
 
 
 def _overhead(probes: Sequence[Probe]) -> float:
@@ -134,7 +142,8 @@ def case_of(fit: Fit, probe: Probe, costs: Costs, draws: int, seed: int = 0) -> 
     """The probe itself, as a case to predict."""
     workers = probe.places[probe.servers :]
     # Real workers on one machine have fewer threads each than one alone.
-    seconds = fit.compute_seconds(probe.samples) if fit.emulated else probe.compute_seconds
+    known = fit.emulated or not probe.tells_compute
+    seconds = fit.compute_seconds(probe.samples) if known else probe.compute_seconds
     compute = Draws(fit.noise, seconds, Machines.of(probe.cluster, workers), draws, seed)
     return Case(probe.options, fit.anatomy, probe.cluster, probe.places, compute, costs, fit.overhead)
 

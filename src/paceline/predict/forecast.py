@@ -4,51 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, log2
 from typing import Any
 
 import numpy as np
 
-from paceline.collectives.choose import TABLE as AVERAGINGS
-from paceline.collectives.plan import Growth
 from paceline.data import table as datasets
 from paceline.errors import UsageError
 from paceline.options import DIVISION, PROBLEM
+from paceline.predict.calibration import SHIPPED, Calibration, check_disjoint
 from paceline.predict.cluster import Cluster, spread
 from paceline.predict.fit import DRAWN, PRIOR_FACTOR, Fit, channel_of, fitted, prior_of, simulation_of
 from paceline.predict.memory import fit_memory
 from paceline.predict.network import Costs
 from paceline.predict.noise import Draws, Machines
-from paceline.predict.probes import Probe, check_alike, options_of
+from paceline.predict.partitioned import bytes_of_parts
+from paceline.predict.probes import Probe, check_alike, options_of, telling
+from paceline.predict.ranges import Range
 from paceline.predict.steps import Array, Case
+from paceline.predict.traffic import averaged_bytes
 from paceline.server.layout import CHUNK_BYTES, Layout
 from paceline.server.layout import cost as served_cost
 from paceline.spec import FIELDS, OWN, RunSpec, resolve
 from paceline.strategies.table import TABLE, default
 
-LEVEL = 0.9
 DRAWS = 1000
 MOST_WORKERS = 10_240
 ALONE_ERROR = 0.005  # of the time of one process, which was measured
-FEW_RANKS = 8  # whose bytes are counted; those of more follow from them
 MANY, FEW = 16, 3  # with more ranks than this, only so many of the drawn sets of costs are simulated
 # Options of a probe that do not hold for other settings.
 OWNED = ("strategy", "workers", "global_batch", "transport", "threads", "read")
-
-
-@dataclass(frozen=True)
-class Range:
-    """A value, and where it lies with 90 % probability."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, drawn: Array) -> Range:
-        """The first of the draws is the value."""
-        low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-        return cls(float(drawn[0]), float(low), float(high))
 
 
 @dataclass(frozen=True)
@@ -75,8 +59,13 @@ def forecasts(
     cluster: Cluster | None,
     given: Mapping[str, Any],
     seed: int = 0,
+    left_out: list[str] | None = None,
+    calibration: Calibration = SHIPPED,
 ) -> Iterator[Forecast]:
-    """Predict each strategy at each number of workers. Without a cluster, it is the one of the probes."""
+    """Predict each strategy at each number of workers. Without a cluster, it is the one of the probes.
+
+    If there is a list `left_out`, it gets the reasons why settings are not possible, which are otherwise raised.
+    """
     alone, memory = _spec(probes, default(1).name, 1, given), fit_memory([] if fit.device else probes, probes[0].spec)
     seconds = fit.compute_seconds(alone.batch_size)
     base = alone.update_batch / _drawn(fit, alone, probes[0].cluster, (0,), seed + 1, seconds)
@@ -84,20 +73,26 @@ def forecasts(
         for count in workers:
             if TABLE[strategy].single and count > 1:
                 continue
-            spec = _spec(probes, strategy, count, given)
-            here = cluster or _grown(probes, spec.ranks)
-            _check_cores(fit, probes, spec, here)
-            own = cluster is None and not fit.emulated  # cores and threads are those of a probe
-            seconds = shared_compute(probes, spec) if own else fit.compute_seconds(spec.batch_size)
-            drawn = _drawn(fit, spec, here, spread(spec.ranks, len(here.nodes)), seed, seconds)
+            try:
+                spec = _spec(probes, strategy, count, given)
+                here = cluster or _grown(probes, spec.ranks)
+                _check_cores(fit, probes, spec, here)
+                own = cluster is None and not fit.emulated  # cores and threads are those of a probe
+                seconds = shared_compute(probes, spec) if own else fit.compute_seconds(spec.batch_size)
+                drawn = _drawn(fit, spec, here, spread(spec.ranks, len(here.nodes)), seed, seconds)
+            except UsageError as error:
+                if left_out is None or not TABLE[strategy].part:
+                    raise
+                left_out.append(f"{strategy} with {count:,} workers: {error}")
+                continue
             batch = spec.update_batch
             yield Forecast(
                 strategy,
                 count,
                 batch,
-                Range.of(drawn),
-                Range.of(batch / drawn),
-                Range.of(batch / drawn / count / base),
+                Range.of(drawn, calibration.factor),
+                Range.of(batch / drawn, calibration.factor),
+                Range.of(batch / drawn / count / base, calibration.factor),
                 _bytes(fit, spec),
                 Range(*memory.predict(spec)),
                 memory.estimated,
@@ -112,6 +107,7 @@ class Scored:
     name: str
     strategy: str
     workers: int
+    batch: int  # of an update
     measured: float
     predicted: Range
 
@@ -125,18 +121,18 @@ class Scored:
         return self.predicted.low <= self.measured <= self.predicted.high
 
 
-def score(fit: Fit, probes: Sequence[Probe], held: Sequence[Probe], seed: int = 0) -> list[Scored]:
-    """Predictions of runs that the fit has not seen, on their own machines. Raises UsageError if it has."""
+def score(
+    fit: Fit, probes: Sequence[Probe], held: Sequence[Probe], seed: int = 0, calibration: Calibration = SHIPPED
+) -> list[Scored]:
+    """Predictions of runs on their own machines. Raises UsageError if the fit or the calibration has seen them."""
     check_alike([*probes, *held])
-    if seen := {probe.run.folder.resolve() for probe in probes} & {run.run.folder.resolve() for run in held}:
-        raise UsageError(
-            f"{seen.pop()} is a probe, and cannot be scored: score runs that predictions are not made from"
-        )
-    return [
-        Scored(run.name, run.run.summary.strategy, run.workers, run.seconds.value,
-               Range.of(_drawn(fit, run.spec, run.cluster, run.places, seed, _compute_of(fit, probes, run))))
-        for run in held
-    ]  # fmt: skip
+    check_disjoint(probes, calibration.runs, held)
+    found = []
+    for run in held:
+        drawn = _drawn(fit, run.spec, run.cluster, run.places, seed, _compute_of(fit, probes, run))
+        found.append(Scored(run.name, run.run.summary.strategy, run.workers, run.spec.update_batch, run.seconds.value,
+                            Range.of(drawn, calibration.factor)))  # fmt: skip
+    return found
 
 
 def unsupported(probes: Sequence[Probe], strategy: str, given: Mapping[str, Any]) -> str | None:
@@ -157,8 +153,14 @@ def _spec(probes: Sequence[Probe], strategy: str, workers: int, given: Mapping[s
     for probe in sorted(probes, key=lambda probe: (probe.run.summary.strategy == strategy, probe.workers)):
         kept |= {name: value for name, value in probe.spec.values().items() if name not in other}
     # Checked with few workers: a data set may be too small for a batch of many, which `beyond` says.
-    values = {"strategy": strategy, "workers": 1 if method.single else min(workers, 2), **given}
-    return replace(resolve(("the probes", kept), ("prediction", values), here=False).spec, workers=workers)
+    few = 1 if method.single else min(workers, 2)
+    own = [probe for probe in probes if probe.run.summary.strategy == strategy]
+    if parts := method.replica_size([probe.options for probe in own], workers):
+        (few,) = parts.values()  # one replica
+    values = {"strategy": strategy, "workers": few, **parts, **given}
+    spec = replace(resolve(("the probes", kept), ("prediction", values), here=False).spec, workers=workers)
+    method.check(spec)
+    return spec
 
 
 def _grown(probes: Sequence[Probe], ranks: int) -> Cluster:
@@ -180,6 +182,7 @@ def _compute_of(fit: Fit, probes: Sequence[Probe], run: Probe) -> float:
 
 def shared_compute(probes: Sequence[Probe], spec: RunSpec) -> float:
     """Seconds of compute on the machine of the probes, whose cores workers share: as with the nearest number."""
+    probes = telling(probes)
     nearest = min((probe.workers for probe in probes), key=lambda workers: abs(workers - (spec.workers or 1)))
     own = [probe for probe in probes if probe.workers == nearest]
     return float(np.median([probe.compute_seconds / probe.samples for probe in own])) * spec.batch_size
@@ -223,19 +226,13 @@ def _bytes(fit: Fit, spec: RunSpec) -> int:
     if options["servers"]:
         layout = Layout(anatomy.state, anatomy.state, options["servers"], anatomy.itemsize, CHUNK_BYTES // spec.shrink)
         return max(served_cost(1 if spec.method.updates_by_worker else workers, layout).bytes_sent)
+    if spec.method.part:
+        return bytes_of_parts(options, anatomy, spec.grid)
     lengths: tuple[int, ...] = (sum(anatomy.sizes),)
     if spec.method.averaging:
         lengths, _ = anatomy.buckets(int(spec.bucket_mb / spec.shrink * 2**20))
-    collective, few = AVERAGINGS[options["averaging"]], min(workers, FEW_RANKS)
-    costs = [collective.cost(few, length, anatomy.itemsize) for length in lengths]
-    ring = (workers - 1) / workers / ((few - 1) / few)
-    more = {
-        Growth.CYCLE: ring if costs[0].exact else 1.0,
-        Growth.STAR: (workers - 1) / (few - 1),
-        Growth.TREE: ceil(log2(workers)) / ceil(log2(few)),
-    }
-    sent = sum(max(cost.bytes_sent) for cost in costs)
-    return round(sent * more[collective.growth] / spec.method.round(options))
+    sent = averaged_bytes(options["averaging"], workers, lengths, anatomy.itemsize)
+    return round(sent / spec.method.round(options))
 
 
 def _check_cores(fit: Fit, probes: Sequence[Probe], spec: RunSpec, cluster: Cluster) -> None:
@@ -258,7 +255,8 @@ def beyond(fit: Fit, probes: Sequence[Probe], spec: RunSpec, cluster: Cluster) -
     if fit.device:
         found.append(fit.device)
     if spec.ranks > 1 and channel_of(options) not in fit.costs:
-        found.append("this collective was not measured" if options["averaging"] else "these servers were not measured")
+        what = "these servers were" if options["servers"] else "this way to communicate was"
+        found.append(f"{what} not measured")
     if (spec.workers or 1) > 4 * most:
         found.append(f"more than 4 times the {most} workers of the probes")
     if cluster.nodes[0].up not in {node.up for probe in probes for node in probe.cluster.nodes} and spec.ranks > 1:

@@ -102,9 +102,9 @@ class Network:
         """Keep a core of the rank's host busy, or a share of one if there are not enough."""
         return self.fluid.work(seconds, ((self._core_of(rank), 1.0),), most=1.0)
 
-    def send(self, source: int, to: int, size: int, then: Callable[[], None] | None = None) -> None:
-        """Hand a message to the connection. `then` is called when it has arrived; without it, it waits until its
-        receive is posted, as gloo does.
+    def send(self, source: int, to: int, size: int, then: Callable[[], None] | None = None) -> Done:
+        """Hand a message to the connection; the result is set when it is sent. `then` is called when it has arrived;
+        without it, it waits until its receive is posted, as gloo does.
         """
         number = self._sent.get((source, to), 0)
         self._sent[source, to] = number + 1
@@ -115,6 +115,7 @@ class Network:
             arrived.then.append(then)
         posted = None if then else self._posted.setdefault((source, to, number), Done())
         self.fluid.start(self._transfer(source, to, size, (before, posted), sent, arrived))
+        return sent
 
     def receive(self, source: int, to: int) -> Done:
         """Post a receive; the result is set when its message has arrived."""

@@ -15,6 +15,7 @@ from paceline.analysis.runs import LeftOut, Run, read_run
 from paceline.analysis.statistics import Interval, median
 from paceline.errors import UsageError
 from paceline.lab.plan import burst_bytes
+from paceline.layout import Grid
 from paceline.options import PROBLEM
 from paceline.predict.anatomy import Anatomy, anatomy_of
 from paceline.predict.cluster import Cluster, Machine, payload
@@ -95,9 +96,20 @@ class Probe:
 
     @property
     def compute_seconds(self) -> float:
-        """The mean compute of a step, on a device of speed 1; single late steps do not count in full."""
+        """The mean compute of a step of the whole model, on a device of speed 1; single late steps do not count in
+        full. Workers that have stages of a model share it.
+        """
         whole = self.compute * self.speeds
-        return float(np.minimum(whole, 3 * np.median(whole)).mean())
+        return float(np.minimum(whole, 3 * np.median(whole, axis=0)).mean()) * self.grid.stages
+
+    @property
+    def grid(self) -> Grid:
+        return self.run.method.grid(options_of(self.spec))
+
+    @property
+    def tells_compute(self) -> bool:
+        """Whether its spans forward and backward are compute alone: those of shards have messages in them."""
+        return self.grid.shards == 1
 
     @cached_property
     def cluster(self) -> Cluster:
@@ -180,6 +192,17 @@ def usable_probes(folders: Sequence[Path]) -> tuple[list[Probe], list[str]]:
 def probe_of(run: Run) -> Probe:
     """Without checking whether its times can be used."""
     return Probe(run, build(RunSpec, {name: value for name, value in run.spec.items() if name in FIELDS}, extra=True))
+
+
+def telling(probes: Sequence[Probe]) -> list[Probe]:
+    """Those that tell how long computing takes."""
+    found = [probe for probe in probes if probe.tells_compute]
+    if not found:
+        raise UsageError(
+            f"{probes[0].name} does not tell how long computing takes: its workers exchange messages in between; add a "
+            "run with --strategy sequential"
+        )
+    return found
 
 
 def _checked(run: Run) -> Probe:

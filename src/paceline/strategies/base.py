@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +85,12 @@ class Strategy:
     def grid(self, values: Mapping[str, Any]) -> Grid:
         """How many replicas the workers make up, and the stages and shards of each."""
         return Grid(values["workers"])
+
+    def replica_size(self, runs: Sequence[Mapping[str, Any]], workers: int) -> dict[str, int]:
+        """The option that says how many workers have a replica, with its value for so many workers, as in these runs;
+        nothing if each has the whole model.
+        """
+        return {}
 
     def shares(self, values: Mapping[str, Any]) -> int:
         """The number of parts that the samples of one update are divided into."""

@@ -24,6 +24,24 @@ def assign(parameters: Sequence[tuple[Hashable, int, int]], limit: int) -> list[
     return found
 
 
+def together(sizes: Sequence[int], limit: int) -> list[list[int]]:
+    """Which gradients of these bytes are summed at once, in this order: each large one alone, small ones together.
+
+    >>> together([1, 9, 2, 3, 1], 5)
+    [[1], [0, 2, 3], [4]]
+    """
+    found, small = list[list[int]](), list[int]()
+    for number, size in enumerate(sizes):
+        if size >= limit:
+            found.append([number])
+            continue
+        small.append(number)
+        if sum(sizes[each] for each in small) >= limit:
+            found.append(small)
+            small = []
+    return [*found, small] if small else found
+
+
 def tail(parameters: int, extras: int) -> int:
     """Values that the last bucket has besides gradients: a flag for each parameter, the extras, and two numbers."""
     return parameters + extras + 2

@@ -56,5 +56,11 @@ def check_microbatches(spec: RunSpec) -> None:
     if spec.microbatches > spec.batch_size:
         raise UsageError(f"--microbatches {spec.microbatches} of a batch of {spec.batch_size}: give at most "
                          f"{spec.batch_size}, or a larger --batch-size")  # fmt: skip
-    if spec.microbatches > 1 and spec.emulated:
-        raise UsageError(f"--microbatches {spec.microbatches} with --compute {spec.compute}: nothing is computed")
+
+
+def check_unchecked(spec: RunSpec) -> None:
+    """Refuse to compare weights that emulated compute does not change."""
+    if spec.emulated and spec.check_replicas:
+        raise UsageError(
+            f"--check-replicas {spec.check_replicas} with --compute {spec.compute}: weights do not change; leave it out"
+        )

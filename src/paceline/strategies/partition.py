@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UsageError
 from paceline.options import flag
+from paceline.strategies import options
 from paceline.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -23,8 +24,14 @@ class Partition(Strategy):
         parts: int = values[self.by] or values["workers"]
         return parts
 
+    def replica_size(self, runs: Sequence[Mapping[str, Any]], workers: int) -> dict[str, int]:
+        """As many as in the largest run with replicas; all workers if there is none."""
+        several = [(values["workers"], self.parts(values)) for values in runs if self.parts(values) < values["workers"]]
+        return {self.by: max(several)[1] if several else workers}
+
     def check(self, spec: RunSpec) -> None:
         assert spec.workers is not None
+        options.check_unchecked(spec)
         parts = self.parts(vars(spec))
         if spec.workers % parts:
             raise UsageError(

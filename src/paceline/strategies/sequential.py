@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.data.batch import Batch
+from paceline.errors import UsageError
 from paceline.strategies import options
 from paceline.strategies.base import Strategy
 from paceline.strategies.engine import Engine, Lockstep, StepResult, StepTimer, micro_batches, parts_of
@@ -26,6 +27,8 @@ class SequentialStrategy(Strategy):
 
     def check(self, spec: RunSpec) -> None:
         options.check_microbatches(spec)
+        if spec.microbatches > 1 and spec.emulated:
+            raise UsageError(f"--microbatches {spec.microbatches} with --compute {spec.compute}: nothing is computed")
 
 
 SEQUENTIAL = SequentialStrategy(

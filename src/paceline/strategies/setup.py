@@ -8,18 +8,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from paceline import own_code
+from paceline.comm.words import all_or_none
 from paceline.data import table as datasets
 from paceline.data.batch import each, empty
 from paceline.data.load import load
 from paceline.data.table import DataInfo
 from paceline.emulation import table as emulation
-from paceline.emulation.device import EmulatedDevice
+from paceline.emulation.device import DeviceInTurns, EmulatedDevice
 from paceline.emulation.standin import StandIn
 from paceline.emulation.timing import Timing, measure
 from paceline.errors import UsageError
@@ -31,6 +32,9 @@ from paceline.spec import RunSpec
 from paceline.strategies.weights import start_from
 from paceline.tasks.scoring import Scorer
 from paceline.tasks.table import CLASSIFICATION, LANGUAGE_MODEL, MOST_CLASSES
+
+if TYPE_CHECKING:
+    from paceline.training.driver import Job
 
 
 @dataclass(frozen=True)
@@ -183,22 +187,37 @@ def make_emulation(
     if asked is None:
         return None
     timing = timing or count_operations(spec, data, model)
+    seconds, about = emulated_time(spec, asked, timing.macs)
+    device = EmulatedDevice(seconds / spec.batch_size / place.speed, timing, place.noise, f"{spec.seed} {rank}")
+    return Emulation(device, StandIn(model, spec.shrink), seconds, about)
+
+
+def emulated_time(spec: RunSpec, asked: emulation.Asked, macs: float, sent: str = "gradients are") -> tuple[float, str]:
+    """The seconds of a whole batch of a model with so many multiply-adds, and a line about it."""
     if asked.device:
-        if not timing.macs:
+        if not macs:
             raise UsageError(
                 f"--compute {spec.compute}: model {spec.model} has no convolution or matrix product to count; give the "
                 f"time of a batch, as in --compute emulated:0.5"
             )
-        found = emulation.estimate(asked.device, spec.model, timing.macs)
+        found = emulation.estimate(asked.device, spec.model, macs)
         seconds, how = found.seconds * spec.batch_size, f", as {asked.device.about} ({found.how})"
     else:
         assert asked.seconds is not None, "resolving the spec has replaced a run folder by seconds"
         seconds, how = asked.seconds, ""
-    smaller = f"; gradients are {spec.shrink} times smaller than the model's" if spec.shrink > 1 else ""
+    smaller = f"; {sent} {spec.shrink} times smaller than the model's" if spec.shrink > 1 else ""
     time = f"{seconds:.4g} s for each batch of {spec.batch_size}{how}"
-    about = f"Emulated compute: {time}; nothing is trained or saved{smaller}"
-    device = EmulatedDevice(seconds / spec.batch_size / place.speed, timing, place.noise, f"{spec.seed} {rank}")
-    return Emulation(device, StandIn(model, spec.shrink), seconds, about)
+    return seconds, f"Emulated compute: {time}; nothing is trained or saved{smaller}"
+
+
+def emulate_in_turns(job: Job, macs: float) -> DeviceInTurns:
+    """The emulated device of a rank with a part of a model; says and records how long a batch takes."""
+    spec, place, asked = job.spec, job.place, emulation.read(job.spec.compute)
+    assert asked is not None
+    seconds, about = all_or_none(lambda: emulated_time(spec, asked, macs, "gradients and activations are"), job.comm)
+    job.summary.compute_seconds = seconds
+    job.console.line(about)
+    return DeviceInTurns(seconds / spec.batch_size / place.speed, place.noise, f"{spec.seed} {job.comm.rank}")
 
 
 def seed_dropout(spec: RunSpec, stream: int, step: int = 0) -> None:

@@ -33,11 +33,7 @@ if TYPE_CHECKING:
 
 class DataParallelStrategy(Strategy):
     def check(self, spec: RunSpec) -> None:
-        if spec.emulated and spec.check_replicas:
-            raise UsageError(
-                f"--check-replicas {spec.check_replicas} with --compute {spec.compute}: weights do not change; "
-                "leave it out"
-            )
+        options.check_unchecked(spec)
         if spec.emulated and spec.sync_batchnorm:
             raise UsageError(
                 f"--sync-batchnorm with --compute {spec.compute}: batch-norm is not computed, and sends no messages; "

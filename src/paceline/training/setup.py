@@ -38,7 +38,7 @@ def make_input(spec: RunSpec, comm: Comm, place: Place) -> Input:
     if not spec.reads:
         info = datasets.describe(spec.data)
         assert info is not None
-        return CountedInput(info, 0, spec.seed, comm, PrepareTargets(place.dtype, place.device))
+        return _counted_input(spec, info, comm, place)
     folder = Path(spec.data_dir) if spec.data_dir else None
     reads = spec.read != "scatter" or comm.rank == 0
     all_or_none(lambda: prepare(spec.data, folder) if reads and place.first else None, comm)
@@ -46,7 +46,7 @@ def make_input(spec: RunSpec, comm: Comm, place: Place) -> Input:
     info, form = _agree_on_data(spec.data, data, comm)
     all_or_none(lambda: check_data(spec, info), comm)
     if spec.emulated:
-        return CountedInput(info, 0, spec.seed, comm, PrepareTargets(place.dtype, place.device))
+        return _counted_input(spec, info, comm, place)
     ready = _prepare(spec, info, place)
     validation = spec.validation_samples(info)
     if spec.method.part:
@@ -56,6 +56,11 @@ def make_input(spec: RunSpec, comm: Comm, place: Place) -> Input:
     assert data is not None
     kind = OwnInput if spec.read == "own" else TogetherInput
     return kind(data, validation, spec.seed, comm, ready)
+
+
+def _counted_input(spec: RunSpec, info: DataInfo, comm: Comm, place: Place) -> Input:
+    """Batches without samples, for emulated compute."""
+    return _of_replica(spec, CountedInput(info, 0, spec.seed, comm, PrepareTargets(place.dtype, place.device)))
 
 
 def _prepare(spec: RunSpec, info: DataInfo, place: Place) -> Prepare:
@@ -81,7 +86,13 @@ def _replica_input(spec: RunSpec, data: Dataset | None, validation: int, comm: C
     if spot.stage:
         targets = PrepareTargets(ready.dtype, ready.device, size=ready.size)
         source = TargetsInput(data, validation, spec.seed, comm, targets)
-    source.reader, source.readers = spot.replica, spec.grid.replicas
+    return _of_replica(spec, source)
+
+
+def _of_replica(spec: RunSpec, source: Input) -> Input:
+    """The ranks of a replica have the same samples."""
+    if spec.method.part:
+        source.reader, source.readers = spec.grid.spot(source.comm.rank).replica, spec.grid.replicas
     return source
 
 

@@ -20,6 +20,10 @@ from paceline.predict.probes import Probe, read_probes, shape_of
 TRUTH = replace(PRIOR, message=4e-4)
 COMPUTE, OVERHEAD = 0.08, 0.01
 SPEC = {"model": "mnist-cnn", "data": "mnist", "overlap": "on", "bucket_mb": 0.05, "compute": f"emulated:{COMPUTE}"}
+PARTS: dict[str, dict[str, Any]] = {
+    "pipeline": {"microbatches": 8, "schedule": "1f1b", "averaging": "allreduce"},
+    "tensor": {"averaging": "allreduce"},
+}
 
 
 def lab(nodes: int, rate: float = 1e9) -> dict[str, Any]:
@@ -31,9 +35,10 @@ def lab(nodes: int, rate: float = 1e9) -> dict[str, Any]:
 def made_up(folder: Path, workers: int, strategy: str, seconds: float) -> Probe:
     """A run of this many workers, each on a node of a lab, whose steps took so long."""
     times = steady(seconds, 60, seed=workers, spread=0.001)
+    part = {"pipeline": COMPUTE / workers, "tensor": 0.8 * seconds}.get(strategy, COMPUTE) / seconds
     write_run(folder, times, workers=workers, strategy=strategy, cores=16,
-              lab=lab(workers), hosts=[f"n{i + 1}" for i in range(workers)], compute=[COMPUTE / seconds] * workers,
-              spec=SPEC)  # fmt: skip
+              lab=lab(workers), hosts=[f"n{i + 1}" for i in range(workers)], compute=[part] * workers,
+              spec=SPEC | PARTS.get(strategy, {}))  # fmt: skip
     emulated(folder)
     (probe,) = read_probes([folder])
     return probe
@@ -74,6 +79,23 @@ def test_costs_are_found_again_and_predict_other_numbers_of_workers(truth: Any) 
     assert said.samples_per_second.value == pytest.approx(7 * 32 / held.seconds.value, rel=0.03)
 
 
+@pytest.mark.parametrize("strategy", ["pipeline", "tensor"])
+def test_parts_of_a_model_are_predicted_from_other_numbers_of_them(truth: Any, strategy: str) -> None:
+    """Stages share the compute of a step; the spans of shards have messages in them, and tell nothing of it."""
+    probes = [truth(1, "sequential"), truth(2, strategy), truth(4, strategy)]
+    found = fit_probes(probes)
+    assert found.per_sample * 32 == pytest.approx(COMPUTE, rel=0.01)
+    held = truth(3, strategy)
+    (said,) = forecasts(found, probes, [strategy], [3], None, {})
+    assert said.step_seconds.value == pytest.approx(held.seconds.value, rel=0.03)
+    assert said.global_batch == 32
+    if strategy == "pipeline":
+        assert probes[2].compute_seconds == pytest.approx(COMPUTE, rel=0.01)
+    else:
+        with pytest.raises(UsageError, match="add a run with --strategy sequential"):
+            fit_probes(probes[1:])
+
+
 def test_forecasts_are_repeatable_by_seed(truth: Any) -> None:
     probes = [truth(1, "sequential"), truth(2, "ring")]
     found = fit_probes(probes)
@@ -91,7 +113,7 @@ def test_what_goes_beyond_the_probes_is_said(truth: Any) -> None:
         return said.beyond
 
     assert beyond("ring", 4) == ()
-    assert "this collective was not measured" in beyond("gather", 4)
+    assert "this way to communicate was not measured" in beyond("gather", 4)
     assert "more than 4 times the 2 workers of the probes" in beyond("ring", 9)
     assert "links that were not measured" in beyond("ring", 4, alike(4, 1e8))
     assert "a batch size that was not measured" in beyond("ring", 4, batch_size=64)

@@ -57,6 +57,11 @@ class Pipeline(Partition):
                 f"--recompute with --transport {spec.transport} and dropout: ranks that are threads share one random "
                 "state, so recomputing would not repeat the same dropout; use gloo or mpi"
             )
+        if spec.emulated and spec.memory:
+            raise UsageError(
+                f"--memory {spec.memory} with --compute {spec.compute}: no layer is run, so its memory is not known; "
+                "leave it out"
+            )
         stage_devices(spec.stages, spec.memory, spec.speed)
 
 
@@ -75,5 +80,7 @@ PIPELINE = Pipeline(
     part="stage",
     timelines=True,
     on_gpu=False,
+    emulates=True,
     reads_together=False,
+    simulation="paceline.predict.partitioned:pipelined",
 )

@@ -24,10 +24,12 @@ from paceline.pipeline.devices import stage_devices
 from paceline.pipeline.executor import Executor, Neighbours
 from paceline.pipeline.graph import Graph
 from paceline.pipeline.plan import StagePlan
-from paceline.pipeline.schedule import in_flight, instructions
+from paceline.pipeline.schedule import instructions, recomputes
 from paceline.pipeline.showing import lines
 from paceline.run.atomic import write_whole
 from paceline.run.folder import PLAN
+from paceline.spec import RunSpec
+from paceline.strategies.bucket_layout import together
 from paceline.strategies.engine import Restored, StepResult, StepTimer, micro_batches, parts_of
 from paceline.strategies.partitioned import PartEngine, Parts, rows
 from paceline.strategies.pipeline.planning import make_plan, measure_link, trace_model
@@ -79,11 +81,7 @@ class Pipeline(PartEngine):
         self._besides = Meter()
 
     def setup(self) -> None:
-        grid = self.options.grid
-        self.spot = grid.spot(self.comm.rank)
-        self.replicas = self.comm.group(grid.replicas_of(self.comm.rank)) if grid.replicas > 1 else None
-        self.averaging = AVERAGINGS[self.options.averaging]
-        self._groups = self._by_holders()
+        self._connect()
         for comm, weights in self._groups:
             for weight in weights:
                 comm.broadcast(_row(weight))  # one by one: memory may not suffice for a copy of all
@@ -91,6 +89,14 @@ class Pipeline(PartEngine):
             for buffer in self.model.buffers():
                 self.replicas.broadcast(_row(buffer))
         self._beginning = self._sent()
+
+    def _connect(self) -> None:
+        """Create the communicators with the ranks that have the same weights."""
+        grid = self.options.grid
+        self.spot = grid.spot(self.comm.rank)
+        self.replicas = self.comm.group(grid.replicas_of(self.comm.rank)) if grid.replicas > 1 else None
+        self.averaging = AVERAGINGS[self.options.averaging]
+        self._groups = self._by_holders()
 
     def _by_holders(self) -> list[tuple[Comm, list[Tensor]]]:
         """The weights that other ranks have, too, with a communicator of all that have them.
@@ -177,17 +183,12 @@ class Pipeline(PartEngine):
 
     def _sum(self, comm: Comm, gradients: list[Tensor]) -> None:
         """Large gradients are summed in place, small ones in buckets."""
-        limit, small = int(self.options.bucket_mb * 2**20), list[Tensor]()
-        for gradient in gradients:
-            if gradient.nbytes >= limit:
-                self.averaging.run(comm, gradient)
-                continue
-            small.append(gradient)
-            if sum(each.nbytes for each in small) >= limit:
-                self._sum_together(comm, small)
-                small = []
-        if small:
-            self._sum_together(comm, small)
+        limit = int(self.options.bucket_mb * 2**20)
+        for numbers in together([gradient.nbytes for gradient in gradients], limit):
+            if gradients[numbers[0]].nbytes >= limit:
+                self.averaging.run(comm, gradients[numbers[0]])
+            else:
+                self._sum_together(comm, [gradients[number] for number in numbers])
 
     def _sum_together(self, comm: Comm, small: list[Tensor]) -> None:
         together = torch.cat(small)
@@ -240,40 +241,52 @@ def prepare(job: Job) -> PartEngine:
     spec, comm, grid = job.spec, job.comm, job.spec.grid
     spot, parts = grid.spot(comm.rank), Parts(job)
     graph = all_or_none(lambda: trace_model(spec, job.source.info, parts.deferred.model, job.place), comm)
+    if spec.emulated:
+        from paceline.strategies.pipeline.emulated import emulate
+
+        return emulate(job, parts, graph)
     plan = _agree_on_cuts(job, graph)
     edges = [0, *StagePlan.from_dict(plan).positions(), len(graph.nodes)]
     having = stages_of(graph, edges)
     parts.fill(graph.model, [name for name, stages in having.items() if spot.stage in stages])
-    # A stage that holds one micro-batch at a time saves no memory by recomputing it.
-    again = spec.recompute and in_flight(spec.schedule, grid.stages, spec.microbatches, spot.stage) > 1
+    again = spec.recompute and recomputes(spec.schedule, grid.stages, spec.microbatches, spot.stage)
     executor = Executor(
         graph,
         edges[spot.stage],
         edges[spot.stage + 1],
         comm.dup() if comm.size > 1 else comm,
-        Neighbours(
-            grid.rank(spot.replica, spot.stage - 1, 0) if spot.stage else None,
-            grid.rank(spot.replica, spot.stage + 1, 0) if spot.stage < grid.stages - 1 else None,
-        ),
+        neighbours_of(grid, comm.rank),
         make_scorer(spec),
         recompute=again,
     )
     trained = [p for p in executor.training.parameters() if p.requires_grad]
-    options = PipelineOptions(
-        grid,
-        spec.schedule,
-        spec.microbatches,
-        spec.batch_size,
-        spec.averaging,
-        spec.bucket_mb,
-        spec.check_replicas,
-    )
+    options = options_of(spec)
     engine = Pipeline(comm, executor, make_optimizer(spec, trained) if trained else None, options, having)
     pieces = {name: [Piece(grid.rank(0, having[name][0], 0), 0, 0, rows(tensor))]
               for name, tensor in parts.whole.items()}  # fmt: skip
     engine.plan, engine.stream = plan, comm.rank
     seed_dropout(spec, comm.rank)
     return parts.ready(engine, graph.model, pieces)
+
+
+def options_of(spec: RunSpec) -> PipelineOptions:
+    return PipelineOptions(
+        spec.grid,
+        spec.schedule,
+        spec.microbatches,
+        spec.batch_size,
+        spec.averaging,
+        spec.bucket_mb / spec.shrink,
+        spec.check_replicas,
+    )
+
+
+def neighbours_of(grid: Grid, rank: int) -> Neighbours:
+    spot = grid.spot(rank)
+    return Neighbours(
+        grid.rank(spot.replica, spot.stage - 1, 0) if spot.stage else None,
+        grid.rank(spot.replica, spot.stage + 1, 0) if spot.stage < grid.stages - 1 else None,
+    )
 
 
 def stages_of(graph: Graph, edges: Sequence[int]) -> dict[str, list[int]]:
@@ -318,9 +331,14 @@ def _agree_on_cuts(job: Job, graph: Graph) -> dict[str, Any]:
     if "error" in found:
         raise AgreedError(found["error"])
     plan = StagePlan.from_dict(found["plan"])
-    if comm.rank == 0:
-        for line in lines(plan):
-            job.console.line(line)
-        write_whole(job.folder / PLAN, dump(found["plan"], indent=1) + "\n")
+    tell_plan(job, plan)
     made: dict[str, Any] = found["plan"]
     return made
+
+
+def tell_plan(job: Job, plan: StagePlan) -> None:
+    """Rank 0 prints and records the plan."""
+    if job.comm.rank == 0:
+        for line in lines(plan):
+            job.console.line(line)
+        write_whole(job.folder / PLAN, dump(plan.as_dict(), indent=1) + "\n")

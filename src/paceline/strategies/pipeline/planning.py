@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from paceline.layout import threads_per_rank
 from paceline.pipeline.devices import stage_devices
 from paceline.pipeline.graph import Graph, trace
 from paceline.pipeline.link import bandwidths, local_bandwidth
-from paceline.pipeline.partition import after_layers, check_fits, equal_layers, equal_parameters, find, plan_at
+from paceline.pipeline.partition import cut_by
 from paceline.pipeline.plan import StagePlan
 from paceline.pipeline.profile import count, measure
 from paceline.pipeline.resident import give_back_memory, resident_bytes
@@ -53,7 +53,6 @@ def make_plan(
     `speed` is that of this machine; measured times are converted to a machine of speed 1.
     """
     devices = stage_devices(spec.stages, spec.memory, spec.speed)
-    rest = (spec.schedule, spec.microbatches, link, spec.recompute)
     if run or spec.cut == "measured" or spec.memory:
         profile = measure(
             graph, micro_size(spec), lambda weights: make_optimizer(spec, weights), resident_bytes(), told
@@ -65,17 +64,7 @@ def make_plan(
         profile = replace(profile, nodes=tuple(nodes), batch_bytes=batch, copies=1.0 if spec.validation else 0.0)
     else:
         profile = count(graph, micro_size(spec))
-    if spec.cut == "measured":
-        return find(profile, devices, *rest)
-    ways: dict[str, Callable[[], Sequence[int]]] = {
-        "layers": lambda: equal_layers(profile, len(devices)),
-        "parameters": lambda: equal_parameters(profile, len(devices)),
-    }
-    names = [name.strip() for name in spec.cut.split(",")]
-    positions = ways.get(spec.cut, lambda: after_layers(profile, names))()
-    plan = plan_at(profile, positions, devices, *rest, spec.cut if spec.cut in ways else "given")
-    check_fits(plan, devices)
-    return plan
+    return cut_by(spec.cut, profile, devices, spec.schedule, spec.microbatches, link, spec.recompute)
 
 
 def measure_link(spec: RunSpec, comm: Comm) -> float | None:

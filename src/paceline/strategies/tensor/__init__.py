@@ -35,5 +35,7 @@ TENSOR = Tensor(
     by="tensor",
     part="shard",
     on_gpu=False,
+    emulates=True,
     reads_together=False,
+    simulation="paceline.predict.partitioned:sharded",
 )

@@ -9,7 +9,7 @@ communicate in forward and backward. Ranks with the same part of the weights ave
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +22,7 @@ from paceline.comm.metered import Meter, MeteredComm
 from paceline.data.batch import Batch
 from paceline.errors import AgreedError, UsageError
 from paceline.layout import share
+from paceline.spec import RunSpec
 from paceline.strategies.averager import Averager
 from paceline.strategies.engine import Restored, StepResult, StepTimer
 from paceline.strategies.partitioned import PartEngine, Parts, rows
@@ -82,10 +83,8 @@ class TensorParallel(PartEngine):
         # Any rank's request must reach all ranks in this step, or a shard would wait for the others.
         first = self.shards_comm.rank == 0  # all shards of a replica have the same sums
         numbers = [*(mine if first else Sums()), ask, not self.gradients_finite(), self.squares()]
-        totals = torch.tensor(numbers, dtype=torch.float64, device=self.comm.device)
-        self.comm.allreduce(totals)
+        *found, asked, bad, squares = self._total(numbers)
         timer.mark("wait")
-        *found, asked, bad, squares = totals.tolist()
         sums = Sums(*found)
         finite = sums.finite and not bad
         if finite:
@@ -96,6 +95,13 @@ class TensorParallel(PartEngine):
             self.check_replicas()
             timer.mark("check")
         return StepResult(sums, batch.global_count, asked, finite=finite)
+
+    def _total(self, numbers: Sequence[float]) -> list[float]:
+        """The sums of some numbers over all ranks."""
+        totals = torch.tensor(numbers, dtype=torch.float64, device=self.comm.device)
+        self.comm.allreduce(totals)
+        found: list[float] = totals.tolist()
+        return found
 
     def holders(self, name: str, cut: Cut | None) -> tuple[int, ...]:
         shards, every = self.shards_comm, range(self.comm.size)
@@ -173,12 +179,20 @@ class TensorParallel(PartEngine):
         return sent
 
 
+def options_of(spec: RunSpec) -> Options:
+    return Options(spec.averaging, spec.bucket_mb / spec.shrink, spec.overlap, check_replicas=spec.check_replicas)
+
+
 def prepare(job: Job) -> PartEngine:
     spec, comm, grid = job.spec, job.comm, job.spec.grid
     parts = Parts(job)
     shards = comm.group(grid.shards_of(comm.rank))
     replicas = comm.group(grid.replicas_of(comm.rank))
     model = parts.deferred.model.to(job.place.dtype)
+    if spec.emulated:
+        from paceline.strategies.tensor.emulated import emulate
+
+        return emulate(job, parts, model, shards, replicas)
     try:
         split = split_wide(model, shards, spec.model, job.console.line)
     except UsageError as error:  # the same on every rank
@@ -191,7 +205,7 @@ def prepare(job: Job) -> PartEngine:
         return tensor.narrow(split[name], part.start, len(part))
 
     parts.fill(model, parts.deferred.names, own_part)
-    options = Options(spec.averaging, spec.bucket_mb, spec.overlap, check_replicas=spec.check_replicas)
+    options = options_of(spec)
     optimizer = make_optimizer(spec, model.parameters())
     engine = TensorParallel(comm, model, optimizer, options, shards, replicas, split)
     pieces = {}
