@@ -15,4 +15,4 @@ def plan(rank: int, ranks: int, length: int) -> Plan:
     ]
 
 
-GATHER = Planned("gather", plan, Growth.LINEAR)
+GATHER = Planned("gather", plan, Growth.STAR)

@@ -78,11 +78,11 @@ class Averaging(Protocol):
 
 
 class Growth(Enum):
-    """How the time of an algorithm grows with the number of ranks, on machines that are all alike."""
+    """What decides how long an algorithm takes with many ranks, on machines that are all alike."""
 
     CYCLE = "all ranks do the same at the same time"
-    DOUBLING = "each doubling of the ranks adds one step, and a constant more than the doubling before it"
-    LINEAR = "each rank adds the same time"
+    TREE = "the ranks on the way from a leaf to the root"
+    STAR = "the rank that all others send to"
 
 
 @dataclass(frozen=True)

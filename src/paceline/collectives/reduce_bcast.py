@@ -27,4 +27,4 @@ def plan(rank: int, ranks: int, length: int) -> Plan:
     return todo
 
 
-REDUCE_BCAST = Planned("reduce-bcast", plan, Growth.DOUBLING)
+REDUCE_BCAST = Planned("reduce-bcast", plan, Growth.TREE)

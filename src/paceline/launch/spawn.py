@@ -26,6 +26,7 @@ from paceline.launch.zygote import ForkedRank, Zygote
 from paceline.layout import threads_per_rank
 from paceline.messages import LOGGER
 from paceline.run.folder import LOGS
+from paceline.run.liveness import owner_text
 from paceline.spec import RunSpec
 
 Process = subprocess.Popen[bytes] | ForkedRank
@@ -132,7 +133,7 @@ def start(spec: RunSpec, folder: Path, out: int, places: Places | None = None) -
     private = Path(tempfile.mkdtemp(prefix="paceline-", dir=_shared_memory()))
     program, modules = [sys.executable, "-P", rank_program.__file__], _module_folders()
     watcher = subprocess.Popen(
-        [sys.executable, "-I", "-S", janitor.__file__, *program, "killed", *modules],
+        [sys.executable, "-I", "-S", janitor.__file__, *program, "killed", owner_text(folder), *modules],
         stdin=subprocess.PIPE,
         start_new_session=True,
     )

@@ -2,7 +2,7 @@
 
     python -P .../start.py rank RUN_FOLDER MODULE_FOLDER...
     python -P .../start.py zygote MODULE_FOLDER... SOCKET
-    python -P .../start.py killed MODULE_FOLDER... RUN_FOLDER
+    python -P .../start.py killed OWNER MODULE_FOLDER... RUN_FOLDER
 
 Installed modules come first. Folders that are only on the launcher's import path (its working folder, a script's
 folder) come last, so that a random.py there does not replace Python's.
@@ -14,6 +14,7 @@ import sys
 def main() -> None:
     kind, *rest = sys.argv[1:]
     argument = rest.pop(0) if kind == "rank" else rest.pop()
+    owner = rest.pop(0) if kind == "killed" else ""
     sys.path += [folder for folder in rest if folder not in sys.path]
     if kind == "zygote":
         from paceline.launch import zygote
@@ -21,9 +22,11 @@ def main() -> None:
         zygote.main("paceline.launch.worker", "run_rank", int(argument))
         return
     if kind == "killed":
+        from pathlib import Path
+
         from paceline.launch.diagnose import launcher_was_killed
 
-        launcher_was_killed(argument)
+        launcher_was_killed(Path(argument), owner)
         return
     from paceline.launch.signals import quiet_interrupt
 

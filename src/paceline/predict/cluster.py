@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from paceline.lab.plan import LabPlan
 from paceline.layout import share
@@ -39,7 +40,7 @@ class Cluster:
     racks: tuple[tuple[float, float], ...] = ()
     cores: float = float("inf")
 
-    @property
+    @cached_property
     def uniform(self) -> bool:
         """Whether all nodes are alike, and share nothing but a switch."""
         first, *others = self.nodes

@@ -1,20 +1,25 @@
-"""How long a collective takes: its plan is simulated; rings, and many ranks, follow from how they scale."""
+"""How long a collective takes: its plan is simulated, or, on machines that are all alike, computed from a few ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import takewhile
-from math import ceil, log2
+from math import ceil
 
 from paceline.collectives import choose
-from paceline.collectives.plan import Growth, Send
+from paceline.collectives.plan import PIECE, Growth, Send
 from paceline.errors import UsageError
+from paceline.predict import stars
 from paceline.predict.cluster import Cluster
 from paceline.predict.network import Costs, simulate
+from paceline.predict.stars import Rank
 
 MOST_SIMULATED = 64
-KNOWN = 32  # ranks, from whose times those of more than MOST_SIMULATED follow
+LONG = 16 * PIECE  # values: of longer buckets, not all messages are simulated
+# After this many steps of a cycle, each further one takes as long as the mean of the last ones.
+TRANSIENT, LAST = 48, 16
 
 
 @dataclass(frozen=True)
@@ -29,15 +34,18 @@ class Group:
     def ranks(self) -> int:
         return len(self.places)
 
-    @property
+    @cached_property
     def uniform(self) -> bool:
         """Whether there is one rank on each of some nodes that are alike and share nothing."""
         return self.cluster.uniform and len(set(self.places)) == self.ranks
 
-    def follows_law(self, growth: Growth) -> bool:
-        """Whether times follow from the law of growth: always if all ranks do the same, or for many ranks."""
+    def computed(self, growth: Growth) -> bool:
+        """Whether its time is computed from a few ranks: always if all ranks do the same, or for many ranks."""
         same = growth is Growth.CYCLE and not self.cluster.nodes[0].burst and self.cluster.cores > 1
         return self.uniform and (same or self.ranks > MOST_SIMULATED)
+
+    def with_costs(self, costs: Costs) -> Group:
+        return Group(self.cluster, self.places, costs)
 
 
 def seconds(averaging: str, group: Group, length: int, itemsize: int = 4) -> float:
@@ -54,17 +62,30 @@ def finished(
     """
     if group.ranks == 1:
         return 0.0
-    if not group.follows_law(choose.TABLE[averaging].growth):
+    if not group.computed(choose.TABLE[averaging].growth):
         if group.ranks > MOST_SIMULATED:
             raise UsageError(
                 f"more than {MOST_SIMULATED} ranks can be predicted only on machines that are all alike, one for each: "
                 "give --link"
             )
-        return simulated(averaging, group, lengths, ready, itemsize)
+        if max(lengths) <= LONG:
+            return simulated(averaging, group, lengths, ready, itemsize)
+        each = [_long(averaging, group, length, itemsize) for length in lengths]
+    else:
+        rank = Rank(group.cluster.nodes[0], group.costs)
+        each = [computed(averaging, rank, group.ranks, length, itemsize) for length in lengths]
     end = 0.0
-    for length, at in zip(lengths, ready, strict=True):
-        end = max(end, at) + grown(averaging, group, length, itemsize)
+    for at, took in zip(ready, each, strict=True):
+        end = max(end, at) + took
     return end
+
+
+def _long(averaging: str, group: Group, length: int, itemsize: int) -> float:
+    """A single one, if need be from two shorter ones: all pieces beyond the first take the same time."""
+    if length <= LONG:
+        return simulated(averaging, group, (length,), (0.0,), itemsize)
+    some, more = (simulated(averaging, group, (part,), (0.0,), itemsize) for part in (LONG // 2, LONG))
+    return more + (length - LONG) * (more - some) / (LONG - LONG // 2)
 
 
 def simulated(averaging: str, group: Group, lengths: tuple[int, ...], ready: tuple[float, ...], itemsize: int) -> float:
@@ -74,43 +95,43 @@ def simulated(averaging: str, group: Group, lengths: tuple[int, ...], ready: tup
 
 
 @lru_cache(maxsize=4096)
-def grown(averaging: str, group: Group, length: int, itemsize: int = 4, known: int = KNOWN) -> float:
-    """The same on nodes that are alike, from simulations of at most `known` ranks."""
-    growth = choose.TABLE[averaging].growth
-    if growth is Growth.CYCLE:
-        return _cycle(averaging, group, length, itemsize)
-    quarter, half, whole = (_alike(averaging, group, known // each, length, itemsize) for each in (4, 2, 1))
-    if growth is Growth.LINEAR:
-        return whole + (group.ranks - known) * (whole - half) / (known - known // 2)
-    more = ceil(log2(group.ranks)) - log2(known)
-    return whole + more * (whole - half) + more * (more + 1) / 2 * (whole - 2 * half + quarter)
+def computed(averaging: str, rank: Rank, ranks: int, length: int, itemsize: int = 4) -> float:
+    """Seconds of an all-reduce on machines that are all alike."""
+    algorithm = choose.TABLE[averaging]
+    if algorithm.growth is Growth.CYCLE:
+        of_two = algorithm.plan(0, 2, 2 * ceil(length / ranks))
+        sends = takewhile(lambda each: isinstance(each, Send), of_two)
+        return _cycle(rank, ranks, [(each.stop - each.start) * itemsize for each in sends])
+    return _BY_GROWTH[algorithm.growth](rank, ranks, length, itemsize)
 
 
-def _cycle(averaging: str, group: Group, length: int, itemsize: int) -> float:
+_BY_GROWTH: Mapping[Growth, Callable[[Rank, int, int, int], float]] = {Growth.TREE: stars.tree, Growth.STAR: stars.star}
+
+
+def _cycle(rank: Rank, ranks: int, sizes: list[int]) -> float:
     """All ranks do the same at the same time, so that a message arrives on a rank when its own arrives on the next.
 
-    A chunk is a ranks-th part of the values. N-1 steps add it up, and N-1 distribute it; a piece of it that has arrived
-    is sent on in the next step.
+    A chunk is a ranks-th part of the values, in messages of these sizes. N-1 steps add it up, and N-1 distribute it; a
+    message that has arrived is sent on in the next step.
     """
-    node, costs, steps = group.cluster.nodes[0], group.costs, 2 * (group.ranks - 1)
-    rate = min(node.up, node.down, 1 / costs.byte if costs.byte else node.up)
-    of_two = choose.TABLE[averaging].plan(0, 2, 2 * ceil(length / group.ranks))
-    sizes = [(each.stop - each.start) * itemsize for each in takewhile(lambda each: isinstance(each, Send), of_two)]
-    if len(sizes) == 1:
-        (size,) = sizes
-        return steps * (2 * costs.message + size / rate + costs.latency) + steps / 2 * costs.add * size
-    arrived, free, linked = [0.0] * len(sizes), 0.0, 0.0  # when the rank's thread, and its link, have nothing to do
-    for step in range(steps + 1):
-        for number, size in enumerate(sizes):
-            if step:
-                free = max(free, arrived[number]) + costs.message + costs.add * size * (step <= steps / 2)
-            if step < steps:
-                free += costs.message
+    costs, arrived = rank.costs, [0.0] * len(sizes)
+    rate = min(rank.machine.up, rank.machine.down, rank.fastest)
+    free = linked = 0.0  # when the rank's thread, and its link, have nothing to do
+    for number, size in enumerate(sizes):
+        free += costs.message
+        linked = max(linked, free) + size / rate
+        arrived[number] = linked + costs.latency
+    for add, steps in ((costs.add, ranks - 1), (0.0, ranks - 2)):
+        times = [free]
+        for _ in range(min(steps, TRANSIENT)):
+            for number, size in enumerate(sizes):
+                free = max(free, arrived[number]) + 2 * costs.message + add * size
                 linked = max(linked, free) + size / rate
                 arrived[number] = linked + costs.latency
+            times.append(free)
+        if steps > TRANSIENT:
+            more = (steps - TRANSIENT) * (times[-1] - times[-1 - LAST]) / LAST
+            free, linked, arrived = free + more, linked + more, [each + more for each in arrived]
+    for at in arrived:  # of the last step, which is not sent on
+        free = max(free, at) + costs.message
     return free
-
-
-def _alike(averaging: str, group: Group, ranks: int, length: int, itemsize: int) -> float:
-    fewer = Group(group.cluster.first(ranks), tuple(range(ranks)), group.costs)
-    return simulated(averaging, fewer, (length,), (0.0,), itemsize)

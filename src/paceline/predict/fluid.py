@@ -8,6 +8,7 @@ max-min fair one: no activity can have more without taking from one that has les
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -62,7 +63,7 @@ class Fluid:
         self.now = 0.0
         self._capacities = [float(each) for each in capacities]
         self._active: list[Activity] = []
-        self._ready: list[Process] = []
+        self._ready: deque[Process] = deque()  # in the order in which they became ready
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._number = count()
         self._changed, self._alive = False, 0
@@ -96,7 +97,7 @@ class Fluid:
         """The time at which the last process has ended. Raises RuntimeError if processes wait for each other."""
         while True:
             while self._ready:
-                self._advance(self._ready.pop())
+                self._advance(self._ready.popleft())
             if not self._active and not self._timers:
                 break
             self._next_event()

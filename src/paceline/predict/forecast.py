@@ -12,8 +12,9 @@ from paceline.data import table as datasets
 from paceline.errors import UsageError
 from paceline.options import DIVISION, PROBLEM
 from paceline.predict.cluster import Cluster, spread
-from paceline.predict.fit import DRAWN, PRIOR_FACTOR, Fit, channel_of, draw_times, fitted, prior_of, simulation_of
+from paceline.predict.fit import DRAWN, PRIOR_FACTOR, Fit, channel_of, fitted, prior_of, simulation_of
 from paceline.predict.network import Costs
+from paceline.predict.noise import Draws, Machines
 from paceline.predict.partitioned import bytes_of_parts
 from paceline.predict.probes import Probe, check_alike, options_of, telling
 from paceline.predict.steps import Array, Case
@@ -195,22 +196,23 @@ def shared_compute(probes: Sequence[Probe], spec: RunSpec) -> float:
 
 
 def _drawn(fit: Fit, spec: RunSpec, cluster: Cluster, places: tuple[int, ...], seed: int, seconds: float) -> Array:
-    """Mean step times, one for each draw of what is not known: costs, compute, and the error of the simulation."""
+    """Step times, one for each draw of what is not known: costs, compute, noise, and the error of the simulation. The
+    first of them is the most likely one.
+    """
     dice, options = np.random.default_rng(seed), options_of(spec)
     if options["overlap"] == "auto" and fit.overlap is False:
         options["overlap"] = "off"
-    means = []
-    channel = channel_of(options)
+    channel, workers = channel_of(options), Machines.of(cluster, places[options["servers"] :])
     others = fit.drawn.get(channel, _prior_draws(channel, dice))[: FEW if spec.ranks > MANY else None]
     each = DRAWS // (1 + len(others))
-    for number, costs in enumerate([fit.channel(channel), *others]):
-        compute = draw_times(fit, seconds, cluster, places[options["servers"] :], each, seed + number)
-        case = Case(options, fit.anatomy, cluster, places, compute, costs, fit.overhead)
-        means.append(simulation_of(spec.strategy or "")(case).mean())
-    mean = np.repeat(means, each)
+    compute = Draws(fit.noise, seconds, workers, each, seed)
+    cases = [Case(options, fit.anatomy, cluster, places, compute, costs, fit.overhead)
+             for costs in [fit.channel(channel), *others]]  # fmt: skip
+    steps = [simulation_of(spec.strategy or "")(case) for case in cases]
+    whole = np.concatenate(steps)
     error = np.hypot(fit.error if spec.ranks > 1 else ALONE_ERROR, fit.compute_error)
-    drawn: Array = mean * np.exp(dice.standard_t(8, len(mean)) * error)
-    drawn[0] = means[0]  # the most likely
+    drawn: Array = whole * np.exp(dice.standard_t(8, len(whole)) * error)
+    drawn[0] = np.median(steps[0])
     return drawn
 
 

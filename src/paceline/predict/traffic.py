@@ -7,18 +7,20 @@ from math import ceil, log2
 
 from paceline.collectives.choose import TABLE as AVERAGINGS
 from paceline.collectives.plan import Growth
-from paceline.predict.collective import MOST_SIMULATED
+
+FEW_RANKS = 8  # whose bytes are counted; those of more follow from them
 
 
 def averaged_bytes(averaging: str, ranks: int, lengths: Sequence[int], itemsize: int) -> float:
-    """What the rank that sends most sends in all-reduces of these lengths: of many ranks, by the law of growth."""
+    """What the rank that sends most sends in all-reduces of these lengths: of many ranks, from the plans of few."""
     if ranks == 1:
         return 0.0
-    collective, few = AVERAGINGS[averaging], min(ranks, MOST_SIMULATED)
-    sent = sum(max(collective.cost(few, length, itemsize).bytes_sent) for length in lengths)
+    collective, few = AVERAGINGS[averaging], min(ranks, FEW_RANKS)
+    costs = [collective.cost(few, length, itemsize) for length in lengths]
+    ring = (ranks - 1) / ranks / ((few - 1) / few)
     more = {
-        Growth.CYCLE: 1.0,
-        Growth.LINEAR: (ranks - 1) / (few - 1),
-        Growth.DOUBLING: ceil(log2(ranks)) / ceil(log2(few)),
+        Growth.CYCLE: ring if costs[0].exact else 1.0,
+        Growth.STAR: (ranks - 1) / (few - 1),
+        Growth.TREE: ceil(log2(ranks)) / ceil(log2(few)),
     }
-    return sent * more[collective.growth]
+    return sum(max(cost.bytes_sent) for cost in costs) * more[collective.growth]

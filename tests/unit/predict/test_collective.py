@@ -1,14 +1,17 @@
-"""Simulated collectives take as long as their bytes need; the laws of growth agree with simulations."""
+"""Simulated collectives take as long as their bytes need; what is computed for many ranks agrees with them."""
 
 from __future__ import annotations
+
+from math import ceil, log2
 
 import pytest
 
 from paceline.collectives.choose import TABLE
 from paceline.collectives.plan import PIECE, Growth
 from paceline.predict.cluster import Cluster, Machine, alike
-from paceline.predict.collective import Group, grown, seconds, simulated
+from paceline.predict.collective import Group, computed, seconds, simulated
 from paceline.predict.network import Costs
+from paceline.predict.stars import Rank
 
 RATE = 1e8  # bytes/s
 FREE, DEAR = Costs(), Costs(message=2e-4, add=2e-10, byte=1e-9, latency=1e-4)
@@ -33,7 +36,7 @@ def test_without_noise_and_other_costs_a_collective_takes_as_long_as_its_largest
     found, growth = simulated(averaging, group(ranks), (length,), (0.0,), 4), TABLE[averaging].growth
     if growth is Growth.CYCLE:  # the native one's cost is the payload
         assert found == pytest.approx(2 * (ranks - 1) / ranks * length * 4 / RATE, rel=1e-3)
-    elif growth is Growth.LINEAR:
+    elif growth is Growth.STAR:
         assert found == pytest.approx(2 * most, rel=1e-3)
     else:
         pieces = -(-length // PIECE)
@@ -42,14 +45,35 @@ def test_without_noise_and_other_costs_a_collective_takes_as_long_as_its_largest
 
 @pytest.mark.parametrize("averaging", TABLE)
 @pytest.mark.parametrize("costs", [FREE, DEAR])
-@pytest.mark.parametrize("length", [960, 1_048_576, 20_000_000])
-def test_the_law_of_growth_agrees_with_simulations(averaging: str, costs: Costs, length: int) -> None:
-    """To 0.1 %. How much longer a tree takes with each level depends on how its connections take turns."""
-    doubling = TABLE[averaging].growth is Growth.DOUBLING
-    ranks = 64 if doubling else 48
+@pytest.mark.parametrize("length", [960, 300_000, 1_048_576, 6_000_000])
+@pytest.mark.parametrize("ranks", [2, 3, 24, 48, 64])
+def test_what_is_computed_for_many_ranks_agrees_with_simulations(
+    averaging: str, costs: Costs, length: int, ranks: int
+) -> None:
     expected = simulated(averaging, group(ranks, costs), (length,), (0.0,), 4)
-    found = grown(averaging, group(ranks, costs), length, known=32)
-    assert found == pytest.approx(expected, rel=0.04 if doubling else 1e-3)
+    assert computed(averaging, Rank(Machine(RATE, RATE), costs), ranks, length) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("ranks", [100, 128])
+def test_a_tree_of_more_ranks_than_are_simulated(ranks: int) -> None:
+    expected = simulated("reduce-bcast", group(ranks, DEAR), (600_000,), (0.0,), 4)
+    assert computed("reduce-bcast", Rank(Machine(RATE, RATE), DEAR), ranks, 600_000) == pytest.approx(
+        expected, rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("averaging", TABLE)
+@pytest.mark.parametrize("ranks", [2, 7, 1000, 10_240])
+def test_without_other_costs_each_further_piece_takes_the_bytes_of_cost(averaging: str, ranks: int) -> None:
+    """By cost(), which is linear in the length: of the rank that sends most. Its ranks below wait only once."""
+    rank, some, more = Rank(Machine(RATE, RATE), FREE), 64 * PIECE, 128 * PIECE
+    found = computed(averaging, rank, ranks, more) - computed(averaging, rank, ranks, some)
+    times = {Growth.CYCLE: 2 * (ranks - 1) / ranks, Growth.STAR: 2 * (ranks - 1), Growth.TREE: 2 * ceil(log2(ranks))}
+    assert found == pytest.approx(times[TABLE[averaging].growth] * 64 * PIECE * 4 / RATE, rel=1e-3)
+    if ranks < 10 and TABLE[averaging].cost(2, 1).exact:
+        sent = max(TABLE[averaging].cost(ranks, 64 * PIECE).bytes_sent)
+        both = 1 if TABLE[averaging].growth is Growth.CYCLE else 2  # first up, then down
+        assert found == pytest.approx(both * sent / RATE, rel=1e-3)
 
 
 def test_a_link_that_is_slower_in_one_direction_decides() -> None:
