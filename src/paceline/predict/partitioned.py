@@ -31,6 +31,7 @@ TOTALS, TOTALS_ITEMSIZE = 6, 8  # numbers that all ranks sum at the end of a ste
 # Shards begin an exchange up to so many seconds apart. If all began at once, no two of them would ever send to the same
 # one at the same time, which makes gathers of four shards a third faster than they are in a lab.
 APART = 3e-4
+MOST_SHARDS = 16  # each sends to all others: simulating more takes minutes
 STEPS = 8  # of which the typical one is taken
 RECEIVES = (Op.RECV_ACTIVATION, Op.RECV_GRADIENT)
 
@@ -171,9 +172,9 @@ def totals_seconds(case: Case) -> float:
 
 
 def _check_size(case: Case, grid: Grid) -> None:
-    parts = grid.stages * grid.shards
-    if parts > MOST_SIMULATED:
-        raise UsageError(f"{parts} parts of a model: up to {MOST_SIMULATED} can be predicted; use replicas")
+    parts, most = grid.stages * grid.shards, MOST_SHARDS if grid.shards > 1 else MOST_SIMULATED
+    if parts > most:
+        raise UsageError(f"{parts} parts of a model: up to {most} can be predicted; use replicas")
     if grid.replicas * parts > MOST_SIMULATED and not case.group.uniform:
         raise UsageError(
             f"more than {MOST_SIMULATED} ranks can be predicted only on machines that are all alike, one for each: "
@@ -299,8 +300,9 @@ def sharded(case: Case) -> Array:
     The slowest shard holds up all exchanges. Its exchanges are simulated with its mean compute time.
     """
     options, slowest = case.options, case.compute.slowest()
-    shard, grid = _shard_of(options, case.anatomy), _shards(options)
+    grid = _shards(options)
     _check_size(case, grid)
+    shard = _shard_of(options, case.anatomy)
     mean, parts = float(slowest.mean()), int(options["accumulate"])
     ends = _exchange_ends(shard, case, grid, mean / parts)
     last = shard.exchanges[-1].done if shard.exchanges else 0.0
