@@ -31,6 +31,8 @@ TOTALS, TOTALS_ITEMSIZE = 6, 8  # numbers that all ranks sum at the end of a ste
 # Shards begin an exchange up to so many seconds apart. If all began at once, no two of them would ever send to the same
 # one at the same time, which makes gathers of four shards a third faster than they are in a lab.
 APART = 3e-4
+MOST_SHARDS = 16  # each sends to all others: simulating more takes minutes
+STEPS = 8  # of which the typical one is taken
 RECEIVES = (Op.RECV_ACTIVATION, Op.RECV_GRADIENT)
 
 
@@ -146,7 +148,8 @@ def pipelined(case: Case) -> Array:
     pipeline, sums = divide(case.options, case.anatomy)
     grid = Grid(case.options["workers"] // pipeline.count, stages=pipeline.count)
     _check_size(case, grid)
-    times = case.compute(1)[:, 0].reshape(-1, grid.replicas, grid.stages)
+    drawn = case.compute(STEPS if case.options["workers"] <= MOST_SIMULATED else 1)
+    times = drawn.reshape(-1, grid.replicas, grid.stages)
     means = times.mean(axis=0, keepdims=True)
     paths = [_longest(pipeline, case, each) for each in (times, means)]
     ends = _simulated_ends(pipeline, case, grid, means[0]) * paths[0] / paths[1]
@@ -159,8 +162,8 @@ def pipelined(case: Case) -> Array:
         took = sum(seconds(averaging, group, length, case.anatomy.itemsize) for length in each.lengths)
         own = list(each.stages)
         ends[:, :, own] = ends[:, :, own].max(axis=(1, 2), keepdims=True) + took
-    whole: Array = ends.max(axis=(1, 2)) + totals_seconds(case) + case.overhead
-    return whole
+    typical: Array = np.median(ends.max(axis=(1, 2)).reshape(drawn.shape[:2]), axis=1)
+    return typical + totals_seconds(case) + case.overhead
 
 
 def totals_seconds(case: Case) -> float:
@@ -169,9 +172,9 @@ def totals_seconds(case: Case) -> float:
 
 
 def _check_size(case: Case, grid: Grid) -> None:
-    parts = grid.stages * grid.shards
-    if parts > MOST_SIMULATED:
-        raise UsageError(f"{parts} parts of a model: up to {MOST_SIMULATED} can be predicted; use replicas")
+    parts, most = grid.stages * grid.shards, MOST_SHARDS if grid.shards > 1 else MOST_SIMULATED
+    if parts > most:
+        raise UsageError(f"{parts} parts of a model: up to {most} can be predicted; use replicas")
     if grid.replicas * parts > MOST_SIMULATED and not case.group.uniform:
         raise UsageError(
             f"more than {MOST_SIMULATED} ranks can be predicted only on machines that are all alike, one for each: "
@@ -193,10 +196,9 @@ def simulate_stages(
     pipeline: Stages, times: tuple[float, ...], cluster: Cluster, places: tuple[int, ...], costs: Costs
 ) -> list[float]:
     """When each rank has ended; `times` are the seconds of a whole batch on its device."""
-    ranks = range(len(places))
-    neighbours = [(one, other) for one in ranks for other in (one - 1, one + 1)
-                  if other in ranks and one // pipeline.count == other // pipeline.count]  # fmt: skip
-    network, ends = Network(cluster, places, costs, neighbours), [0.0] * len(places)
+    pairs = [(a, b) for a, b in pairwise(range(len(places))) if b % pipeline.count]
+    network = Network(cluster, places, costs, [*pairs, *((b, a) for a, b in pairs)])
+    ends = [0.0] * len(places)
     for rank, each in enumerate(times):
         network.fluid.start(_stage(pipeline, network, rank, each, ends))
     network.fluid.run()
@@ -297,9 +299,10 @@ def sharded(case: Case) -> Array:
 
     The slowest shard holds up all exchanges. Its exchanges are simulated with its mean compute time.
     """
-    options, slowest = case.options, case.compute(1)[:, 0].max(axis=1)
-    shard, grid = _shard_of(options, case.anatomy), _shards(options)
+    options, slowest = case.options, case.compute.slowest()
+    grid = _shards(options)
     _check_size(case, grid)
+    shard = _shard_of(options, case.anatomy)
     mean, parts = float(slowest.mean()), int(options["accumulate"])
     ends = _exchange_ends(shard, case, grid, mean / parts)
     last = shard.exchanges[-1].done if shard.exchanges else 0.0
@@ -399,10 +402,10 @@ def simulate_shards(
     steps: tuple[tuple[float, Traffic], ...], shards: int, cluster: Cluster, places: tuple[int, ...], costs: Costs
 ) -> list[float]:
     """When each exchange has ended on all ranks; before each, shards compute for some seconds."""
-    every = any(traffic.parts for _, traffic in steps)
-    ahead = range(1, shards if every else 2)  # otherwise all exchanges are rings
-    pairs = [(one, one - one % shards + (one + way) % shards) for one in range(len(places)) for way in ahead]
-    network, ends = Network(cluster, places, costs, pairs), [0.0] * len(steps)
+    plans = {traffic: [traffic.plan(shard, shards) for shard in range(shards)] for _, traffic in steps}
+    connections = {(rank, rank - rank % shards + each.to) for rank in range(len(places)) for own in plans.values()
+                   for each in own[rank % shards] if isinstance(each, Send)}  # fmt: skip
+    network, ends = Network(cluster, places, costs, connections), [0.0] * len(steps)
     late = np.random.default_rng(0).uniform(0, APART, (len(places), len(steps)))
     for rank in range(len(places)):
         network.fluid.start(_follow_shard(network, rank, shards, steps, late[rank].tolist(), ends))

@@ -8,14 +8,14 @@ from math import ceil, log2
 from paceline.collectives.choose import TABLE as AVERAGINGS
 from paceline.collectives.plan import Growth
 
-COUNTED = 8  # ranks whose bytes are counted; those of more follow from them
+FEW_RANKS = 8  # whose bytes are counted; those of more follow from them
 
 
 def averaged_bytes(averaging: str, ranks: int, lengths: Sequence[int], itemsize: int) -> float:
-    """What the rank that sends most sends in all-reduces of these lengths: of many ranks, from what few ranks send."""
+    """What the rank that sends most sends in all-reduces of these lengths: of many ranks, from the plans of few."""
     if ranks == 1:
         return 0.0
-    collective, few = AVERAGINGS[averaging], min(ranks, COUNTED)
+    collective, few = AVERAGINGS[averaging], min(ranks, FEW_RANKS)
     costs = [collective.cost(few, length, itemsize) for length in lengths]
     ring = (ranks - 1) / ranks / ((few - 1) / few)
     more = {

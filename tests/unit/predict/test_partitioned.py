@@ -56,8 +56,18 @@ class Made:
         return self.last
 
 
-def constant(times: list[float], draws: int = 1) -> Any:
-    return lambda steps, _=None: np.broadcast_to(np.array(times), (draws, steps, len(times)))
+@dataclass(frozen=True)
+class Given:
+    """Compute times of each draw and worker, the same in all steps."""
+
+    times: Array
+
+    def __call__(self, steps: int, workers: int | None = None, mean_of: int = 1) -> Array:
+        return np.repeat(self.times[:, None, :workers], steps, axis=1)
+
+    def slowest(self, mean_of: int = 1) -> Array:
+        found: Array = self.times.max(axis=1)
+        return found
 
 
 def case(
@@ -77,7 +87,7 @@ def case(
         "speed": None, "recompute": False,
     }  # fmt: skip
     anatomy = Anatomy((1,), (1.0,), parts=Made(model))
-    return Case(options | more, anatomy, Cluster(nodes), tuple(range(ranks)), constant(times), costs)
+    return Case(options | more, anatomy, Cluster(nodes), tuple(range(ranks)), Given(np.array([times])), costs)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -140,16 +150,11 @@ def test_replicas_average_what_each_stage_has(averaging: str) -> None:
 def test_a_step_takes_as_long_as_the_slowest_of_its_replicas() -> None:
     model = chain([0.5, 0.5])
     dice = np.random.default_rng(0)
-    times = np.exp(0.1 * dice.standard_normal((50, 1, 4)))
-
-    def compute(steps: int, _: int | None = None) -> Array:
-        assert steps == 1
-        return times
-
+    times = np.exp(0.1 * dice.standard_normal((50, 4)))
     setting = case(model, 2, [1.0] * 4)
-    many = pipelined(Case(**vars(setting) | {"compute": compute}))
+    many = pipelined(Case(**vars(setting) | {"compute": Given(times)}))
     single = [
-        max(pipelined(case(model, 2, times[draw, 0, ranks].tolist()))[0] for ranks in (slice(0, 2), slice(2, 4)))
+        max(pipelined(case(model, 2, times[draw, ranks].tolist()))[0] for ranks in (slice(0, 2), slice(2, 4)))
         for draw in range(50)
     ]
     assert many == pytest.approx(single, rel=1e-3)
@@ -159,12 +164,12 @@ def test_a_step_takes_as_long_as_the_slowest_of_its_replicas() -> None:
 def test_what_noise_changes_is_what_simulating_it_changes(schedule: str) -> None:
     """The longest path is used for single draws; here, each is also simulated, with messages that compete."""
     model, dice = chain([0.3, 0.4, 0.3], crossing=20_000), np.random.default_rng(1)
-    times = np.exp(0.1 * dice.standard_normal((20, 1, 3)))
+    times = np.exp(0.1 * dice.standard_normal((20, 3)))
     costs = Costs(message=1e-4, latency=2e-4)
     setting = case(model, 3, [1.0] * 3, rate=RATE, costs=costs, schedule=schedule)
-    found = pipelined(Case(**vars(setting) | {"compute": lambda *_: times})) - totals_seconds(setting)
+    found = pipelined(Case(**vars(setting) | {"compute": Given(times)})) - totals_seconds(setting)
     pipeline, _ = divide(setting.options, setting.anatomy)
-    each = [max(simulate_stages(pipeline, tuple(row), setting.cluster, setting.places, costs)) for row in times[:, 0]]
+    each = [max(simulate_stages(pipeline, tuple(row), setting.cluster, setting.places, costs)) for row in times]
     assert found.mean() == pytest.approx(np.mean(each), rel=0.01)
     assert found == pytest.approx(each, rel=0.05)
 
