@@ -9,6 +9,7 @@ import pytest
 from made_up import steady, write_run
 
 from paceline.cli.main import main
+from paceline.predict.limits import CAUSES
 
 SPEC = {"model": "mnist-cnn", "data": "mnist", "overlap": "on"}
 
@@ -30,6 +31,7 @@ def test_a_table_says_that_it_is_predicted_and_what_is_extrapolated(
     assert "EXTRAPOLATED" not in one
     assert "EXTRAPOLATED: links that were not measured" in two
     assert "more than 4 times the 2 workers" in sixteen
+    assert "limited by compute (0.07 s)" in one
 
 
 def test_what_was_measured_on_one_machine_can_be_predicted_there(
@@ -63,6 +65,8 @@ def test_json_has_every_number_with_its_interval(runs: Path, capsys: pytest.Capt
     for each in by_name.values():
         for name in ("step_seconds", "samples_per_second"):
             assert 0 < each[name]["low"] < each[name]["value"] < each[name]["high"]
+        assert each["limit"] in CAUSES
+        assert each["limit_seconds"] < each["step_seconds"]["value"]
     assert by_name["ring"]["bytes_sent"] == pytest.approx(690_590 * 4, rel=0.01)
 
 

@@ -153,7 +153,7 @@ def _introduction(probes: list[Probe], emulated: bool, args: argparse.Namespace)
 
 
 def rows_of(found: list[Forecast]) -> list[str]:
-    rows = [("strategy", "workers", "step", "samples/s", "efficiency", "")]
+    rows = [("strategy", "workers", "step", "samples/s", "efficiency", "", "")]
     for each in found:
         step, speed = each.step_seconds, each.samples_per_second
         part = each.efficiency
@@ -163,6 +163,7 @@ def rows_of(found: list[Forecast]) -> list[str]:
             f"{step.value:.4g} s ({step.low:.4g}–{step.high:.4g})",
             f"{speed.value:,.4g} ({speed.low:,.4g}–{speed.high:,.4g})",
             f"{100 * part.value:.0f} % ({100 * part.low:.0f}–{100 * part.high:.0f})",
+            f"limited by {each.limit} ({each.limit_seconds:.2g} s)",
             f"EXTRAPOLATED: {'; '.join(each.beyond)}" if each.beyond else "",
         ))  # fmt: skip
     return _columns(rows)

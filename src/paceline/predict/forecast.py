@@ -16,6 +16,7 @@ from paceline.errors import UsageError
 from paceline.options import DIVISION, PROBLEM
 from paceline.predict.cluster import Cluster, spread
 from paceline.predict.fit import DRAWN, PRIOR_FACTOR, Fit, channel_of, draw_times, fitted, prior_of, simulation_of
+from paceline.predict.limits import limit_of
 from paceline.predict.network import Costs
 from paceline.predict.probes import Probe, check_alike, options_of
 from paceline.predict.steps import Array, Case
@@ -26,6 +27,7 @@ from paceline.strategies.table import TABLE, default
 
 LEVEL = 0.9
 DRAWS = 1000
+NOISE_DRAWS = 50  # of the step whose limit is looked for
 MOST_WORKERS = 10_240
 ALONE_ERROR = 0.005  # of the time of one process, which was measured
 FEW_RANKS = 8  # whose bytes are counted; those of more follow from them
@@ -61,6 +63,8 @@ class Forecast:
     efficiency: Range  # throughput ÷ workers, as a part of one process's
     bytes_sent: int  # by the rank that sends most, for an update
     beyond: tuple[str, ...]
+    limit: str = ""  # what limits it: see `limits`
+    limit_seconds: float = 0.0  # of a step that would be saved without that
 
 
 def forecasts(
@@ -73,19 +77,21 @@ def forecasts(
     seed: int = 0,
 ) -> Iterator[Forecast]:
     """Predict each strategy at each number of workers. Without a cluster, it is the one of the probes."""
-    alone = _spec(probes, default(1).name, 1, given)
+    alone = setting_spec(probes, default(1).name, 1, given)
     seconds = fit.compute_seconds(alone.batch_size)
     base = alone.update_batch / _drawn(fit, alone, probes[0].cluster, (0,), seed + 1, seconds)
     for strategy in strategies:
         for count in workers:
             if TABLE[strategy].single and count > 1:
                 continue
-            spec = _spec(probes, strategy, count, given)
+            spec = setting_spec(probes, strategy, count, given)
             here = cluster or _grown(probes, spec.ranks)
             _check_cores(fit, probes, spec, here)
             own = cluster is None and not fit.emulated  # cores and threads are those of a probe
             seconds = shared_compute(probes, spec) if own else fit.compute_seconds(spec.batch_size)
-            drawn = _drawn(fit, spec, here, spread(spec.ranks, len(here.nodes)), seed, seconds)
+            places = spread(spec.ranks, len(here.nodes))
+            drawn = _drawn(fit, spec, here, places, seed, seconds)
+            limit = limit_of(setting_case(fit, spec, here, places, seconds, seed), seconds)
             batch = spec.update_batch
             yield Forecast(
                 strategy,
@@ -96,7 +102,26 @@ def forecasts(
                 Range.of(batch / drawn / count / base),
                 _bytes(fit, spec),
                 beyond(fit, probes, spec, here),
+                limit.cause,
+                limit.seconds,
             )
+
+
+def setting_case(
+    fit: Fit, spec: RunSpec, cluster: Cluster, places: tuple[int, ...], seconds: float, seed: int = 0
+) -> Case:
+    """A setting with the most likely costs, and a few draws of its noise."""
+    options = _options(fit, spec)
+    compute = draw_times(fit, seconds, cluster, places[options["servers"] :], NOISE_DRAWS, seed)
+    return Case(options, fit.anatomy, cluster, places, compute, fit.channel(channel_of(options)), fit.overhead)
+
+
+def _options(fit: Fit, spec: RunSpec) -> dict[str, Any]:
+    """All of them, with what `--overlap auto` has chosen in the probes."""
+    options = options_of(spec)
+    if options["overlap"] == "auto" and fit.overlap is False:
+        options["overlap"] = "off"
+    return options
 
 
 @dataclass(frozen=True)
@@ -136,13 +161,13 @@ def score(fit: Fit, probes: Sequence[Probe], held: Sequence[Probe], seed: int = 
 def unsupported(probes: Sequence[Probe], strategy: str, given: Mapping[str, Any]) -> str | None:
     """Why a strategy cannot have the options of the probes; None if it can."""
     try:
-        _spec(probes, strategy, 2, given)
+        setting_spec(probes, strategy, 2, given)
     except UsageError as error:
         return str(error)
     return None
 
 
-def _spec(probes: Sequence[Probe], strategy: str, workers: int, given: Mapping[str, Any]) -> RunSpec:
+def setting_spec(probes: Sequence[Probe], strategy: str, workers: int, given: Mapping[str, Any]) -> RunSpec:
     """The options of the probes, those with this strategy first, with another strategy and number of workers."""
     method = TABLE[strategy]
     slow = {name for name, made in FIELDS.items() if made.metadata["affects"] in (PROBLEM, DIVISION)}
@@ -181,9 +206,7 @@ def shared_compute(probes: Sequence[Probe], spec: RunSpec) -> float:
 
 def _drawn(fit: Fit, spec: RunSpec, cluster: Cluster, places: tuple[int, ...], seed: int, seconds: float) -> Array:
     """Mean step times, one for each draw of what is not known: costs, compute, and the error of the simulation."""
-    dice, options = np.random.default_rng(seed), options_of(spec)
-    if options["overlap"] == "auto" and fit.overlap is False:
-        options["overlap"] = "off"
+    dice, options = np.random.default_rng(seed), _options(fit, spec)
     means = []
     channel = channel_of(options)
     others = fit.drawn.get(channel, _prior_draws(channel, dice))[: FEW if spec.ranks > MANY else None]
