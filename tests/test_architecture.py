@@ -162,6 +162,11 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "analysis",
         "strategies.table",
         "emulation.table",
+        # What predictions say; nothing here predicts.
+        "predict.forecast",
+        "predict.limit_map",
+        "predict.limits",
+        "predict.outlook",
     ),
     "paceline.report.table": (),
     "paceline.predict": (

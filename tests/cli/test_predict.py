@@ -70,6 +70,27 @@ def test_json_has_every_number_with_its_interval(runs: Path, capsys: pytest.Capt
     assert by_name["ring"]["bytes_sent"] == pytest.approx(690_590 * 4, rel=0.01)
 
 
+def test_a_page_is_written_beside_the_table(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "new" / "prediction.html"
+    words = ["predict", str(runs), "--workers", "1,2,16", "--link", "1gbit", "--strategy", "ring", "-o", str(page)]
+    assert main(words) == 0
+    assert f"The page is {page}" in capsys.readouterr().out
+    text = page.read_text()
+    assert text.startswith("<!DOCTYPE html>")
+    assert "ring with 16 workers on links of 1gbit is predicted to be" in text
+    assert "more than 4 times the 2 workers of the probes" in text
+    assert "plotly.js (basic" in text
+
+
+def test_an_output_that_cannot_be_is_refused(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    words = ["predict", str(runs), "--workers", "1", "--strategy", "sequential", "-o"]
+    assert main([*words, str(tmp_path)]) == 2
+    assert f"-o {tmp_path} is a folder: name a file, such as {tmp_path / 'prediction.html'}" in capsys.readouterr().err
+    assert main([*words, str(tmp_path / "file" / "a.html")]) == 2
+    assert "cannot make the folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -84,6 +105,7 @@ def test_json_has_every_number_with_its_interval(runs: Path, capsys: pytest.Capt
         (["--workers", "2", "--seed", "-1"], "--seed -1: give a whole number"),
         (["--workers", "2", "--batch-size", "0"], "--batch-size 0: give a whole number"),
         (["--score", "x", "--link", "1gbit"], "--link with --score"),
+        (["--score", "x", "-o", "a.html"], "--output with --score"),
         (["--workers", "16", "--lab", "1gbit:2"], "16 workers on 2 machines would share cores"),
         (["--workers", "16"], "would share cores, which is not predicted"),
     ],

@@ -12,12 +12,16 @@ from typing import Any
 import numpy as np
 
 from paceline.cli.main import add_json
-from paceline.errors import EXIT_OK, UsageError, unknown
+from paceline.cli.output import check_output, make_folder, write_text
+from paceline.errors import EXIT_OK, UsageError, unknown, visible
 from paceline.lab.plan import PRESETS, Table, read_plan
 from paceline.predict.cluster import Cluster, alike, of_lab
 from paceline.predict.fit import fit_probes
 from paceline.predict.forecast import MOST_WORKERS, Forecast, forecasts, score, unsupported
+from paceline.predict.outlook import outlook
 from paceline.predict.probes import Probe, read_probes
+from paceline.report.plotly_js import plotly_js
+from paceline.report.prediction import prediction_page
 from paceline.strategies.table import TABLE
 
 EPILOG = """\
@@ -25,6 +29,7 @@ examples:
   paceline predict runs/one runs/two runs/four --workers 1,2,4,8,16
   paceline predict runs/probes --workers 2,8,64 --link 10gbit --strategy all
   paceline predict runs/probes --workers 6 --lab cluster.toml --strategy ring
+  paceline predict runs/probes --workers 1,2,4,8,16,32,64 --link 1gbit -o prediction.html
   paceline predict runs/probes --score runs/larger      how good predictions of runs that you have made are
 
 RUNS are short runs of the same training with 1, 2 and 4 workers, on one machine or in a lab.
@@ -49,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--lab", metavar="FILE", help="the machines that a lab file or preset describes")
     parser.add_argument("--batch-size", type=int, metavar="N", help="samples of a worker's batch (that of the runs)")
     parser.add_argument("--seed", type=int, default=0, help="random seed (0)")
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path,
+                        help="also write a page with charts, what limits each strategy, and all numbers")  # fmt: skip
     add_json(parser, "the predictions")
 
 
@@ -60,23 +67,33 @@ def run(args: argparse.Namespace) -> int:
     workers = worker_numbers(args.workers)
     if args.batch_size is not None and args.batch_size < 1:
         raise UsageError(f"--batch-size {args.batch_size}: give a whole number, at least 1")
+    if args.output:
+        check_output(args.output, "prediction.html")
     probes = read_probes(args.runs)
     given: dict[str, Any] = {"batch_size": args.batch_size} if args.batch_size else {}
     strategies, left_out = _strategies(args.strategy, probes, given)
     cluster = _cluster(args, probes, max(workers))
     fit = fit_probes(probes)
     found = list(forecasts(fit, probes, strategies, workers, cluster, given, args.seed))
+    if args.output:
+        own = not args.link and not args.lab
+        shown = outlook(fit, probes, found, _where(args), given, own=own, left_out=left_out)
+        make_folder(args.output.parent)
+        write_text(args.output, prediction_page(shown, plotly_js()))
     if args.json:
-        print(json.dumps({"emulated": fit.emulated, "predictions": [asdict(each) for each in found]}))
+        page = {"page": str(args.output.resolve())} if args.output else {}
+        print(json.dumps({"emulated": fit.emulated, "predictions": [asdict(each) for each in found], **page}))
         return EXIT_OK
     print(_introduction(probes, fit.emulated, args))
     for line in [*rows_of(found), *(f"Not predicted: {reason}" for reason in left_out)]:
         print(line)
+    if args.output:
+        print(visible(f"The page is {args.output.resolve()}"))
     return EXIT_OK
 
 
 def _score(args: argparse.Namespace) -> int:
-    for name in ("link", "lab", "strategy", "batch_size"):
+    for name in ("link", "lab", "strategy", "batch_size", "output"):
         if getattr(args, name):
             raise UsageError(
                 f"--{name.replace('_', '-')} with --score: runs are predicted as they were made; leave it out"
@@ -135,15 +152,14 @@ def _cluster(args: argparse.Namespace, probes: list[Probe], workers: int) -> Clu
     return of_lab(read_plan(args.lab)) if args.lab else None
 
 
+def _where(args: argparse.Namespace) -> str:
+    if args.link:
+        return f"links of {args.link}"
+    return f"the machines of {args.lab}" if args.lab else "the machines of the runs"
+
+
 def _introduction(probes: list[Probe], emulated: bool, args: argparse.Namespace) -> str:
-    first = probes[0]
-    where = (
-        f"links of {args.link}"
-        if args.link
-        else f"the machines of {args.lab}"
-        if args.lab
-        else "the machines of the runs"
-    )
+    first, where = probes[0], _where(args)
     kind = f"emulated compute ({first.spec.compute}); " if emulated else ""
     numbers = ", ".join(str(count) for count in sorted({probe.workers for probe in probes}))
     return (

@@ -86,7 +86,7 @@ def forecasts(
                 continue
             spec = setting_spec(probes, strategy, count, given)
             here = cluster or _grown(probes, spec.ranks)
-            _check_cores(fit, probes, spec, here)
+            check_cores(fit, probes, spec, here)
             own = cluster is None and not fit.emulated  # cores and threads are those of a probe
             seconds = shared_compute(probes, spec) if own else fit.compute_seconds(spec.batch_size)
             places = spread(spec.ranks, len(here.nodes))
@@ -254,7 +254,7 @@ def _bytes(fit: Fit, spec: RunSpec) -> int:
     return round(sent * more[collective.growth] / spec.method.round(options))
 
 
-def _check_cores(fit: Fit, probes: Sequence[Probe], spec: RunSpec, cluster: Cluster) -> None:
+def check_cores(fit: Fit, probes: Sequence[Probe], spec: RunSpec, cluster: Cluster) -> None:
     """Refuse real workers that would share cores in a way that no probe has measured."""
     workers, hosts = spec.workers or 1, len({node.host for node in cluster.nodes})
     if fit.emulated or workers == 1 or workers in {probe.workers for probe in probes if hosts == 1}:

@@ -36,16 +36,21 @@ class Section:
 
 
 def page(study: Study, charts: Sequence[Chart], plotly_js: str) -> str:
-    """The whole text of the file."""
+    """The report of a study: the whole text of the file."""
+    return render(sections.title(study), sections.badges(study), _sections(study, charts), plotly_js)
+
+
+def render(title: str, badges: Sequence[str], parts: Sequence[Section], plotly_js: str) -> str:
+    """A page of these sections: the whole text of the file."""
     scripts = (plotly_js, _file("page.js"))
     digests = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     return (
         _templates()
         .get_template("page.html")
         .render(
-            title=sections.title(study),
-            badges=sections.badges(study),
-            sections=[section for section in _sections(study, charts) if section.content],
+            title=title,
+            badges=badges,
+            sections=[section for section in parts if section.content],
             policy=POLICY.format(digests=digests),
             style=_file("style.css"),
             scripts=scripts,
