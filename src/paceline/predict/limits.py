@@ -13,7 +13,7 @@ import numpy as np
 from paceline.predict.cluster import Cluster, Machine
 from paceline.predict.fit import simulation_of
 from paceline.predict.network import MEMORY
-from paceline.predict.steps import Array, Case, Compute
+from paceline.predict.steps import Array, Case
 
 COMPUTE, LINK, LATENCY, SLOWEST, SERVER, CORES = CAUSES = (
     "compute",
@@ -48,11 +48,12 @@ def limit_of(case: Case, seconds: float, *, noise: bool = True) -> Limit:
 
     Without `noise`, only speeds of nodes make one of them the slowest.
     """
-    steady = replace(case, compute=_as_long(_seconds(case, seconds)))
+    times = _seconds(case, seconds)
+    steady = replace(case, compute=Steady(times))
     whole = _step(steady)
     saved = {cause: whole - _step(remove(steady)) for cause, remove in _REMOVALS.items()}
     # Of several speeds, the mean: no worker waits for another.
-    even = _step(replace(case, compute=_as_long(np.full(_workers(case), _seconds(case, seconds).mean()))))
+    even = _step(replace(case, compute=Steady((sum(times) / len(times),) * len(times))))
     saved[SLOWEST] = (_step(case) if noise else whole) - even
     if case.options["servers"]:
         # What links save is not counted twice: those of servers belong to the servers.
@@ -70,28 +71,32 @@ def _step(case: Case) -> float:
     return float(simulation_of(case.options["strategy"])(case).mean())
 
 
-def _workers(case: Case) -> int:
-    return len(case.places) - int(case.options["servers"])
+def _workers(case: Case) -> tuple[int, ...]:
+    """The node of each."""
+    return case.places[int(case.options["servers"]) :]
 
 
-def _seconds(case: Case, seconds: float) -> Array:
+def _seconds(case: Case, seconds: float) -> tuple[float, ...]:
     """Of each worker."""
-    speeds = [case.cluster.nodes[place].speed for place in case.places[int(case.options["servers"]) :]]
-    return seconds / np.array(speeds)
+    return tuple(seconds / case.cluster.nodes[place].speed for place in _workers(case))
 
 
-def _as_long(times: Array) -> Compute:
+@dataclass(frozen=True)
+class Steady:
     """Workers that compute for these times in every step."""
 
-    def draw(steps: int, workers: int | None = None) -> Array:
-        own = times[:workers]
+    times: tuple[float, ...]
+
+    def __call__(self, steps: int, workers: int | None = None, mean_of: int = 1) -> Array:
+        own = np.array(self.times[:workers])
         return np.broadcast_to(own, (1, steps, len(own)))
 
-    return draw
+    def slowest(self, mean_of: int = 1) -> Array:
+        return np.array([max(self.times)])
 
 
 def _no_compute(case: Case) -> Case:
-    return replace(case, compute=_as_long(np.zeros(_workers(case))))
+    return replace(case, compute=Steady((0.0,) * len(_workers(case))))
 
 
 def _faster_links(case: Case) -> Case:

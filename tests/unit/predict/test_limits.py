@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,20 @@ MODEL = Anatomy((VALUES,), (1.0,))
 BYTES = 4 * VALUES
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """The compute times of workers, a row for each draw."""
+
+    times: Array
+
+    def __call__(self, steps: int, workers: int | None = None, mean_of: int = 1) -> Array:
+        return np.repeat(self.times[:, None, :workers], steps, axis=1)
+
+    def slowest(self, mean_of: int = 1) -> Array:
+        slowest: Array = self.times.max(axis=1)
+        return slowest
+
+
 def case(
     strategy: str, workers: int, *, compute: float = 1e-6, rate: float = RATE, speeds: Any = None, **costs: float
 ) -> Case:
@@ -31,11 +45,7 @@ def case(
     options = {"strategy": strategy, "averaging": "ring", "bucket_mb": 100.0, "shrink": 1, "overlap": "on",
                "workers": workers, "servers": servers, "accumulate": 1, "sync_every": 1}  # fmt: skip
 
-    def draw(steps: int, workers: int | None = None) -> Array:
-        return np.broadcast_to(
-            compute / np.array(paces[servers:][:workers]), (1, steps, len(paces[servers:][:workers]))
-        )
-
+    draw = Drawn(np.array([[compute / pace for pace in paces[servers:]]]))
     return Case(options, MODEL, Cluster(nodes), tuple(range(ranks)), draw, Costs(**costs))
 
 
@@ -103,11 +113,9 @@ def test_noise_makes_workers_wait_for_the_slowest() -> None:
     """In each step another one takes 10 times as long."""
     quiet = case("ring", 4, compute=0.1)
 
-    def draw(steps: int, workers: int | None = None) -> Array:
-        times = np.full((40, steps, 4), 0.1)
-        times[np.arange(40), :, np.arange(40) % 4] = 4.0
-        return times[:, :, :workers]
-
+    times = np.full((40, 4), 0.1)
+    times[np.arange(40), np.arange(40) % 4] = 4.0
+    draw = Drawn(times)
     said = limit_of(replace(quiet, compute=draw), 0.1)
     assert said.cause == SLOWEST
     assert said.seconds == pytest.approx(3.9, rel=0.01)
