@@ -163,6 +163,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "strategies.table",
         "emulation.table",
         # What predictions say; nothing here predicts.
+        "predict.beside",
         "predict.forecast",
         "predict.limit_map",
         "predict.limits",
@@ -187,6 +188,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "strategies.synchronous",
         "strategies.table",
     ),
+    "paceline.predict.beside": ("analysis.runs", "data.table", "errors", "models.table", "predict", "spec"),
     # Builds the model, without values, to count its operations.
     "paceline.predict.anatomy": (
         "spec",

@@ -14,6 +14,7 @@ from paceline.analysis.wording import count
 from paceline.cli.main import add_json
 from paceline.cli.output import check_output, make_folder, write_text
 from paceline.errors import UsageError, visible
+from paceline.predict.beside import predictions_beside
 from paceline.report.draw import draw
 from paceline.report.figure import Chart
 from paceline.report.images import write_images
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     for folder, form in ((args.svg, "svg"), (args.png, "png")):
         if folder:
             write_images(charts, folder, form)
-    write_text(args.output, page(study, charts, plotly_js()))
+    write_text(args.output, page(study, charts, plotly_js(), predictions_beside(study.runs)))
     gone = missing(study)
     if args.json:
         warnings = [{"kind": each.kind, "about": each.about, "text": each.text} for each in study.warnings]

@@ -6,13 +6,17 @@ import json
 import re
 from dataclasses import replace
 
+import pytest
 from made_up_experiments import EVIL
 from made_up_outlook import MANY, made_up_outlook
 from page_parser import Scripts
 
+from paceline.predict.beside import Beside
+from paceline.predict.forecast import Range, Scored
 from paceline.report.charts_prediction import LETTERS, prediction_charts
 from paceline.report.plotly_js import TRACES
 from paceline.report.prediction import answer, prediction_page
+from paceline.report.predictions import beside
 
 PLOTLY = "var Plotly = {};"
 
@@ -95,3 +99,17 @@ def test_all_predictions_are_in_the_table() -> None:
     assert seen.count(f"EXTRAPOLATED: {MANY}") >= 6 * 4
     assert "5.60 MB" in seen
     assert "memory" not in seen
+
+
+@pytest.mark.parametrize(("measured", "said"), [(0.1, "yes"), (0.2, "no")])
+def test_a_report_shows_predictions_beside_measurements(measured: float, said: str) -> None:
+    scored = Scored("run", "ring", 8, measured, Range(0.11, 0.095, 0.12))
+    shown = beside(Beside("mlp on mnist", (1, 2, 4), (scored,), ("gather has none",)))
+    inside = int(said == "yes")
+    assert shown.summary.startswith(
+        "1 run with 8 workers, predicted from runs with 1, 2 and 4 workers only: mean error"
+    )
+    assert shown.summary.endswith(f"{inside} of 1 inside the 90 % interval.")
+    assert shown.table
+    assert shown.table.rows[0][-1].text == said
+    assert shown.left_out == ("gather has none",)
