@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby, pairwise
@@ -81,7 +81,8 @@ def _curves(known: Outlook, quantity: Quantity) -> Chart | None:
     lines = [list(each) for _, each in groupby(known.forecasts, key=lambda each: each.strategy)]
     for number, line in enumerate(lines):
         panel.traces += _line(sorted(line, key=lambda each: each.workers), quantity, number)
-    panel.traces += _points(known, quantity)
+    colours = {line[0].strategy: COLOURS[number % len(COLOURS)] for number, line in enumerate(lines)}
+    panel.traces += _points(known, quantity, colours)
     text = " ".join([
         f"{quantity.title} predicted for {known.where}, not measured. Bands: 90 % intervals.",
         _crosses(known), going_beyond(known.forecasts), said_of_compute(known),
@@ -101,8 +102,8 @@ def _three(value: Range | Interval, quantity: Quantity) -> Row:
 
 
 def _crosses(known: Outlook) -> str:
-    where = "" if known.own else ", on their own machines"
-    return f"Black crosses: measured{where}, with 95 % intervals."
+    where = "" if known.own else " on other machines, those of the runs"
+    return f"Crosses: measured{where}, in the colour of their strategy (others are black), with 95 % intervals."
 
 
 def going_beyond(found: Sequence[Forecast]) -> str:
@@ -191,7 +192,7 @@ def _said(each: Forecast, quantity: Quantity) -> str:
     )
 
 
-def _points(known: Outlook, quantity: Quantity) -> list[Trace]:
+def _points(known: Outlook, quantity: Quantity, colours: Mapping[str, str]) -> list[Trace]:
     found = [(each, value) for each in known.measured if (value := quantity.measured(each))]
     scaled = [Interval(*(quantity.factor * end for end in (v.value, v.low, v.high))) for _, v in found]
     if not found:
@@ -199,9 +200,11 @@ def _points(known: Outlook, quantity: Quantity) -> list[Trace]:
     hover = [f"{_plain(each.strategy)}, workers: {each.workers:,}: measured {value.value:,.3g} {quantity.unit}"
              for (each, _), value in zip(found, scaled, strict=True)]  # fmt: skip
     return [{
-        "type": "scatter", "mode": "markers", "name": "measured", "x": [each.workers for each, _ in found],
+        "type": "scatter", "mode": "markers", "name": "measured" if known.own else "measured on other machines",
+        "x": [each.workers for each, _ in found],
         "y": [each.value for each in scaled], "error_y": error_bars(scaled, FRAME),
-        "marker": {"symbol": "x", "color": FRAME, "size": 7}, "legendrank": 0, "hoverinfo": "text",
+        "marker": {"symbol": "x", "color": [colours.get(each.strategy, FRAME) for each, _ in found], "size": 9,
+                   "line": {"color": FRAME, "width": 1}}, "legendrank": 0, "hoverinfo": "text",
         "hovertext": [wrapped(each) for each in hover],
     }]  # fmt: skip
 

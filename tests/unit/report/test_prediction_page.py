@@ -14,6 +14,7 @@ from page_parser import Scripts
 from paceline.predict.beside import Beside
 from paceline.predict.forecast import Range, Scored
 from paceline.report.charts_prediction import LETTERS, prediction_charts
+from paceline.report.figure import COLOURS
 from paceline.report.plotly_js import TRACES
 from paceline.report.prediction import answer, prediction_page
 from paceline.report.predictions import beside
@@ -55,8 +56,9 @@ def test_lines_are_dashed_and_pale_where_they_go_beyond_what_was_measured() -> N
     bands = [trace for trace in ring if "fill" in trace]
     assert len(bands) == 2
     assert max(bands[0]["x"]) == 16
-    (crosses,) = (trace for trace in step.figure["data"] if trace["name"] == "measured")
+    (crosses,) = (trace for trace in step.figure["data"] if trace["name"] == "measured on other machines")
     assert sorted(crosses["x"]) == [1, 2, 2, 4, 4]
+    assert crosses["marker"]["color"] == ["#000000"] + [COLOURS[1]] * 2 + [COLOURS[4]] * 2, "one process, ring, ps-sync"
 
 
 def test_every_cell_of_a_map_has_a_letter_and_what_was_measured_a_frame() -> None:
