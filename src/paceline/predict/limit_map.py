@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import ceil, log2
 from typing import Any
 
@@ -58,27 +59,26 @@ def limit_map(
     rates: Sequence[float] = RATES,
 ) -> LimitMap:
     """For each number of workers and each rate."""
-    return LimitMap(
-        strategy, tuple(_cell(fit, probes, strategy, count, given, rate) for rate in rates for count in workers)
-    )
+    speed = probes[0].cluster.nodes[0].speed
 
-
-def _cell(
-    fit: Fit, probes: Sequence[Probe], strategy: str, workers: int, given: Mapping[str, Any], rate: float
-) -> Cell:
-    spec = setting_spec(probes, strategy, workers, given)
-    cluster = alike(spec.ranks, rate, probes[0].cluster.nodes[0].speed)
-    seconds = fit.compute_seconds(spec.batch_size)
-
-    def simulated(count: int) -> Limit:
-        few = setting_spec(probes, strategy, count, given)
-        case = setting_case(fit, few, cluster.first(few.ranks), spread(few.ranks, few.ranks), seconds)
+    @cache
+    def simulated(count: int, rate: float) -> Limit:
+        spec = setting_spec(probes, strategy, count, given)
+        seconds, places = fit.compute_seconds(spec.batch_size), spread(spec.ranks, spec.ranks)
+        case = setting_case(fit, spec, alike(spec.ranks, rate, speed), places, seconds)
         return limit_of(case, seconds, noise=False)
 
-    if spec.ranks == spec.workers or workers <= FEW:
-        limit = simulated(workers)
-    else:
-        half, whole = simulated(FEW // 2).saved, simulated(FEW).saved
-        more = (workers - FEW) / (FEW - FEW // 2)
-        limit = most_saved({cause: saved + more * (saved - half[cause]) for cause, saved in whole.items()})
-    return Cell(workers, rate, limit, beyond(fit, probes, spec, cluster))
+    cells = []
+    for count in workers:
+        spec = setting_spec(probes, strategy, count, given)
+        for rate in rates:
+            served = spec.ranks > count > FEW
+            limit = _grown(count, simulated(FEW // 2, rate), simulated(FEW, rate)) if served else simulated(count, rate)
+            cells.append(Cell(count, rate, limit, beyond(fit, probes, spec, alike(spec.ranks, rate, speed))))
+    return LimitMap(strategy, tuple(cells))
+
+
+def _grown(workers: int, half: Limit, whole: Limit) -> Limit:
+    """Of many workers, from those of FEW and half as many."""
+    more = (workers - FEW) / (FEW - FEW // 2)
+    return most_saved({cause: saved + more * (saved - half.saved[cause]) for cause, saved in whole.saved.items()})

@@ -53,13 +53,15 @@ def limit_of(case: Case, seconds: float, *, noise: bool = True) -> Limit:
     whole = _step(steady)
     saved = {cause: whole - _step(remove(steady)) for cause, remove in _REMOVALS.items()}
     # Of several speeds, the mean: no worker waits for another.
-    even = _step(replace(case, compute=Steady((sum(times) / len(times),) * len(times))))
+    mean = Steady((sum(times) / len(times),) * len(times))
+    even = whole if len(set(times)) == 1 else _step(replace(case, compute=mean))
     saved[SLOWEST] = (_step(case) if noise else whole) - even
-    if case.options["servers"]:
-        # What links save is not counted twice: those of servers belong to the servers.
-        served = _faster_servers(steady)
-        saved |= {SERVER: whole - _step(served), LINK: _step(served) - _step(_faster_links(served))}
-    return most_saved(saved)
+    if not case.options["servers"]:
+        return most_saved(saved | {LINK: whole - _step(_faster_links(steady))})
+    # What links save is not counted twice: those of servers belong to the servers.
+    served = _faster_servers(steady)
+    without = _step(served)
+    return most_saved(saved | {SERVER: whole - without, LINK: without - _step(_faster_links(served))})
 
 
 def most_saved(saved: Mapping[str, float]) -> Limit:
@@ -135,7 +137,6 @@ def _faster_servers(case: Case) -> Case:
 
 _REMOVALS: Mapping[str, Callable[[Case], Case]] = {
     COMPUTE: _no_compute,
-    LINK: _faster_links,
     LATENCY: _free_messages,
     CORES: _enough_cores,
 }
