@@ -219,16 +219,21 @@ def _copies(tensors: dict[int, dict[str, Tensor]]) -> dict[int, dict[str, Tensor
 class Memory:
     """A store that outlives its server."""
 
-    busy = False
-
     def __init__(self, kept: int = 2) -> None:
         self.kept = kept
         self.files: dict[int, tuple[dict[int, dict[str, Tensor]], str]] = {}
+
+    @property
+    def busy(self) -> bool:
+        return False
 
     def save(self, number: int, mark: str, tensors: dict[int, dict[str, Tensor]], facts: dict[str, Any]) -> None:
         self.files[number] = _copies(tensors), json.dumps(facts)
         for old in self.numbers()[: -self.kept]:
             del self.files[old]
+
+    def abandon(self) -> None:
+        pass
 
     def load(self, number: int) -> tuple[dict[int, dict[str, Tensor]], dict[str, Any]]:
         tensors, facts = self.files[number]

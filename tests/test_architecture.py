@@ -181,6 +181,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "analysis.statistics",
         "collectives",
         "data.table",
+        "emulation.table",
         "lab.plan",
         "server.layout",
         "strategies.bucket_layout",
@@ -198,6 +199,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "strategies.setup",
         "strategies.synchronous",
     ),
+    # Builds it to count its tensors.
+    "paceline.predict.live": ("spec", "data", "strategies.setup", "predict.anatomy"),
     "paceline.watch": ("errors", "messages", "run", "strict_json", "analysis"),
     "paceline.bench": (
         "__version__",
@@ -274,6 +277,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "server",
     ),
     "paceline.launch.worker": ("errors", "messages", "run", "strict_json", "spec", "layout", "comm", "launch"),
+    "paceline.launch.zygote": ("errors", "messages", "launch", "lab.kernel", "lab.spaces"),
+    "paceline.launch.start": ("launch", "lab.spaces"),
     "paceline.launch.janitor": (),
     "paceline.cli": (
         "__version__",

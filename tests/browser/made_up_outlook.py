@@ -26,7 +26,8 @@ def forecast(strategy: str, workers: int) -> Forecast:
     speed = workers * BATCH / seconds
     limit = COMPUTE if workers < 8 else SERVER if strategy == "ps-sync" else LINK
     return Forecast(strategy, workers, workers * BATCH, range_of(seconds, sure), range_of(speed, sure),
-                    range_of(speed / workers / (BATCH / 0.1), sure), round(2 * BYTES), tuple(beyond), limit,
+                    range_of(speed / workers / (BATCH / 0.1), sure), round(2 * BYTES), range_of(6e8, 0.1), False,
+                    tuple(beyond), limit,
                     seconds / 3)  # fmt: skip
 
 

@@ -27,7 +27,7 @@ def test_a_table_says_that_it_is_predicted_and_what_is_extrapolated(
     assert main(["predict", str(runs), "--workers", "1,2,16", "--link", "1gbit", "--strategy", "ring"]) == 0
     first, head, one, two, sixteen = capsys.readouterr().out.splitlines()
     assert first.startswith("Predicted, not measured: mnist-cnn on mnist, links of 1gbit; runs used: 2, workers: 1, 2")
-    assert head.split() == ["strategy", "workers", "step", "samples/s", "efficiency"]
+    assert head.split() == ["strategy", "workers", "step", "samples/s", "efficiency", "memory"]
     assert "EXTRAPOLATED" not in one
     assert "EXTRAPOLATED: links that were not measured" in two
     assert "more than 4 times the 2 workers" in sixteen
@@ -56,6 +56,17 @@ def test_a_run_is_scored_beside_its_prediction(runs: Path, tmp_path: Path, capsy
     assert "of one model and data set" in capsys.readouterr().err
 
 
+def test_a_device_that_was_not_measured_is_marked(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["predict", str(runs), "--workers", "1,2", "--link", "10gbit", "--strategy", "ring", "--device", "v100"]
+    assert main(words) == 0
+    first, _, one, two = capsys.readouterr().out.splitlines()
+    assert "compute of a v100, by published figures" in first
+    how = "EXTRAPOLATED: device v100 was not measured: derived from resnet50's 1075 images/s at 224x224 pixels by FLOPs"
+    for line in (one, two):
+        assert "memory estimated" in line
+        assert how in line
+
+
 def test_json_has_every_number_with_its_interval(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", str(runs), "--workers", "2", "--link", "1gbit", "--strategy", "all", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
@@ -63,8 +74,8 @@ def test_json_has_every_number_with_its_interval(runs: Path, capsys: pytest.Capt
     by_name = {each["strategy"]: each for each in said["predictions"]}
     assert {"ring", "allreduce", "gather", "reduce-bcast", "local-sgd", "ps-sync", "ps-async"} <= by_name.keys()
     for each in by_name.values():
-        for name in ("step_seconds", "samples_per_second"):
-            assert 0 < each[name]["low"] < each[name]["value"] < each[name]["high"]
+        for name in ("step_seconds", "samples_per_second", "memory"):
+            assert 0 < each[name]["low"] <= each[name]["value"] < each[name]["high"]
         assert each["limit"] in CAUSES
         assert each["limit_seconds"] < each["step_seconds"]["value"]
     assert by_name["ring"]["bytes_sent"] == pytest.approx(690_590 * 4, rel=0.01)
@@ -102,6 +113,8 @@ def test_an_output_that_cannot_be_is_refused(runs: Path, tmp_path: Path, capsys:
         (["--workers", "2", "--lab", "nowhere.toml"], "there is no lab file|cannot read the lab file"),
         (["--workers", "2", "--strategy", "rnig"], "did you mean 'ring'"),
         (["--workers", "2", "--strategy", "pipeline", "--link", "1gbit"], "its steps cannot be predicted"),
+        (["--workers", "2", "--device", "v10"], "unknown device 'v10'.*did you mean 'v100'.*k80, p100, v100"),
+        (["--score", "x", "--device", "v100"], "--device with --score"),
         (["--workers", "2", "--seed", "-1"], "--seed -1: give a whole number"),
         (["--workers", "2", "--batch-size", "0"], "--batch-size 0: give a whole number"),
         (["--score", "x", "--link", "1gbit"], "--link with --score"),

@@ -69,6 +69,13 @@ def logged(folder: Path) -> int:
     return 0
 
 
+def is_janitor(pid: int) -> bool:
+    """Whether this process cleans up after a launcher; false if it has ended."""
+    with contextlib.suppress(OSError):
+        return b"janitor" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
 class LiveRun:
     """A started run; use as a context, so that nothing survives a failed test."""
 
@@ -137,6 +144,11 @@ class LiveRun:
                     return pid
         return None
 
+    def janitor(self) -> int:
+        """The process that cleans up if the launcher is killed."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return next(int(pid) for pid in children if is_janitor(int(pid)))
+
     def end(self, seconds: float = PATIENCE) -> int:
         """Wait until the command has ended; its exit code."""
         return self.process.wait(seconds)
@@ -161,7 +173,7 @@ class LiveRun:
                 # Ranks under our own mpiexec have a private folder instead, but the run folder as an argument.
                 if (
                     entry.name.isdigit()
-                    and b"janitor" not in (entry / "cmdline").read_bytes()
+                    and not is_janitor(int(entry.name))
                     and (
                         mine in (entry / "environ").read_bytes()
                         or str(self.folder).encode() in (entry / "cmdline").read_bytes()

@@ -15,17 +15,21 @@ import parity_cases as cases
 from served import train_served
 from worlds import ThreadWorld
 
-common = {"model": "mlp", "hidden": (256,), "data": "synthetic:1x8x8,train=24,test=6", "batch_size": 4, "steps": 3}
-for strategy, workers in {"sequential": 1, "ring": 2, "pipeline": 2, "tensor": 2, "ps-sync": 2}.items():
-    folder = Path(sys.argv[1]) / strategy
+common = {"data": "synthetic:1x9x9,train=24,test=6", "batch_size": 4, "steps": 3}
+workers = {"sequential": 1, "ring": 2, "pipeline": 2, "tensor": 2, "ps-sync": 2}
+real = {"model": "mlp", "hidden": (256,)}
+variants = [real | {"strategy": one, "optimizer": name} for one in workers for name in ("adam", "adamw", "sgd")]
+emulated = {"model": "resnet18", "compute": "emulated:0.01", "test": False}
+variants += [emulated | {"strategy": one} for one in ("ring", "ps-sync")]
+for number, variant in enumerate(variants):
+    folder = Path(sys.argv[1]) / str(number)
     folder.mkdir()
-    for optimizer in ("adam", "adamw", "sgd"):
-        values = common | {"strategy": strategy, "workers": workers, "optimizer": optimizer}
-        if strategy.startswith("ps"):
-            train_served(values, folder)
-        else:
-            ThreadWorld(workers).run(cases.train_here, folder=str(folder), values=values)
-        assert "torch._dynamo" not in sys.modules, strategy
+    values = common | {"workers": workers[variant["strategy"]]} | variant
+    if variant["strategy"].startswith("ps"):
+        train_served(values, folder)
+    else:
+        ThreadWorld(values["workers"]).run(cases.train_here, folder=str(folder), values=values)
+    assert "torch._dynamo" not in sys.modules, variant
 """
 
 

@@ -25,7 +25,8 @@ from trace_check import check_trace, slices
 from paceline.analysis.runs import Run, read_run
 from paceline.cli.main import main
 from paceline.cli.schema import published
-from paceline.predict.fit import PRIOR, Fit, Noise, case_of, mean_step
+from paceline.predict.fit import PRIOR, Fit, case_of, typical_step
+from paceline.predict.noise import Noise
 from paceline.predict.probes import probe_of, shape_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "schemas"
@@ -97,9 +98,9 @@ def test_a_run_is_read_and_simulated_for_predictions(trained: Trained) -> None:
     assert probe.compute.shape == (count, trained.summary["workers"])
     assert count >= 1
     assert list(probe.compute[:, -1]) == pytest.approx(own[len(own) - count :])
-    known = Fit(shape_of(probe), 0.0, 0.0, 0.0, Noise(0.0, 0.0), 0.0, {}, {}, 0.0, emulated=False)
+    known = Fit(shape_of(probe), 0.0, 0.0, 0.0, Noise(), 0.0, {}, {}, 0.0, emulated=False)
     workers = trained.summary["workers"] if run.method.updates_by_worker else 1
-    assert mean_step(case_of(known, probe, PRIOR, 2)) >= 0.999 * probe.compute_seconds / workers
+    assert typical_step(case_of(known, probe, PRIOR, 2)) >= 0.999 * probe.compute_seconds / workers
 
 
 def check(value: Any, schema: str) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import resumes
 import torch
-from live_run import PACELINE, LiveRun, until
+from live_run import PACELINE, LiveRun, is_janitor, until
 from raw_lines import raw_lines
 from refusal import refusal
 from safetensors.torch import load_file
@@ -27,6 +27,29 @@ from paceline.run.records import COMPLETED, INTERRUPTED, RUNNING
 @pytest.mark.parametrize("family", resumes.FAMILIES)
 def test_a_killed_training_goes_on_to_the_same_weights(family: str, tmp_path: Path) -> None:
     assert resumes.kill_and_continue(family, random.Random(4), tmp_path)[f"{family} continued to the end"] == 1
+
+
+def test_what_cleans_up_after_a_killed_launcher_leaves_the_run_alone_that_continues(tmp_path: Path) -> None:
+    """However late it comes, it removes no checkpoint that is being written, and does not call the run failed."""
+    words = [*PACELINE, "--model", "mlp", "--workers", "1", "--steps", "1000000", "--checkpoint-every", "5"]
+    with LiveRun(words, tmp_path) as run:
+        until("there is a checkpoint", lambda: checkpoints(run.folder / "checkpoints"))
+        janitor = run.janitor()
+        os.kill(janitor, signal.SIGSTOP)
+        resumes.kill_all(run)
+    words[-1] = "0"
+    try:
+        with LiveRun(words, tmp_path) as run:
+            run.wait_until_training(run.logged())
+            written = run.folder / "checkpoints" / ".step_7.mark"
+            written.mkdir()
+            os.kill(janitor, signal.SIGCONT)
+            until("it has cleaned up", lambda: not is_janitor(janitor))
+            assert written.exists()
+            assert run.summary().status == RUNNING
+    finally:
+        if is_janitor(janitor):
+            os.kill(janitor, signal.SIGCONT)
 
 
 MLP = ["--model", "mlp", "--hidden", "256", "--data", "synthetic:1x8x8,classes=10,train=310,test=20"]

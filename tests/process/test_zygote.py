@@ -17,7 +17,7 @@ from live_run import ENDLESS, LAUNCHERS, LiveRun, until
 from paceline.launch import zygote
 from paceline.launch.zygote import ForkedRank, Zygote
 
-TEST_PROGRAM = "import sys; from paceline.launch import zygote; zygote.main({module!r}, 'run', int(sys.argv[1]))"
+TEST_PROGRAM = "import sys; from paceline.launch import zygote; zygote.main([{module!r}], 'run')"
 
 
 def forked(rank: ForkedRank) -> int:
@@ -112,7 +112,7 @@ def test_importing_what_ranks_need_runs_no_torch_operation() -> None:
     code = (
         "import json, torch\n"
         "with torch.autograd.profiler.profile() as ran:\n"
-        "    import paceline.launch.worker, paceline.launch.served_rank\n"
+        "    import paceline.launch.worker, paceline.launch.served_rank, torch.fx.experimental.symbolic_shapes\n"
         "with torch.autograd.profiler.profile() as one:\n"
         "    torch.ones(2)\n"
         "print(*(json.dumps([each.name for each in events.function_events]) for events in (ran, one)), sep='\\n')\n"

@@ -115,6 +115,7 @@ class Saver:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._pieces: list[tuple[Held, int]] = []
         self._thread: threading.Thread | None = None
+        self._wanted: Path | None = None  # the folder of the checkpoint that rank 0 waits for
         self._saved: list[Saved] = []
 
     @property
@@ -146,7 +147,7 @@ class Saver:
         """
         if self._recorder:
             self._recorder.flush()  # what was recorded until here must be as safe as the checkpoint
-        work = self.folder / f".step_{step}.{mark}"
+        work = self._wanted = self.folder / f".step_{step}.{mark}"
         self._thread = threading.Thread(
             target=self._run, args=(work, step, facts, manifest), name="paceline-checkpoint", daemon=True
         )
@@ -155,6 +156,10 @@ class Saver:
     def wait(self, seconds: float | None = None) -> None:
         if self._thread:
             self._thread.join(seconds)
+
+    def abandon(self) -> None:
+        """On rank 0: do not wait for parts that are missing, because a rank was restarted while it wrote its own."""
+        self._wanted = None
 
     def outcome(self) -> Saved | None:
         """How the next one that has ended did so; each is returned once."""
@@ -205,6 +210,8 @@ class Saver:
             while not said.exists():
                 if failed.exists():
                     raise OSError(errno.EIO, failed.read_text())
+                if self._wanted != work:
+                    raise OSError(errno.ECANCELED, f"a rank was restarted before rank {rank} had written its part")
                 if time.monotonic() > deadline:
                     raise OSError(errno.ETIMEDOUT, f"rank {rank} has not written its part within {self.timeout:g} s")
                 time.sleep(POLL_SECONDS)

@@ -13,11 +13,13 @@ import numpy as np
 
 from paceline.cli.main import add_json
 from paceline.cli.output import check_output, make_folder, write_text
+from paceline.emulation.table import TABLE as DEVICES
 from paceline.errors import EXIT_OK, UsageError, unknown, visible
 from paceline.lab.plan import PRESETS, Table, read_plan
 from paceline.predict.cluster import Cluster, alike, of_lab
+from paceline.predict.device import device_named, on_device
 from paceline.predict.fit import fit_probes
-from paceline.predict.forecast import MOST_WORKERS, Forecast, forecasts, score, unsupported
+from paceline.predict.forecast import MOST_WORKERS, Forecast, Range, forecasts, score, unsupported
 from paceline.predict.outlook import outlook
 from paceline.predict.probes import Probe, read_probes
 from paceline.report.plotly_js import plotly_js
@@ -29,6 +31,7 @@ examples:
   paceline predict runs/one runs/two runs/four --workers 1,2,4,8,16
   paceline predict runs/probes --workers 2,8,64 --link 10gbit --strategy all
   paceline predict runs/probes --workers 6 --lab cluster.toml --strategy ring
+  paceline predict runs/probes --workers 8 --link 10gbit --device v100
   paceline predict runs/probes --workers 1,2,4,8,16,32,64 --link 1gbit -o prediction.html
   paceline predict runs/probes --score runs/larger      how good predictions of runs that you have made are
 
@@ -52,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--link", metavar="RATE", help="one worker per machine, with links of this speed, such as 10gbit"
     )
     where.add_argument("--lab", metavar="FILE", help="the machines that a lab file or preset describes")
+    parser.add_argument("--device", metavar="NAME", help=f"compute on a device that was not measured, by published "
+                        f"figures: {', '.join(DEVICES)}")  # fmt: skip
     parser.add_argument("--batch-size", type=int, metavar="N", help="samples of a worker's batch (that of the runs)")
     parser.add_argument("--seed", type=int, default=0, help="random seed (0)")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path,
@@ -69,22 +74,27 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--batch-size {args.batch_size}: give a whole number, at least 1")
     if args.output:
         check_output(args.output, "prediction.html")
+    device = device_named(args.device) if args.device else None
     probes = read_probes(args.runs)
     given: dict[str, Any] = {"batch_size": args.batch_size} if args.batch_size else {}
     strategies, left_out = _strategies(args.strategy, probes, given)
     cluster = _cluster(args, probes, max(workers))
     fit = fit_probes(probes)
+    if device:
+        fit = on_device(fit, probes, device)
     found = list(forecasts(fit, probes, strategies, workers, cluster, given, args.seed))
     if args.output:
-        own = not args.link and not args.lab
-        shown = outlook(fit, probes, found, _where(args), given, own=own, left_out=left_out)
+        own = not args.link and not args.lab and not args.device
+        where = f"{_where(args)}, each with a {args.device}" if args.device else _where(args)
+        shown = outlook(fit, probes, found, where, given, own=own, left_out=left_out)
         make_folder(args.output.parent)
         write_text(args.output, prediction_page(shown, plotly_js()))
     if args.json:
         page = {"page": str(args.output.resolve())} if args.output else {}
-        print(json.dumps({"emulated": fit.emulated, "predictions": [asdict(each) for each in found], **page}))
+        emulated = probes[0].run.emulated
+        print(json.dumps({"emulated": emulated, "predictions": [asdict(each) for each in found], **page}))
         return EXIT_OK
-    print(_introduction(probes, fit.emulated, args))
+    print(_introduction(probes, args))
     for line in [*rows_of(found), *(f"Not predicted: {reason}" for reason in left_out)]:
         print(line)
     if args.output:
@@ -93,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _score(args: argparse.Namespace) -> int:
-    for name in ("link", "lab", "strategy", "batch_size", "output"):
+    for name in ("link", "lab", "device", "strategy", "batch_size", "output"):
         if getattr(args, name):
             raise UsageError(
                 f"--{name.replace('_', '-')} with --score: runs are predicted as they were made; leave it out"
@@ -146,7 +156,7 @@ def _cluster(args: argparse.Namespace, probes: list[Probe], workers: int) -> Clu
     ranks = workers + max(1, *(probe.servers for probe in probes))
     if args.link:
         rate = Table({"--link": args.link}, "paceline predict", ("--link",)).rate("--link")
-        return alike(ranks, rate or 0, probes[0].cluster.nodes[0].speed)
+        return alike(ranks, rate or 0, 1.0 if args.device else probes[0].cluster.nodes[0].speed)
     if args.lab in PRESETS:
         return of_lab(read_plan(f"{args.lab}:{ranks}"))
     return of_lab(read_plan(args.lab)) if args.lab else None
@@ -158,9 +168,10 @@ def _where(args: argparse.Namespace) -> str:
     return f"the machines of {args.lab}" if args.lab else "the machines of the runs"
 
 
-def _introduction(probes: list[Probe], emulated: bool, args: argparse.Namespace) -> str:
+def _introduction(probes: list[Probe], args: argparse.Namespace) -> str:
     first, where = probes[0], _where(args)
-    kind = f"emulated compute ({first.spec.compute}); " if emulated else ""
+    kind = f"emulated compute ({first.spec.compute}); " if first.run.emulated else ""
+    kind = f"compute of a {args.device}, by published figures; " if args.device else kind
     numbers = ", ".join(str(count) for count in sorted({probe.workers for probe in probes}))
     return (
         f"Predicted, not measured: {first.spec.model} on {first.spec.data}, {where}; {kind}runs used: {len(probes)}, "
@@ -169,7 +180,7 @@ def _introduction(probes: list[Probe], emulated: bool, args: argparse.Namespace)
 
 
 def rows_of(found: list[Forecast]) -> list[str]:
-    rows = [("strategy", "workers", "step", "samples/s", "efficiency", "", "")]
+    rows = [("strategy", "workers", "step", "samples/s", "efficiency", "memory", "", "")]
     for each in found:
         step, speed = each.step_seconds, each.samples_per_second
         part = each.efficiency
@@ -179,10 +190,21 @@ def rows_of(found: list[Forecast]) -> list[str]:
             f"{step.value:.4g} s ({step.low:.4g}–{step.high:.4g})",
             f"{speed.value:,.4g} ({speed.low:,.4g}–{speed.high:,.4g})",
             f"{100 * part.value:.0f} % ({100 * part.low:.0f}–{100 * part.high:.0f})",
+            megabytes(each.memory),
             f"limited by {each.limit} ({each.limit_seconds:.2g} s)",
-            f"EXTRAPOLATED: {'; '.join(each.beyond)}" if each.beyond else "",
+            _remarks(each),
         ))  # fmt: skip
     return _columns(rows)
+
+
+def megabytes(memory: Range) -> str:
+    value, low, high = (f"{each / 1e6:,.0f}" for each in (memory.value, memory.low, memory.high))
+    return f"{value} MB ({low}–{high})"
+
+
+def _remarks(each: Forecast) -> str:
+    extrapolated = f"EXTRAPOLATED: {'; '.join(each.beyond)}" if each.beyond else ""
+    return "; ".join(filter(None, ["memory estimated" if each.memory_estimated else "", extrapolated]))
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -77,10 +77,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A device's time for one image, forward and backward, and its derivation."""
+    """A device's time for one image, forward and backward, and its derivation: `derived` if not for this very model."""
 
     seconds: float
     how: str
+    derived: bool = False
 
 
 def read(compute: str) -> Asked | None:
@@ -124,14 +125,16 @@ def estimate(device: Device, model: str, macs: float) -> Estimate:
     """
     if device.flops:
         seconds = TRAINING_FLOPS_PER_MAC * macs / device.flops
-        return Estimate(seconds, f"{macs / 1e9:.3g} GFLOPs at {device.flops / 1e12:.2g} TFLOP/s")
+        return Estimate(seconds, f"{macs / 1e9:.3g} GFLOPs at {device.flops / 1e12:.2g} TFLOP/s", derived=True)
     reference = _reference(device, model, macs)
     figure, published = device.images[reference], models.TABLE[reference].gmacs * 1e9
     # Another number of classes changes only the last layer, which is negligible.
     if model == reference and abs(macs / published - 1) < 0.01:
         return Estimate(1 / figure, f"{model}: {figure:g} images/s")
     return Estimate(
-        macs / published / figure, f"derived from {reference}'s {figure:g} images/s at 224x224 pixels by FLOPs"
+        macs / published / figure,
+        f"derived from {reference}'s {figure:g} images/s at 224x224 pixels by FLOPs",
+        derived=True,
     )
 
 

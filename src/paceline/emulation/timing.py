@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,15 @@ class Timing:
     forward: float
     ready: tuple[float, ...]
     order: tuple[int, ...]
+
+    @classmethod
+    def from_json(cls, text: str) -> Timing:
+        macs, forward, ready, order = json.loads(text)
+        return cls(macs, forward, tuple(ready), tuple(order))
+
+    def to_json(self) -> str:
+        """Numbers are the same, to the last bit, when they are read again."""
+        return json.dumps(astuple(self))
 
 
 def measure(model: nn.Module, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Timing:

@@ -2,6 +2,7 @@
 
     python -m paceline.lab.agent NODE WORD...          a shell runs the words, as with ssh
     python -m paceline.lab.agent --words NODE WORD...  runs the words without a shell
+    python -m paceline.lab.agent --outside WORD...     runs them outside the nodes: they start processes on all of them
 
 It ends like the command: with the same exit code, or by the same signal.
 """
@@ -22,20 +23,28 @@ from paceline.messages import configure
 WITH_VALUE = {f"-{letter}" for letter in "BDEFIJLOPQRSWbceilmopw"}
 
 
-def main() -> None:
-    words = sys.argv[1:]
-    as_they_are = words[:1] == ["--words"]
+def read(words: list[str]) -> tuple[str | None, list[str]]:
+    """The node, or none, and the command."""
+    kind = words[0] if words else ""
+    if kind == "--outside":
+        return None, words[1:]
     while words and words[0].startswith("-"):
         option = words.pop(0)  # ssh's options, such as -x
         if option in WITH_VALUE:
             words = words[1:]
-    if len(words) < 2:
+    node, command = words[0].rpartition("@")[2] if words else "", words[1:]
+    return node, command if kind == "--words" or not command else ["/bin/sh", "-c", " ".join(command)]
+
+
+def main() -> None:
+    node, command = read(sys.argv[1:])
+    if not command:
         print("usage: python -m paceline.lab.agent [--words] NODE WORD...", file=sys.stderr)
         sys.exit(EXIT_USAGE)
-    node, *command = words
-    node = node.rpartition("@")[2]
     try:
-        running = begin(None, node, command if as_they_are else ["/bin/sh", "-c", " ".join(command)])
+        running = begin(None, node, command)
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), 0)  # the command has it; if it is a socket, its end must be seen
         wait([running])
     except PacelineError as error:
         configure()

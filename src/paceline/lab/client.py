@@ -217,7 +217,7 @@ def down(lab: str | None) -> None:
 class Command:
     """A command that runs on a node, and the connection that reports its end."""
 
-    node: str
+    node: str  # empty outside the nodes
     connection: socket.socket
     exit_code: int | None = None
 
@@ -234,19 +234,22 @@ class Command:
 
 def begin(
     lab: str | None,
-    node: str,
+    node: str | None,
     words: list[str],
     files: tuple[int, int, int] = (0, 1, 2),
     environment: Mapping[str, str] = os.environ,
     *,
     tty: bool = False,
 ) -> Command:
-    """Start a command on a node, with this process's working folder and environment, and with these open files."""
+    """Start a command on a node, with this process's working folder and environment, and with these open files.
+
+    Without a node, it runs in the lab and outside its nodes: a last argument is added, see `NodeSpaces`.
+    """
     folder, connection = working_folder(), connect(lab)
     message = {"do": "exec", "node": node, "argv": words, "cwd": folder, "env": dict(environment), "tty": tty}
     _request(connection, message, files)
     connection.settimeout(None)
-    return Command(node, connection)
+    return Command(node or "", connection)
 
 
 def wait(commands: list[Command], timers: list[tuple[float, Callable[[], None]]] | None = None) -> None:

@@ -15,8 +15,10 @@ from typing import Any
 from paceline.errors import PacelineError, UsageError
 from paceline.lab import groups, kernel, links, wire
 from paceline.lab.capacity import flags, pair_capacity
+from paceline.lab.commands import Commands, start_command
 from paceline.lab.node import Init, furnish
 from paceline.lab.plan import Fault, LabPlan, Node, check_fault
+from paceline.lab.spaces import NodeSpaces
 
 # A node's first process answers at once; if it was stopped, the lab must not wait for it.
 NODE_SECONDS = 20.0
@@ -29,15 +31,17 @@ class Holder:
         self.selector = selectors.DefaultSelector()
         self.switches = links.Switches(plan)
         self.pids: dict[str, int] = {}
+        self.first: dict[str, int] = {}  # pidfds of the nodes' first processes, if this kernel can join them
         self.channels: dict[str, socket.socket] = {}
         self.flags: list[str] = []
         self.rates = {node.name: (node.up, node.down) for node in plan.nodes}
         self.states = {node.name: "up" for node in plan.nodes}
         self.cut: set[str] = set()
+        self.ended = False
         self._watch(listener, self._accept)
-        self._watch(keeper, None)
+        self._watch(keeper, self._end)
 
-    def _watch(self, source: socket.socket, callback: Callable[[socket.socket], None] | None) -> None:
+    def _watch(self, source: socket.socket, callback: Callable[[socket.socket], None]) -> None:
         self.selector.register(source, selectors.EVENT_READ, callback)
 
     def build(self) -> None:
@@ -81,6 +85,8 @@ class Holder:
         pid = (self._answer(ours, node) | self._answer(ours, node))["pid"]  # pid and set-up, in any order
         groups.enter(self.groups, node.name, pid)
         self.pids[node.name], self.channels[node.name] = pid, ours
+        if kernel.enters_by_pidfd():
+            self.first[node.name] = os.pidfd_open(pid)
         self._watch(ours, lambda _: self._lost(node.name))
         self._watch(links.inside(pid, lambda: wire.listen(wire.IN_NODE)), self._accept)
 
@@ -95,16 +101,15 @@ class Holder:
 
     def serve(self) -> None:
         """Serve until a request `down` arrives, or the keeper has ended."""
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps orphans
+        self.commands = Commands(self.selector, self._start)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        while True:
+        while not self.ended:
             for key, _ in self.selector.select():
-                source = key.fileobj
-                assert isinstance(source, socket.socket)
-                if source is self.keeper:
-                    return
-                key.data(source)
+                key.data(key.fileobj)
+
+    def _end(self, keeper: socket.socket) -> None:
+        self.ended = True
 
     def _lost(self, name: str) -> None:
         """A node's first process has been killed, and with it all processes of the node."""
@@ -140,6 +145,10 @@ class Holder:
 
     def _answer_to(self, message: dict[str, Any], connection: socket.socket, files: list[int]) -> dict[str, Any] | None:
         do = message.get("do")
+        if do == "exec" and message["node"] is None:
+            client = socket.socket(fileno=os.dup(connection.fileno()))
+            self.commands.start(message, client, files)
+            return None
         if do == "exec":
             node = self.plan.node(message["node"])
             wire.say(self._channel(node.name), message | {"flags": self.flags}, (connection.fileno(), *files))
@@ -157,6 +166,13 @@ class Holder:
                             self.plan, f"lab {do}")  # fmt: skip
         self._break(fault)
         return {}
+
+    def _start(self, message: dict[str, Any], files: list[int]) -> int:
+        """Start a program outside the nodes; its last argument says how it can start processes on them."""
+        spaces = NodeSpaces({name: self.first[name] for name in self.channels}, tuple(self.groups))
+        folder = message["cwd"] if os.path.isdir(message["cwd"]) else "/"
+        changed = message | {"argv": [*message["argv"], spaces.to_json()], "cwd": folder}
+        return start_command(changed, files, "outside the nodes", message["env"], spaces.hand_down)
 
     def _channel(self, name: str) -> socket.socket:
         if name not in self.channels:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
+import signal
 import socket
 import struct
 
@@ -21,6 +23,11 @@ SIOCETHTOOL = 0x8946
 # counted; a veth needs it, or several CPUs receive the packets of one flow and change their order.
 OFFLOADS = {"tso": (0x1F, 0), "gso": (0x24, 0), "gro": (0x2C, 1)}
 
+PR_SET_PDEATHSIG, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 1, 47, 2
+CAPABILITIES_VERSION = 0x2008_0522
+# Capabilities that a process needs to join namespaces of nodes: CAP_SYS_CHROOT, CAP_SYS_PTRACE, CAP_SYS_ADMIN.
+JOINING = (18, 19, 21)
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -36,8 +43,48 @@ def unshare(flags: int) -> None:
 
 
 def enter(descriptor: int, flags: int = 0) -> None:
-    """Enter the namespace behind a descriptor of /proc/PID/ns."""
+    """Enter the namespace behind a descriptor of /proc/PID/ns, or these namespaces of the process behind a pidfd."""
     _call("setns", descriptor, flags)
+
+
+def enters_by_pidfd() -> bool:
+    """Whether `enter` takes pidfds: since Linux 5.8. Without privileges, a kernel that does says EPERM."""
+    try:
+        own = os.pidfd_open(os.getpid())
+    except (AttributeError, OSError):
+        return False
+    try:
+        enter(own, NEW_HOSTNAME)
+    except OSError as error:
+        return error.errno == errno.EPERM
+    finally:
+        os.close(own)
+    return True
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends."""
+    _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def keep_capabilities() -> None:
+    """Let the next program keep the capabilities for joining namespaces. Programs of root keep all by themselves."""
+    if os.geteuid() == 0:
+        return
+    header = ctypes.create_string_buffer(struct.pack("Ii", CAPABILITIES_VERSION, 0))
+    sets = ctypes.create_string_buffer(struct.calcsize("6I"))
+    _call("capget", header, sets)
+    effective, permitted, _, *rest = struct.unpack("6I", sets.raw)
+    _call("capset", header, struct.pack("6I", effective, permitted, sum(1 << number for number in JOINING), *rest))
+    for number in JOINING:
+        _call("prctl", PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, number, 0, 0)
+
+
+def drop_capabilities() -> None:
+    """Give up what `keep_capabilities` has kept."""
+    if os.geteuid() != 0:
+        header = ctypes.create_string_buffer(struct.pack("Ii", CAPABILITIES_VERSION, 0))
+        _call("capset", header, bytes(struct.calcsize("6I")))
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:

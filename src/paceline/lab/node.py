@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import selectors
 import signal
 import socket
 import sys
-import termios
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from paceline.lab import kernel, wire
+from paceline.lab.commands import Commands, start_command
 from paceline.lab.plan import LAB, LabPlan, Node
 from paceline.layout import cores
 
@@ -93,113 +92,40 @@ def environment(plan: LabPlan, node: Node, flags: list[str]) -> dict[str, str]:
 
 
 class Init:
-    """Starts commands for clients, reports how they ended, and reaps orphans, as the first process must."""
+    """The first process of a node: it runs commands for clients until the holder has ended."""
 
     def __init__(self, plan: LabPlan, node: Node, holder: socket.socket) -> None:
         self.plan, self.node, self.holder = plan, node, holder
-        self.clients: dict[int, socket.socket] = {}  # by the process that runs for them
         self.selector = selectors.DefaultSelector()
-        self._wake, wake = os.pipe()
-        os.set_blocking(wake, False)
-        os.set_blocking(self._wake, False)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        self.selector.register(self._wake, selectors.EVENT_READ)
-        self.selector.register(holder, selectors.EVENT_READ)
+        self.commands = Commands(self.selector, self._start)
+        self.selector.register(holder, selectors.EVENT_READ, self._obey)
+        self.ended = False
 
     def serve(self) -> None:
         """Serve until the holder has ended."""
-        while True:
+        while not self.ended:
             for key, _ in self.selector.select():
-                if key.fileobj is self._wake or key.fd == self._wake:
-                    os.read(self._wake, 4096)
-                    self._reap()
-                elif key.fileobj is self.holder:
-                    heard = wire.hear(self.holder)
-                    if heard is None:
-                        return
-                    self._obey(*heard)
-                else:
-                    self._listen_to(key.data)
+                key.data(key.fileobj)
 
-    def _obey(self, message: dict[str, Any], files: list[int]) -> None:
-        do = message["do"]
-        if do == "exec":
-            client = socket.socket(fileno=files[0])
-            try:
-                pid = self._start(message, files[1:])
-            except (OSError, KeyError) as error:
-                with contextlib.suppress(OSError):
-                    wire.say(client, {"error": f"cannot start a process: {error}"})
-                client.close()
-            else:
-                self.clients[pid] = client
-                self.selector.register(client, selectors.EVENT_READ, pid)
+    def _obey(self, holder: socket.socket) -> None:
+        heard = wire.hear(holder)
+        if heard is None:
+            self.ended = True
+            return
+        message, files = heard
+        if message["do"] == "exec":
+            self.commands.start(message, socket.socket(fileno=files[0]), files[1:])
             for file in files[1:]:
                 os.close(file)
-        elif do in ("stop", "continue"):
+        elif message["do"] in ("stop", "continue"):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(-1, signal.SIGSTOP if do == "stop" else signal.SIGCONT)  # all but this one
-
-    def _listen_to(self, pid: int) -> None:
-        """Pass on a client's signals; if the client has ended, kill its command."""
-        client = self.clients.get(pid)
-        if client is None:
-            return  # its command has been reaped since the selector returned
-        heard = wire.hear(client)
-        number = signal.SIGKILL if heard is None else heard[0].get("signal")
-        if number in signal.valid_signals():
-            with contextlib.suppress(ProcessLookupError):
-                try:
-                    os.killpg(pid, number)
-                except ProcessLookupError:  # it has just been started, and is not a group yet
-                    os.kill(pid, number)
-        if heard is None:
-            self._forget(pid)
-
-    def _forget(self, pid: int) -> None:
-        client = self.clients.pop(pid)
-        self.selector.unregister(client)
-        client.close()
-
-    def _reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-                if pid == 0:
-                    return
-                if pid in self.clients:
-                    with contextlib.suppress(OSError):
-                        wire.say(self.clients[pid], {"exit": os.waitstatus_to_exitcode(status)})
-                    self._forget(pid)
+                os.kill(-1, signal.SIGSTOP if message["do"] == "stop" else signal.SIGCONT)  # all but this one
 
     def _start(self, message: dict[str, Any], files: list[int]) -> int:
         given = {key: value for key, value in message["env"].items() if key != "XDG_RUNTIME_DIR"}
         given.setdefault("OMP_NUM_THREADS", str(self._threads()))
-        # Signals are blocked until the command has its own handlers.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        pid = os.fork()
-        if pid:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-            return pid
-        try:
-            os.setsid()
-            for number, file in enumerate(files):
-                os.dup2(file, number)
-            if message.get("tty"):
-                fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-            signal.set_wakeup_fd(-1)
-            for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
-                signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, [])
-            os.chdir(message["cwd"])
-            words = message["argv"]
-            os.execvpe(words[0], words, given | environment(self.plan, self.node, message["flags"]))
-        except OSError as error:
-            what = message["cwd"] if error.filename == message["cwd"] else message["argv"][0]
-            os.write(2, f"paceline lab: {self.node.name}: {what}: {error.strerror}\n".encode())
-        finally:
-            os._exit(127)
+        own = environment(self.plan, self.node, message["flags"])
+        return start_command(message, files, self.node.name, given | own)
 
     def _threads(self) -> int:
         """The machine's cores divided by the processes of all nodes, which compute at the same time."""

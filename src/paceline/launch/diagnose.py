@@ -22,6 +22,7 @@ from paceline.run.folder import (
     write_summary,
 )
 from paceline.run.lines import read_sound_lines
+from paceline.run.liveness import owner_text
 from paceline.run.records import COMPLETED, FAILED, INTERRUPTED, RUNNING, End, Epoch, Error, Signal, Step, Summary
 
 # How a rank was killed, if the kernel did it for lack of memory; otherwise None.
@@ -71,14 +72,19 @@ def diagnose(
         return _failure(folder, summary, errors, not_written)
 
 
-def launcher_was_killed(folder: str) -> None:
-    """Make the summary of a run say so, unless that has ended; remove checkpoints that are not complete."""
-    remove_unfinished(Path(folder) / CHECKPOINTS)
-    with sole_writer(Path(folder)):
-        summary = read_summary(Path(folder))
+def launcher_was_killed(folder: Path, owner: str) -> None:
+    """Make the summary of a run say so, unless that has ended; remove checkpoints that are not complete.
+
+    `owner` is the launcher's owner.json. If it is another one by now, the run is being continued, and is not touched.
+    """
+    with sole_writer(folder):
+        if owner_text(folder) != owner:
+            return
+        remove_unfinished(folder / CHECKPOINTS)
+        summary = read_summary(folder)
         if summary and summary.status == RUNNING:
             summary.status, summary.error = FAILED, "the launcher was killed"
-            _write(Path(folder), summary)
+            _write(folder, summary)
 
 
 def _decide(folder: Path, summary: Summary, errors: Mapping[int, Error], exits: Mapping[int, int] | None,

@@ -2,7 +2,7 @@
 
     folder PATH    remove this folder
     run PATH       a run folder; the command in this process's arguments, with the path added, makes its summary say
-                   that the launcher was killed, unless the run has ended
+                   that the launcher was killed, unless the run has ended or is being continued
     process PID    end this process and its group
     done           the launcher has ended its processes on its own
 

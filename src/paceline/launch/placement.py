@@ -14,6 +14,8 @@ from paceline.launch import env as names
 from paceline.layout import share
 from paceline.spec import RunSpec
 
+AGENT = (sys.executable, "-P", "-m", "paceline.lab.agent")
+
 
 @dataclass(frozen=True)
 class Places:
@@ -28,9 +30,11 @@ class Places:
     def command(self, rank: int, words: list[str]) -> list[str]:
         """The command line that runs a command on the rank's node."""
         name = self.nodes[rank].name
-        return (
-            words if name == self.here else [sys.executable, "-P", "-m", "paceline.lab.agent", "--words", name, *words]
-        )
+        return words if name == self.here else [*AGENT, "--words", name, *words]
+
+    def outside(self, words: list[str]) -> list[str]:
+        """The command line that runs a command in the lab, outside its nodes."""
+        return [*AGENT, "--outside", *words]
 
     def variables(self, rank: int) -> dict[str, str]:
         """Environment variables with the rank's place on its node, and where to rendezvous."""

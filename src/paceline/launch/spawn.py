@@ -26,6 +26,7 @@ from paceline.launch.zygote import ForkedRank, Zygote
 from paceline.layout import threads_per_rank
 from paceline.messages import LOGGER
 from paceline.run.folder import LOGS
+from paceline.run.liveness import owner_text
 from paceline.spec import RunSpec
 
 Process = subprocess.Popen[bytes] | ForkedRank
@@ -94,8 +95,10 @@ class Crew:
 
     def signal(self, number: int) -> None:
         for process in self.running().values():
-            if process.pid is not None:
-                with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
+                if isinstance(process, ForkedRank):
+                    process.signal(number)
+                else:
                     os.killpg(process.pid, number)
 
     def end(self, ranks: set[int]) -> dict[int, int]:
@@ -132,7 +135,7 @@ def start(spec: RunSpec, folder: Path, out: int, places: Places | None = None) -
     private = Path(tempfile.mkdtemp(prefix="paceline-", dir=_shared_memory()))
     program, modules = [sys.executable, "-P", rank_program.__file__], _module_folders()
     watcher = subprocess.Popen(
-        [sys.executable, "-I", "-S", janitor.__file__, *program, "killed", *modules],
+        [sys.executable, "-I", "-S", janitor.__file__, *program, "killed", owner_text(folder), *modules],
         stdin=subprocess.PIPE,
         start_new_session=True,
     )
@@ -156,8 +159,13 @@ def start(spec: RunSpec, folder: Path, out: int, places: Places | None = None) -
             return crew
         count = 1 if spec.carrier.in_one_process else size
         variables = _environment(spec, spec.workers or 1)
-        if places is None and zygote.available():
-            crew.zygote = Zygote([*program, "zygote", *modules], variables, out, crew.watch)
+        if places and zygote.available_in_lab():
+            words = places.outside([*program, "zygote-of-lab", _imported_once(spec), *modules])
+            crew.zygote = Zygote(words, variables, out, in_lab=True)
+        elif places is None and zygote.available():
+            words = [*program, "zygote", _imported_once(spec), *modules]
+            crew.zygote = Zygote(words, variables, out, crew.watch)
+        if crew.zygote:
             crew.watch(crew.zygote.process.pid)
             LOGGER.debug("ranks are forked from process %d, which imports torch once", crew.zygote.process.pid)
 
@@ -165,7 +173,8 @@ def start(spec: RunSpec, folder: Path, out: int, places: Places | None = None) -
             seat = {names.RANK: str(rank), names.SIZE: str(count), names.STORE: str(private / "store")}
             seat |= {names.LIVES: str(life)} | (places.variables(rank) if places else {})
             if crew.zygote:
-                return crew.zygote.fork(f"paceline-{rank}", [str(folder)], seat)
+                node = places.nodes[rank].name if places else None
+                return crew.zygote.fork(f"paceline-{rank}", [str(folder)], seat, node)
             words = places.command(rank, command) if places else command
             return _popen(words, variables | seat, out)
 
@@ -177,6 +186,14 @@ def start(spec: RunSpec, folder: Path, out: int, places: Places | None = None) -
         crew.dismiss()
         raise
     return crew
+
+
+def _imported_once(spec: RunSpec) -> str:
+    """What the zygote imports for its ranks; first the module of the function that is a rank."""
+    served = ["paceline.launch.served_rank"] if spec.servers else []
+    # The meta device imports this on first use, and with it SymPy.
+    emulated = ["torch.fx.experimental.symbolic_shapes"] if spec.emulated else []
+    return ",".join(["paceline.launch.worker", *served, *emulated])
 
 
 def _popen(command: list[str], variables: dict[str, str], out: int, err: int | None = None) -> subprocess.Popen[bytes]:

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paceline.spec import RunSpec
 from paceline.strategies.bucket_layout import assign, tail
 from paceline.strategies.synchronous import RIDERS
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from paceline.data.table import DataInfo
 
 
 @dataclass(frozen=True)
 class Anatomy:
     """`sizes` are the values of each trained parameter, in the model's order, and `ready` says after which fraction of
     the compute of a step its gradient is there. `buffers` are the values of each buffer; a value has `itemsize` bytes.
+    `macs` are the multiply-adds of the forward pass of a sample.
     """
 
     sizes: tuple[int, ...]
     ready: tuple[float, ...]
     buffers: tuple[int, ...] = ()
     itemsize: int = 4
+    macs: float = 0.0
 
     @property
     def state(self) -> int:
@@ -47,23 +55,29 @@ class Anatomy:
 
 
 def anatomy_of(spec: RunSpec) -> Anatomy:
-    """Builds the model, Paceline's own ones without values, and counts its operations; imports torch."""
+    """Counts the model's operations; imports torch."""
+    from paceline.strategies.setup import count_operations
+
+    data, model = build_model(spec)
+    timing = count_operations(spec, data, model)
+    sizes = tuple(p.numel() for p in model.parameters() if p.requires_grad)
+    buffers = tuple(buffer.numel() for buffer in model.buffers())
+    return Anatomy(sizes, timing.ready, buffers, 8 if spec.dtype == "float64" else 4, timing.macs)
+
+
+def build_model(spec: RunSpec) -> tuple[DataInfo, nn.Module]:
+    """What is known of the data set, and the model, Paceline's own ones without values; imports torch."""
     import torch
 
     from paceline.data import table as datasets
     from paceline.data.load import load
     from paceline.models import table as models
     from paceline.models.deferred import build_whole
-    from paceline.strategies.setup import count_operations, how_to_build
+    from paceline.strategies.setup import how_to_build
 
     data = datasets.describe(spec.data) or load(spec.data, Path(spec.data_dir) if spec.data_dir else None).info
     make, check = how_to_build(spec, data)
-    if models.describe(spec.model):
-        with torch.device("meta"):
-            model = make()
-    else:
-        model = build_whole(make, spec.seed, check)
-    timing = count_operations(spec, data, model)
-    sizes = tuple(p.numel() for p in model.parameters() if p.requires_grad)
-    buffers = tuple(buffer.numel() for buffer in model.buffers())
-    return Anatomy(sizes, timing.ready, buffers, 8 if spec.dtype == "float64" else 4)
+    if not models.describe(spec.model):
+        return data, build_whole(make, spec.seed, check)
+    with torch.device("meta"):
+        return data, make()

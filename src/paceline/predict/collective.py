@@ -9,7 +9,7 @@ from itertools import takewhile
 from math import ceil
 
 from paceline.collectives import choose
-from paceline.collectives.plan import Growth, Send
+from paceline.collectives.plan import PIECE, Growth, Send
 from paceline.errors import UsageError
 from paceline.predict import stars
 from paceline.predict.cluster import Cluster
@@ -17,6 +17,7 @@ from paceline.predict.network import Costs, simulate
 from paceline.predict.stars import Rank
 
 MOST_SIMULATED = 64
+LONG = 16 * PIECE  # values: of longer buckets, not all messages are simulated
 # After this many steps of a cycle, each further one takes as long as the mean of the last ones.
 TRANSIENT, LAST = 48, 16
 
@@ -67,11 +68,24 @@ def finished(
                 f"more than {MOST_SIMULATED} ranks can be predicted only on machines that are all alike, one for each: "
                 "give --link"
             )
-        return simulated(averaging, group, lengths, ready, itemsize)
-    end, rank = 0.0, Rank(group.cluster.nodes[0], group.costs)
-    for length, at in zip(lengths, ready, strict=True):
-        end = max(end, at) + computed(averaging, rank, group.ranks, length, itemsize)
+        if max(lengths) <= LONG:
+            return simulated(averaging, group, lengths, ready, itemsize)
+        each = [_long(averaging, group, length, itemsize) for length in lengths]
+    else:
+        rank = Rank(group.cluster.nodes[0], group.costs)
+        each = [computed(averaging, rank, group.ranks, length, itemsize) for length in lengths]
+    end = 0.0
+    for at, took in zip(ready, each, strict=True):
+        end = max(end, at) + took
     return end
+
+
+def _long(averaging: str, group: Group, length: int, itemsize: int) -> float:
+    """A single one, if need be from two shorter ones: all pieces beyond the first take the same time."""
+    if length <= LONG:
+        return simulated(averaging, group, (length,), (0.0,), itemsize)
+    some, more = (simulated(averaging, group, (part,), (0.0,), itemsize) for part in (LONG // 2, LONG))
+    return more + (length - LONG) * (more - some) / (LONG - LONG // 2)
 
 
 def simulated(averaging: str, group: Group, lengths: tuple[int, ...], ready: tuple[float, ...], itemsize: int) -> float:

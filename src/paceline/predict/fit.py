@@ -13,10 +13,10 @@ from scipy.optimize import least_squares
 from paceline.collectives.choose import TABLE as AVERAGINGS
 from paceline.errors import UsageError
 from paceline.predict.anatomy import Anatomy
-from paceline.predict.cluster import Cluster
 from paceline.predict.network import Costs
+from paceline.predict.noise import Draws, Machines, Noise, block_bootstrap, measure
 from paceline.predict.probes import Probe, shape_of
-from paceline.predict.steps import Array, Case, Compute
+from paceline.predict.steps import Array, Case
 from paceline.strategies.table import TABLE
 
 # What is assumed before anything is measured, and by which factor it may be wrong (one standard deviation).
@@ -28,14 +28,6 @@ CANDIDATES, DRAWN = 40, 9  # sets of costs that are tried, and kept
 # The relative error of the simulation that no probe can show: see docs/prediction.md.
 LEAST_ERROR = 0.02
 SERVERS = "servers"  # their channel
-
-
-@dataclass(frozen=True)
-class Noise:
-    """How compute times vary: from step to step, and from node to node (standard deviations of the logarithm)."""
-
-    step: float
-    node: float
 
 
 @dataclass(frozen=True)
@@ -57,6 +49,7 @@ class Fit:
     error: float
     emulated: bool
     overlap: bool | None = None  # what `auto` has chosen
+    device: str = ""  # of compute that was not measured: how it is known
 
     def compute_seconds(self, samples: int) -> float:
         return self.fixed + samples * self.per_sample
@@ -64,30 +57,6 @@ class Fit:
     def channel(self, name: str) -> Costs:
         """The costs of a channel, or what is assumed of it."""
         return self.costs.get(name) or prior_of(name)
-
-
-def draw_times(fit: Fit, seconds: float, cluster: Cluster, places: Sequence[int], draws: int, seed: int) -> Compute:
-    """Compute times of workers that take `seconds` at speed 1: draws × steps × workers.
-
-    A node is equally fast in all steps of a draw; steps vary.
-    """
-    speeds = np.array([cluster.nodes[place].speed for place in places])
-    step = np.array([_sigma(cluster.nodes[place].noise, fit.noise.step) for place in places])
-    node = np.array([fit.noise.node if cluster.nodes[place].noise is None else 0.0 for place in places])
-
-    def draw(steps: int, workers: int | None = None) -> Array:
-        dice, own = np.random.default_rng(seed), slice(workers)
-        lasting = np.exp(dice.standard_normal((draws, 1, len(places[own]))) * node[own])
-        varying = np.exp(dice.standard_normal((draws, steps, len(places[own]))) * step[own] - step[own] ** 2 / 2)
-        times: Array = seconds / speeds[own] * lasting * varying
-        return times
-
-    return draw
-
-
-def _sigma(variation: float | None, otherwise: float) -> float:
-    """The standard deviation of the logarithm, of a coefficient of variation."""
-    return otherwise if variation is None else float(np.sqrt(np.log1p(variation**2)))
 
 
 def fit_probes(probes: Sequence[Probe], draws: int = 200) -> Fit:
@@ -134,7 +103,7 @@ def _compute(probes: Sequence[Probe]) -> tuple[float, float, float]:
     least = min(probe.workers for probe in probes)
     alone = [probe for probe in probes if probe.workers == least]
     points = [(probe.samples, probe.compute_seconds) for probe in alone]
-    error = max((probe.seconds.half_width / 2 for probe in alone), default=0.0)
+    error = max(_relative_error(probe.compute.mean(axis=1)) for probe in alone)
     sizes = {samples for samples, _ in points}
     if len(sizes) == 1:
         return float(np.mean([seconds / samples for samples, seconds in points])), 0.0, error
@@ -145,17 +114,13 @@ def _compute(probes: Sequence[Probe]) -> tuple[float, float, float]:
     return float(slope), float(intercept), error
 
 
+def _relative_error(times: Array) -> float:
+    """Of the median, by a block bootstrap."""
+    return float(np.std(np.log(np.maximum(block_bootstrap(times), 1e-9))))
+
+
 def _noise(probes: Sequence[Probe]) -> Noise:
-    """From step to step: pooled over ranks. From node to node: what differs more than steps explain."""
-    within, between = [], []
-    for probe in probes:
-        logs = np.log(np.maximum(probe.compute, 1e-9))
-        spread = np.subtract(*np.quantile(logs, [0.84, 0.16], axis=0)) / 2  # robust against single late steps
-        within.append(float(np.median(spread)))
-        if probe.workers > 1:
-            means = np.median(logs, axis=0) + np.log(probe.speeds)
-            between.append(max(0.0, float(np.var(means, ddof=1)) - within[-1] ** 2 / len(logs)))
-    return Noise(float(np.median(within)), float(np.sqrt(np.mean(between))) if between else 0.0)
+    return measure([np.log(np.maximum(probe.compute, 1e-9)) + np.log(probe.speeds) for probe in probes])
 
 
 def _overhead(probes: Sequence[Probe]) -> float:
@@ -170,7 +135,7 @@ def case_of(fit: Fit, probe: Probe, costs: Costs, draws: int, seed: int = 0) -> 
     workers = probe.places[probe.servers :]
     # Real workers on one machine have fewer threads each than one alone.
     seconds = fit.compute_seconds(probe.samples) if fit.emulated else probe.compute_seconds
-    compute = draw_times(fit, seconds, probe.cluster, workers, draws, seed)
+    compute = Draws(fit.noise, seconds, Machines.of(probe.cluster, workers), draws, seed)
     return Case(probe.options, fit.anatomy, probe.cluster, probe.places, compute, costs, fit.overhead)
 
 
@@ -180,19 +145,20 @@ def _fit_channel(fit: Fit, probes: Sequence[Probe], draws: int) -> tuple[Costs, 
     start, names = prior_of(channel), fitted(channel)
     prior = np.log([getattr(start, name) for name in names])
     measured = np.log([probe.seconds.value for probe in probes])
+    doubts = np.array([np.hypot(LEAST_ERROR, _relative_error(probe.times)) for probe in probes])
 
     def costs(logs: Array) -> Costs:
         return replace(start, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
 
     def errors(logs: Array) -> Array:
         known = costs(logs)
-        found = [mean_step(case_of(fit, probe, known, draws)) for probe in probes]
-        misfit: Array = (np.log(found) - measured) / LEAST_ERROR
+        found = [typical_step(case_of(fit, probe, known, draws)) for probe in probes]
+        misfit: Array = (np.log(found) - measured) / doubts
         return np.concatenate([misfit, (logs - prior) / np.log(PRIOR_FACTOR)])
 
     solved = least_squares(errors, prior, diff_step=0.02, max_nfev=25)
     others = _resample(errors, solved.x, np.linalg.inv(solved.jac.T @ solved.jac))
-    return costs(solved.x), [costs(each) for each in others], (solved.fun[: len(probes)] * LEAST_ERROR).tolist()
+    return costs(solved.x), [costs(each) for each in others], (solved.fun[: len(probes)] * doubts).tolist()
 
 
 def _resample(errors: Callable[[Array], Array], best: Array, covariance: Array) -> list[Array]:
@@ -208,9 +174,9 @@ def _resample(errors: Callable[[Array], Array], best: Array, covariance: Array) 
     return [points[number] for number in chosen]
 
 
-def mean_step(case: Case) -> float:
-    """The mean time of a step."""
-    return float(simulation_of(case.options["strategy"])(case).mean())
+def typical_step(case: Case) -> float:
+    """The median time of a step."""
+    return float(np.median(simulation_of(case.options["strategy"])(case)))
 
 
 def simulation_of(strategy: str) -> Callable[[Case], Array]:

@@ -15,9 +15,11 @@ from paceline.data import table as datasets
 from paceline.errors import UsageError
 from paceline.options import DIVISION, PROBLEM
 from paceline.predict.cluster import Cluster, spread
-from paceline.predict.fit import DRAWN, PRIOR_FACTOR, Fit, channel_of, draw_times, fitted, prior_of, simulation_of
+from paceline.predict.fit import DRAWN, PRIOR_FACTOR, Fit, channel_of, fitted, prior_of, simulation_of
 from paceline.predict.limits import limit_of
+from paceline.predict.memory import fit_memory
 from paceline.predict.network import Costs
+from paceline.predict.noise import Draws, Machines
 from paceline.predict.probes import Probe, check_alike, options_of
 from paceline.predict.steps import Array, Case
 from paceline.server.layout import CHUNK_BYTES, Layout
@@ -62,6 +64,8 @@ class Forecast:
     samples_per_second: Range
     efficiency: Range  # throughput ÷ workers, as a part of one process's
     bytes_sent: int  # by the rank that sends most, for an update
+    memory: Range  # bytes, of the rank that needs most
+    memory_estimated: bool  # of a device, from its tensors: no run had the memory of a real training
     beyond: tuple[str, ...]
     limit: str = ""  # what limits it: see `limits`
     limit_seconds: float = 0.0  # of a step that would be saved without that
@@ -78,6 +82,7 @@ def forecasts(
 ) -> Iterator[Forecast]:
     """Predict each strategy at each number of workers. Without a cluster, it is the one of the probes."""
     alone = setting_spec(probes, default(1).name, 1, given)
+    memory = fit_memory([] if fit.device else probes, probes[0].spec)
     seconds = fit.compute_seconds(alone.batch_size)
     base = alone.update_batch / _drawn(fit, alone, probes[0].cluster, (0,), seed + 1, seconds)
     for strategy in strategies:
@@ -101,6 +106,8 @@ def forecasts(
                 Range.of(batch / drawn),
                 Range.of(batch / drawn / count / base),
                 _bytes(fit, spec),
+                Range(*memory.predict(spec)),
+                memory.estimated,
                 beyond(fit, probes, spec, here),
                 limit.cause,
                 limit.seconds,
@@ -112,7 +119,8 @@ def setting_case(
 ) -> Case:
     """A setting with the most likely costs, and a few draws of its noise."""
     options = _options(fit, spec)
-    compute = draw_times(fit, seconds, cluster, places[options["servers"] :], NOISE_DRAWS, seed)
+    machines = Machines.of(cluster, places[options["servers"] :])
+    compute = Draws(fit.noise, seconds, machines, NOISE_DRAWS, seed)
     return Case(options, fit.anatomy, cluster, places, compute, fit.channel(channel_of(options)), fit.overhead)
 
 
@@ -205,20 +213,21 @@ def shared_compute(probes: Sequence[Probe], spec: RunSpec) -> float:
 
 
 def _drawn(fit: Fit, spec: RunSpec, cluster: Cluster, places: tuple[int, ...], seed: int, seconds: float) -> Array:
-    """Mean step times, one for each draw of what is not known: costs, compute, and the error of the simulation."""
+    """Step times, one for each draw of what is not known: costs, compute, noise, and the error of the simulation. The
+    first of them is the most likely one.
+    """
     dice, options = np.random.default_rng(seed), _options(fit, spec)
-    means = []
-    channel = channel_of(options)
+    channel, workers = channel_of(options), Machines.of(cluster, places[options["servers"] :])
     others = fit.drawn.get(channel, _prior_draws(channel, dice))[: FEW if spec.ranks > MANY else None]
     each = DRAWS // (1 + len(others))
-    for number, costs in enumerate([fit.channel(channel), *others]):
-        compute = draw_times(fit, seconds, cluster, places[options["servers"] :], each, seed + number)
-        case = Case(options, fit.anatomy, cluster, places, compute, costs, fit.overhead)
-        means.append(simulation_of(spec.strategy or "")(case).mean())
-    mean = np.repeat(means, each)
+    compute = Draws(fit.noise, seconds, workers, each, seed)
+    cases = [Case(options, fit.anatomy, cluster, places, compute, costs, fit.overhead)
+             for costs in [fit.channel(channel), *others]]  # fmt: skip
+    steps = [simulation_of(spec.strategy or "")(case) for case in cases]
+    whole = np.concatenate(steps)
     error = np.hypot(fit.error if spec.ranks > 1 else ALONE_ERROR, fit.compute_error)
-    drawn: Array = mean * np.exp(dice.standard_t(8, len(mean)) * error)
-    drawn[0] = means[0]  # the most likely
+    drawn: Array = whole * np.exp(dice.standard_t(8, len(whole)) * error)
+    drawn[0] = np.median(steps[0])
     return drawn
 
 
@@ -271,6 +280,8 @@ def beyond(fit: Fit, probes: Sequence[Probe], spec: RunSpec, cluster: Cluster) -
     """In which ways a setting goes beyond the probes."""
     found, options = [], options_of(spec)
     most = max(probe.workers for probe in probes)
+    if fit.device:
+        found.append(fit.device)
     if spec.ranks > 1 and channel_of(options) not in fit.costs:
         found.append("this collective was not measured" if options["averaging"] else "these servers were not measured")
     if (spec.workers or 1) > 4 * most:

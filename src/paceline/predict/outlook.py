@@ -64,7 +64,7 @@ def outlook(
         spec.data,
         where,
         own,
-        spec.compute if fit.emulated else "",
+        spec.compute if probes[0].run.emulated and not fit.device else "",
         spec.shrink,
         tuple(_measured(probes)),
         tuple(found),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -14,69 +13,82 @@ from paceline.predict.network import Network
 from paceline.predict.steps import Array, Case
 from paceline.server.layout import CHUNK_BYTES, Layout
 
-SIMULATED_WORKERS = 16  # that are simulated; beyond, each worker adds the same time
-UPDATES = 12  # of each worker, in a simulation of workers that do not wait for each other
+MOST_WORKERS, SOME_WORKERS = 16, 8  # that are simulated: all if they are few, otherwise so many
+UPDATES, FEW_UPDATES = 12, 6  # of each worker, in a simulation of all, or some, workers that do not wait for each other
 WARM_UP = 3
 COMPUTATIONS = 200  # computations of workers, in all draws
+# Messages are simulated one by one if a server has at most twice as many chunks. With more, messages are put together;
+# the time that this adds is proportional to their size, and so known from two sizes.
+FEW_CHUNKS = 6
 
 
 def served(case: Case) -> Array:
     """Workers wait for all: the slowest worker's compute, and an exchange that all begin together."""
-    exchange = _grown(case, lambda few: Exchange(few, 0, np.zeros((1, _workers(few)))).run())
-    whole: Array = case.compute(1)[:, 0].max(axis=1) + exchange + case.overhead
+    whole: Array = case.compute.slowest() + _together(case, _workers(case)) + case.overhead
     return whole
 
 
 def unsynchronised(case: Case) -> Array:
     """Workers do not wait for each other, or only for those that are too far behind: the mean time of an update.
 
-    An update is of one worker, or of all of them if staleness is bounded. Draws differ in their compute times.
+    An update is of one worker, or of all of them if staleness is bounded. Draws differ in their compute times. Many
+    workers keep the server busy: then an update takes as long as the server needs for it.
     """
-    staleness = case.options.get("staleness")
-    times = case.compute(UPDATES, min(SIMULATED_WORKERS, _workers(case)))
-    found = []
-    for drawn in times[: max(3, COMPUTATIONS // times[0].size)]:
-        per_round = _grown(case, partial(_exchanged, staleness, drawn))
-        found.append((per_round + case.overhead) / (1 if staleness is not None else _workers(case)))
-    return np.resize(np.array(found), len(times))
+    staleness, workers = case.options.get("staleness"), _workers(case)
+    some, updates = (workers, UPDATES) if workers <= MOST_WORKERS else (SOME_WORKERS, FEW_UPDATES)
+    times, few, busy, rounds = case.compute(updates, some), _with(case, some), 0.0, list[float]()
+    if workers > some:
+        busy = _together(case, workers)
+        alone = float(times.max()) + _together(case, some)
+    if workers == some or busy < alone:
+        rounds = [_exchanged(few, staleness, drawn) for drawn in times[: max(3, COMPUTATIONS // times[0].size)]]
+    whole = np.maximum(rounds or [busy], busy) + case.overhead
+    return np.resize(whole / (1 if staleness is not None else workers), len(times))
 
 
-def _exchanged(staleness: int | None, times: Array, case: Case) -> float:
-    return Exchange(case, staleness, times[:, : _workers(case)]).run()
+def _together(case: Case, workers: int) -> float:
+    """An exchange that all workers begin together. Each worker beyond some adds the same."""
+    if workers <= MOST_WORKERS:
+        return _exchanged(_with(case, workers), 0, np.zeros((1, workers)))
+    half, whole = (_together(case, each) for each in (SOME_WORKERS // 2, SOME_WORKERS))
+    return whole + (workers - SOME_WORKERS) * (whole - half) / (SOME_WORKERS - SOME_WORKERS // 2)
+
+
+def _exchanged(case: Case, staleness: int | None, times: Array) -> float:
+    """Seconds from one update of a worker to its next."""
+    options, state, itemsize = case.options, case.anatomy.state, case.anatomy.itemsize
+    whole = Layout(state, state, options["servers"], itemsize, CHUNK_BYTES // options["shrink"])
+    chunks = whole.chunks / whole.servers
+    if chunks <= 2 * FEW_CHUNKS:
+        return Exchange(case, staleness, times, whole).run()
+    some, more = (
+        Exchange(case, staleness, times, replace(whole, chunk_bytes=-(-state * itemsize // (each * whole.servers))),
+                 whole.chunks / each / whole.servers).run()
+        for each in (FEW_CHUNKS, 2 * FEW_CHUNKS)
+    )  # fmt: skip
+    return more - (some - more) * (1 - 2 * FEW_CHUNKS / chunks)
 
 
 def _workers(case: Case) -> int:
     return int(case.options["workers"])
 
 
-def _grown(case: Case, simulate: Callable[[Case], float]) -> float:
-    """Simulated with all workers, or with few, to which each further one adds the same."""
-    workers = _workers(case)
-    if workers <= SIMULATED_WORKERS:
-        return simulate(case)
-    half, whole = (simulate(_with(case, each)) for each in (SIMULATED_WORKERS // 2, SIMULATED_WORKERS))
-    return whole + (workers - SIMULATED_WORKERS) * (whole - half) / (SIMULATED_WORKERS - SIMULATED_WORKERS // 2)
-
-
 def _with(case: Case, workers: int) -> Case:
-    ranks = case.options["servers"] + workers
-    return replace(case, options=case.options | {"workers": workers}, places=case.places[:ranks])
+    places = case.places[: case.options["servers"] + workers]
+    cluster = case.cluster.first(max(places) + 1)
+    return replace(case, options=case.options | {"workers": workers}, places=places, cluster=cluster)
 
 
 class Exchange:
     """Servers and workers for some updates. `staleness` None: a worker goes on with whatever weights there are."""
 
-    def __init__(self, case: Case, staleness: int | None, compute: Array) -> None:
-        self.workers, self.servers, self.staleness, self.times = (
-            _workers(case),
-            case.options["servers"],
-            staleness,
-            compute,
-        )
-        shrink = case.options["shrink"]
-        state, itemsize = case.anatomy.state, case.anatomy.itemsize
-        self.layout = Layout(state, state, self.servers, itemsize, CHUNK_BYTES // shrink)
-        self.costs = case.costs
+    def __init__(
+        self, case: Case, staleness: int | None, compute: Array, layout: Layout, messages: float = 1.0
+    ) -> None:
+        """A chunk of the layout is sent as this many messages."""
+        self.workers, self.servers, self.staleness = _workers(case), layout.servers, staleness
+        self.times, self.layout = compute, layout
+        self.costs = replace(case.costs, message=case.costs.message * messages)
         between = [(self.servers + worker, server) for worker in range(self.workers) for server in range(self.servers)]
         self.network = Network(case.cluster, case.places, self.costs, [*between, *((to, who) for who, to in between)])
         self.fluid = self.network.fluid

@@ -15,7 +15,7 @@ from math import inf
 
 from paceline.collectives.plan import PIECE, WINDOW
 from paceline.predict.cluster import Machine
-from paceline.predict.network import MEMORY, TURN, Costs
+from paceline.predict.network import MEMORY, Costs, turn
 
 Times = tuple[float, ...]  # of each piece
 SAME = 1 + 1e-12
@@ -162,7 +162,7 @@ def _distribute(
             behind[child].append((since, number, left))
             continue
         sending[child] = True
-        part = min(left, TURN) if children > 1 else left
+        part = min(left, turn(size)) if children > 1 else left
         start = max(since, free)
         free, sent, left = start + part / up, start + part / rate, left - part
         if left > 0:

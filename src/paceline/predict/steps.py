@@ -21,21 +21,24 @@ from paceline.strategies.synchronous import RIDERS
 
 Array = NDArray[np.float64]
 POINTS = 5
-MOST_STEPS = 16  # whose compute times are drawn one by one
 
 
 class Compute(Protocol):
-    def __call__(self, steps: int, workers: int | None = None) -> Array:
-        """Of all workers, or only of the first ones."""
+    """Draws of the compute times of workers: see `paceline.predict.noise.Draws`."""
+
+    def __call__(self, steps: int, workers: int | None = None, mean_of: int = 1) -> Array:
+        """Of all workers, or only of the first ones: draws × steps × workers."""
+
+    def slowest(self, mean_of: int = 1) -> Array:
+        """For each draw, the time of the slowest worker in a typical step, or mean of some steps."""
 
 
 @dataclass(frozen=True)
 class Case:
     """A setting, and what is known of its machines.
 
-    `options` are all options of the run. `compute` draws the compute times of some steps: an array of draws × steps ×
-    workers. `overhead` are the seconds of a step beside compute and communication. `costs` are those of its collective,
-    or of the servers.
+    `options` are all options of the run. `compute` draws compute times of workers. `overhead` are the seconds of a step
+    beside compute and communication. `costs` are those of its collective, or of the servers.
     """
 
     options: dict[str, Any]
@@ -53,14 +56,14 @@ class Case:
 
 def alone(case: Case) -> Array:
     """One process."""
-    return case.compute(1)[:, 0, 0] + case.overhead
+    return case.compute.slowest() + case.overhead
 
 
 def averaged(case: Case) -> Array:
     """Gradients are summed bucket by bucket, each when its gradients are ready on the slowest rank and the one before
     it is summed: end_j = max(ready_j, end_{j-1}) + c_j.
     """
-    slowest = case.compute(1)[:, 0].max(axis=1)
+    slowest = case.compute.slowest()
     options, averaging = case.options, case.options["averaging"]
     lengths, times = case.anatomy.buckets(int(options["bucket_mb"] / options["shrink"] * 2**20))
     parts, group = options["accumulate"], case.group
@@ -86,8 +89,7 @@ def _between(step: Callable[[float], float], values: Array) -> Array:
 def local(case: Case) -> Array:
     """Ranks are on their own for some steps; then all weights are averaged at once. The mean over a round of steps."""
     every, averaging = case.options["sync_every"], case.options["averaging"]
-    alike = case.compute(min(every, MOST_STEPS))
-    slowest = alike.mean(axis=1).max(axis=1) * every
+    slowest = case.compute.slowest(mean_of=every) * every
     length = sum(case.anatomy.sizes) + RIDERS
     average = seconds(averaging, case.group, length, case.anatomy.itemsize)
     mean: Array = (slowest + average) / every + case.overhead

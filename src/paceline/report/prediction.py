@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.analysis.statistics import Interval
 from paceline.analysis.wording import count, number, size
@@ -74,32 +73,27 @@ def _notes(known: Outlook) -> tuple[str, ...]:
 
 
 def _table(known: Outlook) -> TableData:
-    """All predictions; memory only if it is predicted."""
-    memory = any(_memory(each) for each in known.forecasts)
     heads = ["strategy", "workers", "step, s", "samples/s", "efficiency, %", "sent per update", "limited by"]
     rows = [[each.strategy, each.workers, _within(each.step_seconds), _within(each.samples_per_second),
              _within(each.efficiency, 100), Cell(size(each.bytes_sent)),
              Cell(each.limit, f"{number(each.limit_seconds)} s", number=False),
-             *([_memory(each) or "–"] if memory else []),
+             _memory(each),
              Cell(f"EXTRAPOLATED: {'; '.join(each.beyond)}" if each.beyond else "", number=False)]
             for each in known.forecasts]  # fmt: skip
     note = (
         "Small numbers: 90 % intervals; below what limits a setting, the seconds of a step that it costs. Sent: by the \
 rank that sends most."
     )
-    return table([*heads, *(["memory"] if memory else []), "beyond what was measured"], rows, kind="results", note=note)
+    return table([*heads, "memory", "beyond what was measured"], rows, kind="results", note=note)
 
 
 def _within(value: Range, factor: float = 1.0) -> Cell:
     return within(Interval(value.value, value.low, value.high), factor)
 
 
-def _memory(each: Forecast) -> Cell | None:
-    """The peak memory of a rank, if it is predicted."""
-    found: Any = getattr(each, "memory", None)
-    if isinstance(found, Range):
-        return Cell(size(found.value), f"{size(found.low)}–{size(found.high)}")
-    return Cell(size(found)) if found else None
+def _memory(each: Forecast) -> Cell:
+    found = each.memory
+    return Cell(size(found.value), f"{size(found.low)}–{size(found.high)}{', estimated' * each.memory_estimated}")
 
 
 def _sources(known: Outlook) -> Sources:

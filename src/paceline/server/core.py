@@ -25,13 +25,16 @@ class Store(Protocol):
     """Where a server's part of checkpoints is kept, by the number of updates.
 
     `save` copies what it is given: tensors of chunks by number and name. What it saves may be there only later, when
-    all servers' parts are: `busy` until then. Parts with the same `mark` belong together.
+    all servers' parts are: `busy` until then, unless parts that are missing are given up with `abandon`. Parts with the
+    same `mark` belong together.
     """
 
     @property
     def busy(self) -> bool: ...
 
     def save(self, number: int, mark: str, tensors: dict[int, dict[str, Tensor]], facts: dict[str, Any]) -> None: ...
+
+    def abandon(self) -> None: ...
 
     def load(self, number: int) -> tuple[dict[int, dict[str, Tensor]], dict[str, Any]]: ...
 

@@ -463,6 +463,8 @@ class Leader(Core):
         if again:
             self.collected = {}
             self._why = f"rank {server} was restarted"
+            if self.store:
+                self.store.abandon()  # it will not write its part of a checkpoint that is not complete
             if self.plan.staleness is None:  # it has restored its own part of a checkpoint, alone
                 number = max(others.states[server].checkpoints)
                 self._returned(number, self.tally.updates - number, self._why)

@@ -26,6 +26,7 @@ from paceline.errors import UsageError
 from paceline.models import table as models
 from paceline.models.build import check, construct
 from paceline.models.deferred import RANDOM, Check, Make, build_whole
+from paceline.pipeline.tracing import without_compiler
 from paceline.spec import RunSpec
 from paceline.strategies.weights import start_from
 from paceline.tasks.scoring import Scorer
@@ -69,7 +70,7 @@ def make_model(spec: RunSpec, data: DataInfo, place: Place) -> tuple[nn.Module, 
     """
     make, check = how_to_build(spec, data)
     if spec.emulated and models.describe(spec.model):
-        with torch.device("meta"):
+        with without_compiler(), torch.device("meta"):
             return make().to(place.dtype), []
     model = build_whole(make, spec.seed, check)
     model = model.to(place.device, place.dtype, memory_format=memory_layout(spec))  # type: ignore[call-overload]
@@ -162,8 +163,10 @@ class Emulation:
 
 def count_operations(spec: RunSpec, data: DataInfo, model: nn.Module) -> Timing:
     """When in a step each gradient is ready; raises UsageError if the model does not run without values."""
+    dtype = example(spec, data, 1).dtype if data.inputs is None else None
     try:
-        return measure(model, spec.input_shape(data), example(spec, data, 1).dtype if data.inputs is None else None)
+        with without_compiler():
+            return measure(model, spec.input_shape(data), dtype)
     except Exception as error:
         what = f"--compute {spec.compute}: " if spec.emulated else ""
         raise UsageError(
@@ -172,12 +175,14 @@ def count_operations(spec: RunSpec, data: DataInfo, model: nn.Module) -> Timing:
         ) from error
 
 
-def make_emulation(spec: RunSpec, data: DataInfo, model: nn.Module, place: Place, rank: int) -> Emulation | None:
-    """The emulation of a rank; None if compute is real."""
+def make_emulation(
+    spec: RunSpec, data: DataInfo, model: nn.Module, place: Place, rank: int, timing: Timing | None = None
+) -> Emulation | None:
+    """The emulation of a rank; None if compute is real. `timing` is given if another rank has counted operations."""
     asked = emulation.read(spec.compute)
     if asked is None:
         return None
-    timing = count_operations(spec, data, model)
+    timing = timing or count_operations(spec, data, model)
     if asked.device:
         if not timing.macs:
             raise UsageError(

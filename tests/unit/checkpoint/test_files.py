@@ -166,3 +166,23 @@ def test_if_a_rank_cannot_write_rank_0_says_who_and_nothing_is_left(tmp_path: Pa
     assert outcome.error == "rank 1: Is a directory"
     assert [each.name for each in tmp_path.iterdir()] == ["step_1"]
     assert threading.active_count() >= 1
+
+
+def test_a_part_that_will_not_come_is_not_waited_for(tmp_path: Path) -> None:
+    """Rank 1 was killed before it could write; the checkpoint after that is complete."""
+    savers = [Saver(tmp_path, rank, range(2), 2, 1e6) for rank in range(2)]
+    for step, writing in ((1, savers[:1]), (2, savers)):
+        for saver in writing:
+            saver.copy([hold("model.a", torch.ones(3), None, (0, 1)), hold("model.b", torch.ones(3), None, (0, 1))])
+            saver.write(step, "test.1", {}, manifest(step))
+        if step == 1:
+            assert savers[0].busy
+            savers[0].abandon()
+        for saver in writing:
+            saver.wait()
+    outcomes = [savers[0].outcome() for _ in range(2)]
+    assert [outcome and outcome.error for outcome in outcomes] == [
+        "a rank was restarted before rank 1 had written its part",
+        "",
+    ]
+    assert [each.name for each in tmp_path.iterdir()] == ["step_2"]

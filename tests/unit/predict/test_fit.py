@@ -11,10 +11,10 @@ import pytest
 from made_up import steady, write_run
 
 from paceline.errors import UsageError
-from paceline.predict import fit as fitting
 from paceline.predict.cluster import alike
-from paceline.predict.fit import LEAST_ERROR, PRIOR, Fit, case_of, fit_probes, mean_step
+from paceline.predict.fit import LEAST_ERROR, PRIOR, Fit, case_of, fit_probes, typical_step
 from paceline.predict.forecast import forecasts
+from paceline.predict.noise import Noise
 from paceline.predict.probes import Probe, read_probes, shape_of
 
 TRUTH = replace(PRIOR, message=4e-4)
@@ -51,9 +51,9 @@ def truth(tmp_path: Path) -> Any:
 
     def make(workers: int, strategy: str) -> Probe:
         guess = made_up(tmp_path / "guess" / f"{strategy}-{workers}", workers, strategy, 1.0)
-        known = Fit(shape_of(guess), COMPUTE / 32, 0.0, 0.0, fitting.Noise(0.0, 0.0), OVERHEAD, {}, {}, 0.0,
+        known = Fit(shape_of(guess), COMPUTE / 32, 0.0, 0.0, Noise(), OVERHEAD, {}, {}, 0.0,
                     emulated=True)  # fmt: skip
-        seconds = mean_step(case_of(known, guess, TRUTH, 1))
+        seconds = typical_step(case_of(known, guess, TRUTH, 1))
         return made_up(tmp_path / f"{strategy}-{workers}", workers, strategy, seconds)
 
     return make

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from made_up import steady, write_run
 
-from paceline.predict.fit import PRIOR, Fit, Noise
+from paceline.predict.fit import PRIOR, Fit
 from paceline.predict.limit_map import can_be_mapped, columns, limit_map
 from paceline.predict.limits import COMPUTE, LINK, SERVER
+from paceline.predict.noise import Noise
 from paceline.predict.probes import Probe, read_probes, shape_of
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,23 @@ RATE = 1e8
 SMALL = Anatomy((3_000_000, 1_200_000, 4_000_000), (1.0, 0.7, 0.5))
 
 
-def constant(value: float, workers: int, draws: int = 1) -> Any:
-    return lambda steps, _=None: np.full((draws, steps, workers), value)
+@dataclass
+class Given:
+    """Compute times that are given: draws × steps × workers."""
+
+    times: Array
+
+    def __call__(self, steps: int, workers: int | None = None, mean_of: int = 1) -> Array:
+        return np.broadcast_to(self.times, (len(self.times), steps, self.times.shape[2]))[:, :, :workers]
+
+    def slowest(self, mean_of: int = 1) -> Array:
+        slowest: Array = self.times[:, 0].max(axis=1)
+        return slowest
+
+
+def constant(*values: float) -> Given:
+    """The time of each worker."""
+    return Given(np.array([[values]]))
 
 
 def case(workers: int, compute: Any, *, servers: int = 0, costs: Costs = Costs(), **options: Any) -> Case:  # noqa: B008
@@ -65,17 +81,17 @@ def test_buckets_are_those_of_a_training(model: str, shrink: int) -> None:
 
 
 def test_a_bucket_waits_for_its_gradients_and_for_the_bucket_before_it() -> None:
-    group = case(4, constant(0.0, 4)).group
+    group = case(4, constant(*[0.0] * 4)).group
     lengths, times = SMALL.buckets(4 * 2**20)
     assert len(lengths) == 3
     first, second, third = (seconds("ring", group, length) for length in lengths)
     # Computing is short: the sums follow each other.
-    (short,) = averaged(case(4, constant(1e-3, 4)))
+    (short,) = averaged(case(4, constant(*[1e-3] * 4)))
     assert short == pytest.approx(1e-3 * times[0] + first + second + third)
     # Computing is long: only the last bucket is not hidden.
-    (long,) = averaged(case(4, constant(100.0, 4)))
+    (long,) = averaged(case(4, constant(*[100.0] * 4)))
     assert long == pytest.approx(100.0 + third)
-    (apart,) = averaged(case(4, constant(100.0, 4), overlap="off"))
+    (apart,) = averaged(case(4, constant(*[100.0] * 4), overlap="off"))
     assert apart == pytest.approx(100.0 + first + second + third)
 
 
@@ -83,25 +99,21 @@ def test_only_the_last_of_accumulated_backwards_sends() -> None:
     lengths, times = SMALL.buckets(4 * 2**20)
     end = 0.0
     for length, ready in zip(lengths, times, strict=True):
-        end = max(end, 0.75 + ready / 4) + seconds("ring", case(4, constant(0.0, 4)).group, length)
-    assert averaged(case(4, constant(1.0, 4), accumulate=4)) == pytest.approx([end])
+        end = max(end, 0.75 + ready / 4) + seconds("ring", case(4, constant(*[0.0] * 4)).group, length)
+    assert averaged(case(4, constant(*[1.0] * 4), accumulate=4)) == pytest.approx([end])
 
 
 def test_a_synchronous_step_takes_as_long_as_the_slowest_of_its_workers() -> None:
     """The expected maximum of n normal variables, by SciPy."""
-    dice = np.random.default_rng(0)
-
-    def compute(steps: int, _: int | None = None) -> Array:
-        return 10 + dice.standard_normal((20_000, steps, 8))
-
+    compute = Given(10 + np.random.default_rng(0).standard_normal((20_000, 1, 8)))
     largest = norm.expect(lambda x: 8 * x * norm.cdf(x) ** 7)
     last = seconds("ring", case(8, compute).group, SMALL.buckets(4 * 2**20)[0][-1])
     assert averaged(case(8, compute)).mean() == pytest.approx(10 + largest + last, rel=2e-3)
 
 
 def test_local_steps_average_only_sometimes() -> None:
-    group = case(4, constant(0.0, 4)).group
-    (step,) = local(case(4, constant(0.5, 4), sync_every=5))
+    group = case(4, constant(*[0.0] * 4)).group
+    (step,) = local(case(4, constant(*[0.5] * 4), sync_every=5))
     assert step == pytest.approx(0.5 + seconds("ring", group, 8_200_004) / 5)
 
 
@@ -109,7 +121,7 @@ def test_local_steps_average_only_sometimes() -> None:
 @pytest.mark.parametrize("servers", [1, 2])
 def test_a_synchronous_server_takes_as_long_as_its_link(workers: int, servers: int) -> None:
     """Without other costs: it receives while it sends, one chunk later."""
-    (step,) = served(case(workers, constant(0.25, workers), servers=servers))
+    (step,) = served(case(workers, constant(*[0.25] * workers), servers=servers))
     layout = Layout(SMALL.state, SMALL.state, servers, 4)
     busiest = max(served_cost(workers, layout).bytes_received) / RATE
     chunk = len(layout.span(0)) * 4 / RATE
@@ -117,9 +129,7 @@ def test_a_synchronous_server_takes_as_long_as_its_link(workers: int, servers: i
 
 
 def test_workers_of_an_asynchronous_server_do_not_wait_for_a_slow_one() -> None:
-    def compute(steps: int, _: int | None = None) -> Array:
-        return np.broadcast_to(np.array([1.0, 1.0, 10.0]), (1, steps, 3))
-
+    compute = constant(1.0, 1.0, 10.0)
     (step,) = unsynchronised(case(3, compute, servers=1))
     sync = served(case(3, compute, servers=1))[0]
     assert 1 / 2.1 * 0.9 < step < 1.0 < sync / 3

@@ -100,7 +100,7 @@ def test_all_predictions_are_in_the_table() -> None:
     seen = Scripts(prediction_page(made_up_outlook(), PLOTLY)).text
     assert seen.count(f"EXTRAPOLATED: {MANY}") >= 6 * 4
     assert "5.60 MB" in seen
-    assert "memory" not in seen
+    assert "600 MB" in seen
 
 
 @pytest.mark.parametrize(("measured", "said"), [(0.1, "yes"), (0.2, "no")])

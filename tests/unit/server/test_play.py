@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from server_play import MISCHIEF, ORDINARY, SERVERS_TOO, Play, check_samples, check_sequential, script
+from server_toy import Memory
+from torch import Tensor
 
 from paceline.server.ledger import UpdatePlan
 from paceline.server.wire import Buffer, Kind, read
@@ -225,6 +229,42 @@ def test_an_order_that_is_lost_with_its_connection_is_given_again() -> None:
     play.run(script(1, [(300, 1)]))
     assert lost
     check_sequential(play)
+
+
+class Waiting(Memory):
+    """The leader's: a checkpoint is being written until another server has written its part, too."""
+
+    def __init__(self, other: Memory) -> None:
+        super().__init__()
+        self.other, self.awaited = other, list[int]()
+
+    @property
+    def busy(self) -> bool:
+        return any(number not in self.other.files for number in self.awaited)
+
+    def save(self, number: int, mark: str, tensors: dict[int, dict[str, Tensor]], facts: dict[str, Any]) -> None:
+        super().save(number, mark, tensors, facts)
+        self.awaited = [number]
+
+    def abandon(self) -> None:
+        self.awaited = []
+
+
+@pytest.mark.parametrize("plan", [LONG, UpdatePlan(13, 2, 40, staleness=None)], ids=["sync", "free"])
+def test_a_part_of_a_checkpoint_that_a_killed_server_did_not_write_is_not_waited_for(plan: UpdatePlan) -> None:
+    """Server 1 is killed before its part of the second checkpoint is on the disk."""
+    play = Play(plan, 3, 2, 4)
+    other = play.stores[1]
+    assert other is not None
+    play.leader.store = leading = Waiting(other)
+    play.begin_with(lambda: leading.awaited == [8] and play.leader.others.ready)
+    del other.files[8]
+    play.restart_server(1)
+    play.run()
+    assert [back.number for back in play.events.returns] == [4]
+    assert max(other.files) == 40
+    if plan.staleness == 0:
+        check_sequential(play)
 
 
 def test_an_answer_answers_what_was_asked_with_it() -> None:

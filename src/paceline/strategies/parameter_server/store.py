@@ -53,6 +53,9 @@ class CheckpointStore:
         self.saver.copy([*held, *(self._constants() if self.saver.rank == 0 else ())])
         self.saver.write(number, mark, {}, lambda parts: self._describe(number, facts, parts))
 
+    def abandon(self) -> None:
+        self.saver.abandon()
+
     def _cut(self, chunk: int, tensors: Mapping[str, Tensor]) -> Iterator[Held]:
         """A chunk's tensors as pieces of the model's."""
         span = self._layout.span(chunk)
