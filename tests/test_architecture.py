@@ -165,6 +165,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "analysis",
         "strategies.table",
         "emulation.table",
+        # What predictions say; nothing here predicts.
+        "predict.beside",
+        "predict.forecast",
+        "predict.limit_map",
+        "predict.limits",
+        "predict.outlook",
+        "predict.ranges",
     ),
     "paceline.report.table": (),
     "paceline.predict": (
@@ -189,6 +196,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "strategies.synchronous",
         "strategies.table",
     ),
+    "paceline.predict.beside": ("analysis.runs", "data.table", "errors", "models.table", "predict", "spec"),
     # Builds the model, without values, to count its operations.
     "paceline.predict.anatomy": (
         "spec",

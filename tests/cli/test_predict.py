@@ -9,6 +9,7 @@ import pytest
 from made_up import steady, write_run
 
 from paceline.cli.main import main
+from paceline.predict.limits import CAUSES
 
 SPEC = {"model": "mnist-cnn", "data": "mnist", "overlap": "on"}
 
@@ -30,6 +31,7 @@ def test_a_table_says_that_it_is_predicted_and_what_is_extrapolated(
     assert "EXTRAPOLATED" not in one
     assert "EXTRAPOLATED: links that were not measured" in two
     assert "more than 4 times the 2 workers" in sixteen
+    assert "limited by compute (0.07 s)" in one
 
 
 def test_what_was_measured_on_one_machine_can_be_predicted_there(
@@ -82,7 +84,30 @@ def test_json_has_every_number_with_its_interval(runs: Path, capsys: pytest.Capt
     for each in by_name.values():
         for name in ("step_seconds", "samples_per_second", "memory"):
             assert 0 < each[name]["low"] <= each[name]["value"] < each[name]["high"]
+        assert each["limit"] in CAUSES
+        assert each["limit_seconds"] < each["step_seconds"]["value"]
     assert by_name["ring"]["bytes_sent"] == pytest.approx(690_590 * 4, rel=0.01)
+
+
+def test_a_page_is_written_beside_the_table(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "new" / "prediction.html"
+    words = ["predict", str(runs), "--workers", "1,2,16", "--link", "1gbit", "--strategy", "ring", "-o", str(page)]
+    assert main(words) == 0
+    assert f"The page is {page}" in capsys.readouterr().out
+    text = page.read_text()
+    assert text.startswith("<!DOCTYPE html>")
+    assert "ring with 16 workers on links of 1gbit is predicted to be" in text
+    assert "more than 4 times the 2 workers of the probes" in text
+    assert "plotly.js (basic" in text
+
+
+def test_an_output_that_cannot_be_is_refused(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    words = ["predict", str(runs), "--workers", "1", "--strategy", "sequential", "-o"]
+    assert main([*words, str(tmp_path)]) == 2
+    assert f"-o {tmp_path} is a folder: name a file, such as {tmp_path / 'prediction.html'}" in capsys.readouterr().err
+    assert main([*words, str(tmp_path / "file" / "a.html")]) == 2
+    assert "cannot make the folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -101,6 +126,7 @@ def test_json_has_every_number_with_its_interval(runs: Path, capsys: pytest.Capt
         (["--workers", "2", "--seed", "-1"], "--seed -1: give a whole number"),
         (["--workers", "2", "--batch-size", "0"], "--batch-size 0: give a whole number"),
         (["--score", "x", "--link", "1gbit"], "--link with --score"),
+        (["--score", "x", "-o", "a.html"], "--output with --score"),
         (["--workers", "16", "--lab", "1gbit:2"], "16 workers on 2 machines would share cores"),
         (["--workers", "16"], "would share cores, which is not predicted"),
     ],

@@ -41,6 +41,7 @@ def test_it_writes_one_page_and_says_where_and_of_what(
     text = output.read_text()
     assert text.startswith("<!DOCTYPE html>")
     assert "plotly.js (basic" in text
+    assert "1 run with 4 workers, predicted from runs with 1 and 2 workers only: mean error" in text
     assert [path.name for path in output.parent.iterdir()] == ["out.html"]
 
 

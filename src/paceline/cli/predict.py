@@ -12,15 +12,19 @@ from typing import Any
 import numpy as np
 
 from paceline.cli.main import add_json
+from paceline.cli.output import check_output, make_folder, write_text
 from paceline.emulation.table import TABLE as DEVICES
-from paceline.errors import EXIT_OK, UsageError, unknown
+from paceline.errors import EXIT_OK, UsageError, unknown, visible
 from paceline.lab.plan import PRESETS, Table, read_plan
 from paceline.predict.cluster import Cluster, alike, of_lab
 from paceline.predict.device import device_named, on_device
 from paceline.predict.fit import fit_probes
 from paceline.predict.forecast import MOST_WORKERS, Forecast, forecasts, score, unsupported
+from paceline.predict.outlook import outlook
 from paceline.predict.probes import Probe, read_probes
 from paceline.predict.ranges import Range
+from paceline.report.plotly_js import plotly_js
+from paceline.report.prediction import prediction_page
 from paceline.strategies.table import TABLE
 
 EPILOG = """\
@@ -29,6 +33,7 @@ examples:
   paceline predict runs/probes --workers 2,8,64 --link 10gbit --strategy all
   paceline predict runs/probes --workers 6 --lab cluster.toml --strategy ring
   paceline predict runs/probes --workers 8 --link 10gbit --device v100
+  paceline predict runs/probes --workers 1,2,4,8,16,32,64 --link 1gbit -o prediction.html
   paceline predict runs/probes --score runs/larger      how good predictions of runs that you have made are
 
 RUNS are short runs of the same training with 1, 2 and 4 workers, on one machine or in a lab.
@@ -55,6 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         f"figures: {', '.join(DEVICES)}")  # fmt: skip
     parser.add_argument("--batch-size", type=int, metavar="N", help="samples of a worker's batch (that of the runs)")
     parser.add_argument("--seed", type=int, default=0, help="random seed (0)")
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path,
+                        help="also write a page with charts, what limits each strategy, and all numbers")  # fmt: skip
     add_json(parser, "the predictions")
 
 
@@ -66,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     workers = worker_numbers(args.workers)
     if args.batch_size is not None and args.batch_size < 1:
         raise UsageError(f"--batch-size {args.batch_size}: give a whole number, at least 1")
+    if args.output:
+        check_output(args.output, "prediction.html")
     device = device_named(args.device) if args.device else None
     probes = read_probes(args.runs)
     given: dict[str, Any] = {"batch_size": args.batch_size} if args.batch_size else {}
@@ -76,17 +85,27 @@ def run(args: argparse.Namespace) -> int:
         fit = on_device(fit, probes, device)
     impossible = left_out if args.strategy == "all" else None
     found = list(forecasts(fit, probes, strategies, workers, cluster, given, args.seed, impossible))
+    if args.output:
+        own = not args.link and not args.lab and not args.device
+        where = f"{_where(args)}, each with a {args.device}" if args.device else _where(args)
+        shown = outlook(fit, probes, found, where, given, own=own, left_out=left_out)
+        make_folder(args.output.parent)
+        write_text(args.output, prediction_page(shown, plotly_js()))
     if args.json:
-        print(json.dumps({"emulated": probes[0].run.emulated, "predictions": [asdict(each) for each in found]}))
+        page = {"page": str(args.output.resolve())} if args.output else {}
+        emulated = probes[0].run.emulated
+        print(json.dumps({"emulated": emulated, "predictions": [asdict(each) for each in found], **page}))
         return EXIT_OK
     print(_introduction(probes, args))
     for line in [*rows_of(found), *(f"Not predicted: {reason}" for reason in left_out)]:
         print(line)
+    if args.output:
+        print(visible(f"The page is {args.output.resolve()}"))
     return EXIT_OK
 
 
 def _score(args: argparse.Namespace) -> int:
-    for name in ("link", "lab", "device", "strategy", "batch_size"):
+    for name in ("link", "lab", "device", "strategy", "batch_size", "output"):
         if getattr(args, name):
             raise UsageError(
                 f"--{name.replace('_', '-')} with --score: runs are predicted as they were made; leave it out"
@@ -145,15 +164,14 @@ def _cluster(args: argparse.Namespace, probes: list[Probe], workers: int) -> Clu
     return of_lab(read_plan(args.lab)) if args.lab else None
 
 
+def _where(args: argparse.Namespace) -> str:
+    if args.link:
+        return f"links of {args.link}"
+    return f"the machines of {args.lab}" if args.lab else "the machines of the runs"
+
+
 def _introduction(probes: list[Probe], args: argparse.Namespace) -> str:
-    first = probes[0]
-    where = (
-        f"links of {args.link}"
-        if args.link
-        else f"the machines of {args.lab}"
-        if args.lab
-        else "the machines of the runs"
-    )
+    first, where = probes[0], _where(args)
     kind = f"emulated compute ({first.spec.compute}); " if first.run.emulated else ""
     kind = f"compute of a {args.device}, by published figures; " if args.device else kind
     numbers = ", ".join(str(count) for count in sorted({probe.workers for probe in probes}))
@@ -164,7 +182,7 @@ def _introduction(probes: list[Probe], args: argparse.Namespace) -> str:
 
 
 def rows_of(found: list[Forecast]) -> list[str]:
-    rows = [("strategy", "workers", "step", "samples/s", "efficiency", "memory", "")]
+    rows = [("strategy", "workers", "step", "samples/s", "efficiency", "memory", "", "")]
     for each in found:
         step, speed = each.step_seconds, each.samples_per_second
         part = each.efficiency
@@ -175,6 +193,7 @@ def rows_of(found: list[Forecast]) -> list[str]:
             f"{speed.value:,.4g} ({speed.low:,.4g}–{speed.high:,.4g})",
             f"{100 * part.value:.0f} % ({100 * part.low:.0f}–{100 * part.high:.0f})",
             megabytes(each.memory),
+            f"limited by {each.limit} ({each.limit_seconds:.2g} s)",
             _remarks(each),
         ))  # fmt: skip
     return _columns(rows)

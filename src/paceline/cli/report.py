@@ -12,14 +12,15 @@ from typing import Any
 from paceline.analysis.study import Study, read_study
 from paceline.analysis.wording import count
 from paceline.cli.main import add_json
+from paceline.cli.output import check_output, make_folder, write_text
 from paceline.errors import UsageError, visible
+from paceline.predict.beside import predictions_beside
 from paceline.report.draw import draw
 from paceline.report.figure import Chart
 from paceline.report.images import write_images
 from paceline.report.page import page
 from paceline.report.plotly_js import plotly_js
 from paceline.report.tables import beside_paper, missing, results
-from paceline.run.atomic import write_whole
 from paceline.strict_json import dump
 
 
@@ -37,17 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     study = _study(args.folders)
-    if args.output.is_dir():
-        raise UsageError(f"-o {args.output} is a folder: name a file, such as {args.output / 'report.html'}")
+    check_output(args.output, "report.html")
     for folder in (args.output.parent, args.csv, args.svg, args.png):
-        _make(folder)
+        if folder:
+            make_folder(folder)
     charts = draw(study)
     if args.csv:
         _write_csv(study, charts, args.csv)
     for folder, form in ((args.svg, "svg"), (args.png, "png")):
         if folder:
             write_images(charts, folder, form)
-    _write(args.output, page(study, charts, plotly_js()))
+    write_text(args.output, page(study, charts, plotly_js(), predictions_beside(study.runs)))
     gone = missing(study)
     if args.json:
         warnings = [{"kind": each.kind, "about": each.about, "text": each.text} for each in study.warnings]
@@ -81,15 +82,6 @@ def _study(folders: Sequence[Path]) -> Study:
     return study
 
 
-def _make(folder: Path | None) -> None:
-    if folder is None:
-        return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from None
-
-
 def _write_csv(study: Study, charts: Sequence[Chart], folder: Path) -> None:
     _write_rows(folder / "results.csv", results(study))
     if study.bench and study.bench.paper:
@@ -104,11 +96,4 @@ def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    _write(path, text.getvalue())
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_whole(path, text.encode("utf-8", "backslashreplace").decode())  # folder names need not be UTF-8
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+    write_text(path, text.getvalue())

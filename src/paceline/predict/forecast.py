@@ -14,6 +14,7 @@ from paceline.options import DIVISION, PROBLEM
 from paceline.predict.calibration import SHIPPED, Calibration, check_disjoint
 from paceline.predict.cluster import Cluster, spread
 from paceline.predict.fit import DRAWN, PRIOR_FACTOR, Fit, channel_of, fitted, prior_of, simulation_of
+from paceline.predict.limits import limit_of
 from paceline.predict.memory import fit_memory
 from paceline.predict.network import Costs
 from paceline.predict.noise import Draws, Machines
@@ -28,6 +29,7 @@ from paceline.spec import FIELDS, OWN, RunSpec, resolve
 from paceline.strategies.table import TABLE, default
 
 DRAWS = 1000
+NOISE_DRAWS = 50  # of the step whose limit is looked for
 MOST_WORKERS = 10_240
 ALONE_ERROR = 0.005  # of the time of one process, which was measured
 MANY, FEW = 16, 3  # with more ranks than this, only so many of the drawn sets of costs are simulated
@@ -49,6 +51,8 @@ class Forecast:
     memory: Range  # bytes, of the rank that needs most
     memory_estimated: bool  # of a device, from its tensors: no run had the memory of a real training
     beyond: tuple[str, ...]
+    limit: str = ""  # what limits it: see `limits`
+    limit_seconds: float = 0.0  # of a step that would be saved without that
 
 
 def forecasts(
@@ -66,7 +70,10 @@ def forecasts(
 
     If there is a list `left_out`, it gets the reasons why settings are not possible, which are otherwise raised.
     """
-    alone, memory = _spec(probes, default(1).name, 1, given), fit_memory([] if fit.device else probes, probes[0].spec)
+    alone, memory = (
+        setting_spec(probes, default(1).name, 1, given),
+        fit_memory([] if fit.device else probes, probes[0].spec),
+    )
     seconds = fit.compute_seconds(alone.batch_size)
     base = alone.update_batch / _drawn(fit, alone, probes[0].cluster, (0,), seed + 1, seconds)
     for strategy in strategies:
@@ -74,12 +81,14 @@ def forecasts(
             if TABLE[strategy].single and count > 1:
                 continue
             try:
-                spec = _spec(probes, strategy, count, given)
+                spec = setting_spec(probes, strategy, count, given)
                 here = cluster or _grown(probes, spec.ranks)
-                _check_cores(fit, probes, spec, here)
+                check_cores(fit, probes, spec, here)
                 own = cluster is None and not fit.emulated  # cores and threads are those of a probe
                 seconds = shared_compute(probes, spec) if own else fit.compute_seconds(spec.batch_size)
-                drawn = _drawn(fit, spec, here, spread(spec.ranks, len(here.nodes)), seed, seconds)
+                places = spread(spec.ranks, len(here.nodes))
+                drawn = _drawn(fit, spec, here, places, seed, seconds)
+                limit = limit_of(setting_case(fit, spec, here, places, seconds, seed), seconds)
             except UsageError as error:
                 if left_out is None or not TABLE[strategy].part:
                     raise
@@ -97,7 +106,27 @@ def forecasts(
                 Range(*memory.predict(spec)),
                 memory.estimated,
                 beyond(fit, probes, spec, here),
+                limit.cause,
+                limit.seconds,
             )
+
+
+def setting_case(
+    fit: Fit, spec: RunSpec, cluster: Cluster, places: tuple[int, ...], seconds: float, seed: int = 0
+) -> Case:
+    """A setting with the most likely costs, and a few draws of its noise."""
+    options = _options(fit, spec)
+    machines = Machines.of(cluster, places[options["servers"] :])
+    compute = Draws(fit.noise, seconds, machines, NOISE_DRAWS, seed)
+    return Case(options, fit.anatomy, cluster, places, compute, fit.channel(channel_of(options)), fit.overhead)
+
+
+def _options(fit: Fit, spec: RunSpec) -> dict[str, Any]:
+    """All of them, with what `--overlap auto` has chosen in the probes."""
+    options = options_of(spec)
+    if options["overlap"] == "auto" and fit.overlap is False:
+        options["overlap"] = "off"
+    return options
 
 
 @dataclass(frozen=True)
@@ -138,13 +167,13 @@ def score(
 def unsupported(probes: Sequence[Probe], strategy: str, given: Mapping[str, Any]) -> str | None:
     """Why a strategy cannot have the options of the probes; None if it can."""
     try:
-        _spec(probes, strategy, 2, given)
+        setting_spec(probes, strategy, 2, given)
     except UsageError as error:
         return str(error)
     return None
 
 
-def _spec(probes: Sequence[Probe], strategy: str, workers: int, given: Mapping[str, Any]) -> RunSpec:
+def setting_spec(probes: Sequence[Probe], strategy: str, workers: int, given: Mapping[str, Any]) -> RunSpec:
     """The options of the probes, those with this strategy first, with another strategy and number of workers."""
     method = TABLE[strategy]
     slow = {name for name, made in FIELDS.items() if made.metadata["affects"] in (PROBLEM, DIVISION)}
@@ -192,9 +221,7 @@ def _drawn(fit: Fit, spec: RunSpec, cluster: Cluster, places: tuple[int, ...], s
     """Step times, one for each draw of what is not known: costs, compute, noise, and the error of the simulation. The
     first of them is the most likely one.
     """
-    dice, options = np.random.default_rng(seed), options_of(spec)
-    if options["overlap"] == "auto" and fit.overlap is False:
-        options["overlap"] = "off"
+    dice, options = np.random.default_rng(seed), _options(fit, spec)
     channel, workers = channel_of(options), Machines.of(cluster, places[options["servers"] :])
     others = fit.drawn.get(channel, _prior_draws(channel, dice))[: FEW if spec.ranks > MANY else None]
     each = DRAWS // (1 + len(others))
@@ -235,7 +262,7 @@ def _bytes(fit: Fit, spec: RunSpec) -> int:
     return round(sent / spec.method.round(options))
 
 
-def _check_cores(fit: Fit, probes: Sequence[Probe], spec: RunSpec, cluster: Cluster) -> None:
+def check_cores(fit: Fit, probes: Sequence[Probe], spec: RunSpec, cluster: Cluster) -> None:
     """Refuse real workers that would share cores in a way that no probe has measured."""
     workers, hosts = spec.workers or 1, len({node.host for node in cluster.nodes})
     if fit.emulated or workers == 1 or workers in {probe.workers for probe in probes if hosts == 1}:

@@ -172,7 +172,7 @@ def read_probes(paths: Sequence[Path]) -> list[Probe]:
         run = read_run(folder)
         if isinstance(run, LeftOut):
             raise UsageError(f"{folder} cannot be used: {run.why}")
-        found.append(_checked(run))
+        found.append(checked_probe(run))
     check_alike(found)
     return found
 
@@ -205,7 +205,8 @@ def telling(probes: Sequence[Probe]) -> list[Probe]:
     return found
 
 
-def _checked(run: Run) -> Probe:
+def checked_probe(run: Run) -> Probe:
+    """Raises UsageError if its times cannot be used."""
     if not run.method.simulation:
         raise UsageError(f"{run.folder} cannot be used: steps of {run.summary.strategy} cannot be predicted")
     probe = probe_of(run)

@@ -18,7 +18,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from paceline.analysis.study import Study
 from paceline.analysis.wording import count
-from paceline.report import sections, tables
+from paceline.predict.beside import Beside
+from paceline.report import predictions, sections, tables
 from paceline.report.figure import NARROW, Chart
 
 # Nothing is fetched, and no script runs but the two whose digests are here. Plotly writes style attributes.
@@ -35,17 +36,22 @@ class Section:
     content: object
 
 
-def page(study: Study, charts: Sequence[Chart], plotly_js: str) -> str:
-    """The whole text of the file."""
+def page(study: Study, charts: Sequence[Chart], plotly_js: str, predicted: Sequence[Beside] = ()) -> str:
+    """The report of a study, with predictions of its runs: the whole text of the file."""
+    return render(sections.title(study), sections.badges(study), _sections(study, charts, predicted), plotly_js)
+
+
+def render(title: str, badges: Sequence[str], parts: Sequence[Section], plotly_js: str) -> str:
+    """A page of these sections: the whole text of the file."""
     scripts = (plotly_js, _file("page.js"))
     digests = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     return (
         _templates()
         .get_template("page.html")
         .render(
-            title=sections.title(study),
-            badges=sections.badges(study),
-            sections=[section for section in _sections(study, charts) if section.content],
+            title=title,
+            badges=badges,
+            sections=[section for section in parts if section.content],
             policy=POLICY.format(digests=digests),
             style=_file("style.css"),
             scripts=scripts,
@@ -68,7 +74,7 @@ def _templates() -> Environment:
     return templates
 
 
-def _sections(study: Study, charts: Sequence[Chart]) -> list[Section]:
+def _sections(study: Study, charts: Sequence[Chart], predicted: Sequence[Beside]) -> list[Section]:
     bench = study.bench
     first = next((chart for chart in charts if chart.name == study.headline.chart), None)
     return [
@@ -79,6 +85,7 @@ def _sections(study: Study, charts: Sequence[Chart]) -> list[Section]:
         Section("limits", "Limitations", bench.limits if bench else ()),
         Section("charts", "Charts", [sections.drawing(chart) for chart in charts if chart is not first]),
         Section("results", "All results", tables.results_table(study)),
+        Section("beside", "Prediction beside measurement", [predictions.beside(each) for each in predicted]),
         Section("classes", "Accuracy by class", tables.classes_table(study)),
         Section("paper", "Comparison with the paper", tables.paper_table(study) if bench and bench.paper else None),
         Section("missing", "Failed and omitted runs",

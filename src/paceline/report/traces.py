@@ -147,6 +147,12 @@ def _paced(compute: str) -> str:
     return f"{said} a batch" if said.endswith(" s") else said
 
 
+def emulated_as(compute: str, shrink: int) -> str:
+    """A sentence about runs that all had this emulated compute."""
+    smaller = f"; gradients {shrink:,} times smaller" if shrink > 1 else ""
+    return f"Emulated compute ({_paced(compute)}{smaller})."
+
+
 def caption(*sentences: str, groups: Iterable[Group], timed: bool = True) -> str:
     """Sentences, and at the end whether runs were disturbed (if `timed`) and whether compute was emulated."""
     found = list(groups)

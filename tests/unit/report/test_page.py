@@ -8,7 +8,6 @@ import json
 import re
 from dataclasses import replace
 from html import escape
-from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 from made_up import steady, write_run
 from made_up_experiments import EVIL, MadeUp, servers_and_ring, sizes_cut_short, training, write
+from page_parser import Scripts
 
 from paceline.analysis import headline
 from paceline.analysis.checks import RunWarning
@@ -32,36 +32,6 @@ from paceline.report.page import page
 from paceline.report.plotly_js import SHA256, TRACES, VERSION, plotly_js
 
 PLOTLY = "var Plotly = {};"
-
-
-class Scripts(HTMLParser):
-    """What a browser would see: every tag, the text outside scripts, each script's text, by its type."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.scripts: list[tuple[str, str]] = []
-        self._inside: str | None = None
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag == "script":
-            self._inside = dict(attrs).get("type") or "javascript"
-            self.scripts.append((self._inside, ""))
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "script":
-            self._inside = None
-
-    def handle_data(self, data: str) -> None:
-        if self._inside is None:
-            self.text += data
-        else:
-            kind, text = self.scripts[-1]
-            self.scripts[-1] = (kind, text + data)
 
 
 def chart_of(text: str) -> Chart:
