@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slurm soak check bench bench-startup bench-ps bench-data bench-lab bench-pipeline bench-checkpoints clean
+.PHONY: demo test test-slurm soak check bench bench-startup bench-ps bench-data bench-lab bench-pipeline bench-checkpoints bench-prediction clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -50,6 +50,9 @@ bench-lab: $(READY)  ## measure how close the lab's links come to their speed, a
 
 bench-checkpoints: $(READY)  ## what saving a checkpoint costs, beside torch.save and torch.distributed.checkpoint
 	$(BIN)/python benchmarks/checkpoints.py
+
+bench-prediction: $(READY)  ## how good predictions are: 270 runs in labs, about an hour; Ctrl-C, and go on with the same command
+	$(BIN)/python benchmarks/prediction.py experiments/prediction.toml
 
 bench-pipeline: $(READY)  ## compare the pipeline with torch.distributed.pipelining, its cuts with others, its memory with the plan
 	$(BIN)/torchrun --standalone --nproc-per-node 2 benchmarks/pipeline.py

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, minimize, nnls
 
 from paceline.predict.fit import fit_probes
-from paceline.predict.forecast import score
-from paceline.predict.probes import Probe, read_probes
+from paceline.predict.forecast import Scored, score
+from paceline.predict.probes import Probe, usable_probes
+from paceline.run.folder import find_folders
 
 Array = NDArray[np.float64]
 LEAST = 1e-8  # of a parameter, so that it can be divided by
@@ -120,26 +121,37 @@ def point_of(probe: Probe) -> Point:
     return Point(probe.workers, nodes, probe.samples, probe.seconds.value * at_once, probe.compute_seconds)
 
 
-def training_points(probes: Sequence[Probe], strategy: str) -> list[Point]:
+def kind_of(probe: Probe) -> tuple[str, int]:
+    """What one model is fitted to: a strategy, with so many servers."""
+    return probe.run.summary.strategy, probe.servers
+
+
+def training_points(probes: Sequence[Probe], kind: tuple[str, int]) -> list[Point]:
     """The probes of a strategy; one process stands for one worker, if the strategy was not run with one."""
-    own = [probe for probe in probes if probe.run.summary.strategy == strategy]
+    own = [probe for probe in probes if kind_of(probe) == kind]
     if all(probe.workers > 1 for probe in own):
         own += [probe for probe in probes if probe.run.method.single]
     return [point_of(probe) for probe in own]
 
 
-def errors_of(folder: Path) -> dict[str, list[float]]:
-    """The absolute relative errors of each model, for the same runs in the same order."""
-    probes, held = read_probes([folder / "probes"]), read_probes([folder / "held"])
-    measured = {probe.run.summary.strategy for probe in probes}
-    scored = [run for run in held if run.run.summary.strategy in measured]
+def errors_in(folder: Path) -> dict[str, list[float]]:
+    """The errors for all runs of a set that can be used."""
+    (probes, _), (held, _) = (usable_probes(find_folders([folder / name])) for name in ("probes", "held"))
+    measured = {kind_of(probe) for probe in probes}
+    scored = [run for run in held if kind_of(run) in measured]
     if len(scored) < len(held):
         print(f"{folder.name}: {len(held) - len(scored)} held-out runs are left out: no probe has their strategy")
-    found = {"Paceline": [abs(each.error) for each in score(fit_probes(probes), probes, scored)]}
+    return errors_of(probes, scored, score(fit_probes(probes), probes, scored))
+
+
+def errors_of(probes: Sequence[Probe], scored: Sequence[Probe], ours: Sequence[Scored]) -> dict[str, list[float]]:
+    """The absolute relative errors of each model, for the same runs in the same order."""
+    measured = {kind_of(run) for run in scored}
+    found = {"Paceline": [abs(each.error) for each in ours]}
     for name, fit in MODELS.items():
-        fitted = {strategy: fit(training_points(probes, strategy)) for strategy in measured}
-        points = [(run.run.summary.strategy, point_of(run)) for run in scored]
-        found[name] = [abs(fitted[strategy](point) / point.seconds - 1) for strategy, point in points]
+        fitted = {kind: fit(training_points(probes, kind)) for kind in measured}
+        points = [(kind_of(run), point_of(run)) for run in scored]
+        found[name] = [abs(fitted[kind](point) / point.seconds - 1) for kind, point in points]
     return found
 
 
@@ -160,7 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sets", metavar="SET", type=Path, nargs="+", help="a folder with the folders probes and held")
     folders = parser.parse_args().sets
-    found = {folder.name: errors_of(folder) for folder in folders}
+    found = {folder.name: errors_in(folder) for folder in folders}
     for name, errors in found.items():
         show(name, errors)
     if len(found) > 1:

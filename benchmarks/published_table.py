@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from paceline.predict.cluster import Cluster, Machine, alike, spread
 from paceline.predict.collective import Group, seconds
-from paceline.predict.fit import LEAST_ERROR, PRIOR_FACTOR, fitted, prior_of
+from paceline.predict.fit import LEAST_ERROR, drawn_prior
 
 Array = NDArray[np.float64]
 FILE = Path(__file__).parent.parent / "experiments" / "mpi-mnist.toml"
@@ -64,14 +64,11 @@ def read_rows(path: Path = FILE) -> list[Row]:
 
 def messages(row: Row, dice: np.random.Generator) -> Array:
     """Seconds of averaging, for some draws of what messages and the network cost."""
-    prior, found = prior_of(CHANNEL), []
+    found = []
     if row.processes == 1:
         return np.zeros(1)
     for _ in range(COSTS):
-        costs = replace(
-            prior,
-            **{name: getattr(prior, name) * PRIOR_FACTOR ** dice.standard_normal() for name in fitted(CHANNEL)},
-        )
+        costs = drawn_prior(CHANNEL, dice)
         rate = NETWORK * NETWORK_FACTOR ** dice.standard_normal()
         group = Group(_cluster(row.nodes, rate), spread(row.processes, row.nodes), costs)
         found.append(seconds(CHANNEL, group, PARAMETERS, 4))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from made_up import steady, write_run
-from prediction_baselines import Point, ernest, errors_of, pollux
+from prediction_baselines import Point, ernest, errors_in, pollux
 
 SPEC = {"model": "mnist-cnn", "data": "mnist", "overlap": "on"}
 
@@ -52,7 +52,7 @@ def test_all_models_are_scored_on_the_same_runs(tmp_path: Path) -> None:
     write_run(tmp_path / "probes" / "two", steady(0.12, 60), workers=2, spec=SPEC)
     write_run(tmp_path / "held" / "two", steady(0.12, 60, seed=3), workers=2, spec=SPEC)
     write_run(tmp_path / "held" / "gather", steady(0.12, 60), workers=2, strategy="gather", spec=SPEC)
-    errors = errors_of(tmp_path)
+    errors = errors_in(tmp_path)
     assert {name: len(each) for name, each in errors.items()} == {"Paceline": 1, "Ernest": 1, "Pollux": 1}
     assert max(errors["Ernest"]) < 0.02
     assert max(errors["Pollux"]) < 0.05

@@ -16,6 +16,17 @@ from paceline.cli.output import check_output, make_folder, write_text
 from paceline.emulation.table import TABLE as DEVICES
 from paceline.errors import EXIT_OK, UsageError, unknown, visible
 from paceline.lab.plan import PRESETS, Table, read_plan
+from paceline.predict.calibration import (
+    SHIPPED,
+    UNCALIBRATED,
+    Calibration,
+    calibrate,
+    calibration_text,
+    check_disjoint,
+    distance,
+    fingerprint,
+    read_calibration,
+)
 from paceline.predict.cluster import Cluster, alike, of_lab
 from paceline.predict.device import device_named, on_device
 from paceline.predict.fit import fit_probes
@@ -59,6 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", metavar="NAME", help=f"compute on a device that was not measured, by published "
                         f"figures: {', '.join(DEVICES)}")  # fmt: skip
     parser.add_argument("--batch-size", type=int, metavar="N", help="samples of a worker's batch (that of the runs)")
+    parser.add_argument("--calibrate", type=Path, metavar="FILE",
+                        help="with --score: write how wide intervals must be for 90 %% of such runs")  # fmt: skip
+    parser.add_argument("--calibration", type=Path, metavar="FILE",
+                        help="widen intervals by what --calibrate has written (not widened)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="random seed (0)")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path,
                         help="also write a page with charts, what limits each strategy, and all numbers")  # fmt: skip
@@ -73,10 +88,14 @@ def run(args: argparse.Namespace) -> int:
     workers = worker_numbers(args.workers)
     if args.batch_size is not None and args.batch_size < 1:
         raise UsageError(f"--batch-size {args.batch_size}: give a whole number, at least 1")
+    if args.calibrate:
+        raise UsageError("--calibrate needs --score: runs to compare predictions with")
+    known = _calibration(args)
     if args.output:
         check_output(args.output, "prediction.html")
     device = device_named(args.device) if args.device else None
     probes = read_probes(args.runs)
+    check_disjoint(probes, known.runs, [])
     given: dict[str, Any] = {"batch_size": args.batch_size} if args.batch_size else {}
     strategies, left_out = _strategies(args.strategy, probes, given)
     cluster = _cluster(args, probes, max(workers))
@@ -84,7 +103,10 @@ def run(args: argparse.Namespace) -> int:
     if device:
         fit = on_device(fit, probes, device)
     impossible = left_out if args.strategy == "all" else None
-    found = list(forecasts(fit, probes, strategies, workers, cluster, given, args.seed, impossible))
+    found = list(forecasts(fit, probes, strategies, workers, cluster, given, args.seed, impossible, known))
+    if not found:
+        why = "; ".join(left_out) or f"{', '.join(strategies)} cannot have so many workers"
+        raise UsageError(f"--workers {args.workers}: no setting can be predicted: {why}; try --strategy all")
     if args.output:
         own = not args.link and not args.lab and not args.device
         where = f"{_where(args)}, each with a {args.device}" if args.device else _where(args)
@@ -110,14 +132,25 @@ def _score(args: argparse.Namespace) -> int:
             raise UsageError(
                 f"--{name.replace('_', '-')} with --score: runs are predicted as they were made; leave it out"
             )
+    if args.calibrate and args.calibrate.is_dir():
+        raise UsageError(f"--calibrate {args.calibrate} is a folder: name a file in it")
+    if args.calibrate and args.calibration:
+        raise UsageError("--calibrate with --calibration: it is measured without any; leave one out")
     probes = read_probes(args.runs)
     held = read_probes(args.score)
-    found = score(fit_probes(probes), probes, held, args.seed)
+    known = UNCALIBRATED if args.calibrate else _calibration(args)
+    found = score(fit_probes(probes), probes, held, args.seed, known)
+    if args.calibrate:
+        used = {fingerprint(run) for run in (*probes, *held)}
+        made = calibrate([distance(each.measured, each.predicted) for each in found], used)
+        make_folder(args.calibrate.parent)
+        write_text(args.calibrate, calibration_text(made))
     errors = np.array([abs(each.error) for each in found])
     figures = {"runs": len(found), "mean_error": float(errors.mean()), "error_95": float(np.quantile(errors, 0.95)),
                "covered": sum(each.inside for each in found) / len(found)}  # fmt: skip
     if args.json:
-        print(json.dumps({**figures, "scored": [asdict(each) for each in found]}))
+        factor = {"factor": made.factor} if args.calibrate else {}
+        print(json.dumps({**figures, **factor, "scored": [asdict(each) for each in found]}))
         return EXIT_OK
     rows = [("run", "strategy", "workers", "measured", "predicted (90 % interval)", "error", "")]
     rows += [(each.name, each.strategy, f"{each.workers:,}", f"{each.measured:.4g} s",
@@ -126,7 +159,14 @@ def _score(args: argparse.Namespace) -> int:
     print("\n".join(_columns(rows)))
     print(f"Mean error {100 * figures['mean_error']:.1f} %, 95 % of errors up to {100 * figures['error_95']:.1f} %; "
           f"{100 * figures['covered']:.0f} % of {len(found)} runs are inside their interval")  # fmt: skip
+    if args.calibrate:
+        print(f"For 90 % of such runs, intervals must be {made.factor:.2f} times as wide as without calibration:"
+              f"\n  paceline predict … --calibration {args.calibrate}")  # fmt: skip
     return EXIT_OK
+
+
+def _calibration(args: argparse.Namespace) -> Calibration:
+    return read_calibration(args.calibration) if args.calibration else SHIPPED
 
 
 def worker_numbers(text: str) -> list[int]:
@@ -159,9 +199,12 @@ def _cluster(args: argparse.Namespace, probes: list[Probe], workers: int) -> Clu
     if args.link:
         rate = Table({"--link": args.link}, "paceline predict", ("--link",)).rate("--link")
         return alike(ranks, rate or 0, 1.0 if args.device else probes[0].cluster.nodes[0].speed)
+    plan = read_plan(args.lab) if args.lab and args.lab not in PRESETS else None
+    if plan and any(node.processes for node in plan.nodes):
+        raise UsageError(f"--lab {args.lab}: several processes on a node are not predicted: leave `processes` out")
     if args.lab in PRESETS:
         return of_lab(read_plan(f"{args.lab}:{ranks}"))
-    return of_lab(read_plan(args.lab)) if args.lab else None
+    return of_lab(plan) if plan else None
 
 
 def _where(args: argparse.Namespace) -> str:

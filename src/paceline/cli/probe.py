@@ -137,7 +137,8 @@ def _forecasts(probes: list[Probe], numbers: list[int]) -> list[Forecast]:
     strategy = max(probes, key=lambda probe: probe.workers).run.summary.strategy
     fit, most = fit_probes(probes), max(numbers)
     more = [2 * most, 4 * most] if fit.emulated and probes[0].run.environment.get("lab") else []
-    return list(forecasts(fit, probes, [strategy], [*numbers, *more], None, {}))
+    # Settings that are not possible, such as more stages than layers, are left out.
+    return list(forecasts(fit, probes, [strategy], [*numbers, *more], None, {}, left_out=[]))
 
 
 def _job_seconds(spec: RunSpec, found: list[Forecast]) -> float:

@@ -38,7 +38,7 @@ class Commands:
         """Start a command; the client, which then belongs to it, gets its exit code, or the error."""
         try:
             pid = self._start(message, files)
-        except (OSError, KeyError) as error:
+        except (OSError, KeyError, TypeError) as error:
             with contextlib.suppress(OSError):
                 wire.say(client, {"error": f"cannot start a process: {error}"})
             client.close()

@@ -231,7 +231,10 @@ def main(modules: Sequence[str], function: str, nodes: NodeSpaces | None = None)
         left = max(0.0, deadline - time.monotonic()) if deadline else None
         ready = select.select([*children, *([control.fileno()] if asking else [])], [], [], left)[0]
         if control.fileno() in ready:
-            request = control.recv(REQUEST_BYTES)
+            try:
+                request = control.recv(REQUEST_BYTES)
+            except ConnectionResetError:  # the launcher was killed before it had read all reports
+                request = b""
             asking = bool(request)  # empty: the launcher has closed its end
             message = json.loads(request) if request else {}
             if "signal" in message:

@@ -49,12 +49,13 @@ def predictions_beside(runs: Sequence[Run]) -> list[Beside]:
         fewer = [probe for probe in probes if probe.workers < most]
         held, why = _predictable([probe for probe in probes if probe.workers == most], fewer)
         channels = list(dict.fromkeys(channel_of(probe.options) for probe in held))
-        if slow := channels[left:]:
+        fast, slow = channels[:left], channels[left:]
+        if slow:
             why.append(f"{', '.join(slow)}: not predicted here, as it takes long; see `paceline predict --score`")
-        held = [probe for probe in held if channel_of(probe.options) not in slow]
-        left -= len(channels) - len(slow)
+        held = [probe for probe in held if channel_of(probe.options) in fast]
+        left -= len(fast)
         if held:
-            found.append(_scored(held, fewer, channels, why))
+            found.append(_scored(held, fewer, fast, why))
         elif why:
             found.append(Beside(_name(probes), (), (), tuple(why)))
     return found

@@ -18,10 +18,10 @@ from typing import Annotated
 from paceline.errors import UsageError
 from paceline.predict.probes import Probe
 from paceline.predict.ranges import LEVEL, Range
-from paceline.run.atomic import write_whole
 from paceline.run.folder import rank_file
 from paceline.strict_json import Bounds, build
 
+MOST_FACTOR = 1000.0
 FEWEST_RUNS = 9  # with fewer, no factor has the level
 
 
@@ -29,12 +29,12 @@ FEWEST_RUNS = 9  # with fewer, no factor has the level
 class Calibration:
     """`runs` are fingerprints of the runs that the factor follows from, and of the probes they were predicted from."""
 
-    factor: Annotated[float, Bounds(0, 1e6)]
+    factor: Annotated[float, Bounds(0, MOST_FACTOR)]
     runs: tuple[str, ...] = ()
 
 
 UNCALIBRATED = Calibration(1.0)
-# From the calibration sets of experiments/prediction.toml: see docs/prediction.md.
+# What predictions use without --calibration: see docs/prediction.md.
 SHIPPED = Calibration(1.0)
 
 
@@ -58,7 +58,10 @@ def calibrate(distances: Sequence[float], used: Collection[str] = ()) -> Calibra
             f"{len(distances)} runs to calibrate with: at least {FEWEST_RUNS} are needed to know where 90 % of them are"
         )
     rank = min(len(distances), ceil((len(distances) + 1) * LEVEL))
-    return Calibration(sorted(distances)[rank - 1], tuple(sorted(used)))
+    factor = sorted(distances)[rank - 1]
+    if factor > MOST_FACTOR:
+        raise UsageError(f"intervals would have to be {factor:g} times as wide: predictions of these runs say nothing")
+    return Calibration(factor, tuple(sorted(used)))
 
 
 def check_disjoint(probes: Sequence[Probe], calibration: Collection[str], scored: Sequence[Probe]) -> None:
@@ -88,5 +91,5 @@ def read_calibration(path: Path) -> Calibration:
         ) from None
 
 
-def write_calibration(path: Path, calibration: Calibration) -> None:
-    write_whole(path, json.dumps(asdict(calibration)) + "\n")
+def calibration_text(calibration: Calibration) -> str:
+    return json.dumps(asdict(calibration)) + "\n"

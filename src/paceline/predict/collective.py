@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import takewhile
 from math import ceil
@@ -54,9 +54,17 @@ def seconds(averaging: str, group: Group, length: int, itemsize: int = 4) -> flo
 
 
 def finished(
-    averaging: str, group: Group, lengths: tuple[int, ...], ready: tuple[float, ...], itemsize: int = 4
+    averaging: str,
+    group: Group,
+    lengths: tuple[int, ...],
+    ready: tuple[float, ...],
+    itemsize: int = 4,
+    shares: tuple[float, ...] = (),
 ) -> float:
     """When all-reduces of buckets have ended; each can begin when it is ready, and the one before it has ended.
+
+    It is ready on the slowest rank at this time, and on others after their share of it. That counts where messages are
+    simulated.
 
     Raises UsageError where that can only be simulated, and there are too many ranks.
     """
@@ -69,10 +77,11 @@ def finished(
                 "give --link"
             )
         if max(lengths) <= LONG:
-            return simulated(averaging, group, lengths, ready, itemsize)
+            return simulated(averaging, group, lengths, ready, itemsize, shares)
         each = [_long(averaging, group, length, itemsize) for length in lengths]
     else:
-        rank = Rank(group.cluster.nodes[0], group.costs)
+        node, load = group.cluster.nodes[0], group.costs.load
+        rank = Rank(replace(node, up=node.up / load, down=node.down / load), group.costs)
         each = [computed(averaging, rank, group.ranks, length, itemsize) for length in lengths]
     end = 0.0
     for at, took in zip(ready, each, strict=True):
@@ -88,10 +97,17 @@ def _long(averaging: str, group: Group, length: int, itemsize: int) -> float:
     return more + (length - LONG) * (more - some) / (LONG - LONG // 2)
 
 
-def simulated(averaging: str, group: Group, lengths: tuple[int, ...], ready: tuple[float, ...], itemsize: int) -> float:
+def simulated(
+    averaging: str,
+    group: Group,
+    lengths: tuple[int, ...],
+    ready: tuple[float, ...],
+    itemsize: int,
+    shares: tuple[float, ...] = (),
+) -> float:
     """The same, message by message."""
     plan = choose.TABLE[averaging].plan
-    return simulate(plan, lengths, ready, itemsize, group.cluster, group.places, group.costs)
+    return simulate(plan, lengths, ready, itemsize, group.cluster, group.places, group.costs, shares)
 
 
 @lru_cache(maxsize=4096)

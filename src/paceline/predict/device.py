@@ -38,11 +38,12 @@ def on_device(fit: Fit, probes: Sequence[Probe], device: Device) -> Fit:
         about += f"; noise and messages are those of {in_words(spec.compute)}"
     return replace(
         fit,
-        per_sample=found.seconds,
+        per_sample=found.seconds * spec.accumulate,
         fixed=0.0,
         compute_error=DERIVED_ERROR if found.derived else FIGURE_ERROR,
         overhead=0.0,
         emulated=True,  # workers do not compute on the cores of the probes
         overlap=None,
+        slowdown=0.0,
         device=about,
     )

@@ -23,10 +23,12 @@ from paceline.strategies.table import TABLE
 PRIOR = Costs(message=6e-5, byte=5e-10, add=1.5e-10, latency=2e-4, update=4e-10)
 NATIVE_MESSAGE = 3e-5  # of a transport's own collective, which is not written in Python
 SERVED_CONTENTION = 0.02
-PRIOR_FACTOR = 2.0
-CANDIDATES, DRAWN = 40, 9  # sets of costs that are tried, and kept
+PRIOR_FACTOR = {"message": 2.0, "byte": 2.0, "latency": 2.0, "contention": 2.0, "load": 1.04}
+MOST_TRIES = 8  # of the fit: what probes tell about costs is soon known, and each try simulates all of them
+DRAWN = 9  # sets of costs that agree with the probes
 # The relative error of the simulation that no probe can show: see docs/prediction.md.
 LEAST_ERROR = 0.02
+FIT_ERROR = 0.01  # up to which the simulation is fitted to probes
 SERVERS, STAGES = "servers", "stages"  # channels that are not collectives
 
 
@@ -49,6 +51,7 @@ class Fit:
     error: float
     emulated: bool
     overlap: bool | None = None  # what `auto` has chosen
+    slowdown: float = 0.0  # of computing while a rank communicates
     device: str = ""  # of compute that was not measured: how it is known
 
     def compute_seconds(self, samples: int) -> float:
@@ -61,7 +64,7 @@ class Fit:
 
 def fit_probes(probes: Sequence[Probe], draws: int = 200) -> Fit:
     """Raises UsageError if the probes do not tell enough."""
-    per_sample, fixed, doubt = _compute(probes)
+    per_sample, fixed, doubt = compute_line(_least(probes))
     anatomy, noise = shape_of(probes[0]), _noise(probes)
     start = Fit(anatomy, per_sample, fixed, doubt, noise, 0.0, {}, {}, LEAST_ERROR, probes[0].run.emulated)
     overhead = _overhead(probes)
@@ -78,7 +81,10 @@ def fit_probes(probes: Sequence[Probe], draws: int = 200) -> Fit:
     error = float(np.sqrt(LEAST_ERROR**2 + sum(each**2 for each in residuals) / freedom))
     chosen = [probe.run.summary.overlap for probe in probes if probe.run.summary.overlap is not None]
     overlap = sum(chosen) * 2 >= len(chosen) if chosen else None
-    return replace(start, costs=costs, drawn=drawn, error=error, overlap=overlap)
+    slowdowns = [probe.slowdown for probe in probes if probe.slowdown is not None]
+    alone = _least(probes)[0].workers == 1  # otherwise it is a part of the compute that was measured
+    slowdown = min(1.0, float(np.median(slowdowns))) if slowdowns and alone else 0.0
+    return replace(start, costs=costs, drawn=drawn, error=error, overlap=overlap, slowdown=slowdown)
 
 
 def prior_of(channel: str) -> Costs:
@@ -89,9 +95,16 @@ def prior_of(channel: str) -> Costs:
     return replace(PRIOR, message=NATIVE_MESSAGE) if collective and not collective.cost(2, 1).exact else PRIOR
 
 
+def drawn_prior(channel: str, dice: np.random.Generator) -> Costs:
+    """What is assumed of a channel, as far as it may be wrong."""
+    start = prior_of(channel)
+    return replace(start, **{name: getattr(start, name) * PRIOR_FACTOR[name] ** dice.standard_normal()
+                             for name in fitted(channel)})  # fmt: skip
+
+
 def fitted(channel: str) -> tuple[str, ...]:
     """The costs that are fitted to probes."""
-    return ("message", "byte", "contention" if channel == SERVERS else "latency")
+    return ("message", "byte", "contention" if channel == SERVERS else "latency", "load")
 
 
 def channel_of(options: Mapping[str, Any]) -> str:
@@ -100,13 +113,17 @@ def channel_of(options: Mapping[str, Any]) -> str:
     return STAGES if TABLE[options["strategy"]].grid(options).stages > 1 else str(options["averaging"])
 
 
-def _compute(probes: Sequence[Probe]) -> tuple[float, float, float]:
-    """Seconds for a sample, and fixed, at speed 1, with the relative error; fewest workers count, who disturb least."""
+def _least(probes: Sequence[Probe]) -> list[Probe]:
+    """Those with the fewest workers, who disturb each other least."""
     probes = telling(probes)
     least = min(probe.workers for probe in probes)
-    alone = [probe for probe in probes if probe.workers == least]
-    points = [(probe.samples, probe.compute_seconds) for probe in alone]
-    error = max(_relative_error(probe.compute.mean(axis=1)) for probe in alone)
+    return [probe for probe in probes if probe.workers == least]
+
+
+def compute_line(probes: Sequence[Probe]) -> tuple[float, float, float]:
+    """Seconds for a sample, and fixed, at speed 1, with the relative error."""
+    points = [(probe.samples, probe.compute_seconds) for probe in probes]
+    error = max(_relative_error(probe.compute.mean(axis=1)) for probe in probes)
     sizes = {samples for samples, _ in points}
     if len(sizes) == 1:
         return float(np.mean([seconds / samples for samples, seconds in points])), 0.0, error
@@ -153,8 +170,9 @@ def _fit_channel(fit: Fit, probes: Sequence[Probe], draws: int) -> tuple[Costs, 
     channel = channel_of(probes[0].options)
     start, names = prior_of(channel), fitted(channel)
     prior = np.log([getattr(start, name) for name in names])
+    widths = np.log([PRIOR_FACTOR[name] for name in names])
     measured = np.log([probe.seconds.value for probe in probes])
-    doubts = np.array([np.hypot(LEAST_ERROR, _relative_error(probe.times)) for probe in probes])
+    doubts = np.array([np.hypot(FIT_ERROR, _relative_error(probe.times)) for probe in probes])
 
     def costs(logs: Array) -> Costs:
         return replace(start, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
@@ -163,24 +181,12 @@ def _fit_channel(fit: Fit, probes: Sequence[Probe], draws: int) -> tuple[Costs, 
         known = costs(logs)
         found = [typical_step(case_of(fit, probe, known, draws)) for probe in probes]
         misfit: Array = (np.log(found) - measured) / doubts
-        return np.concatenate([misfit, (logs - prior) / np.log(PRIOR_FACTOR)])
+        return np.concatenate([misfit, (logs - prior) / widths])
 
-    solved = least_squares(errors, prior, diff_step=0.02, max_nfev=25)
-    others = _resample(errors, solved.x, np.linalg.inv(solved.jac.T @ solved.jac))
+    solved = least_squares(errors, prior, diff_step=0.02, x_scale=widths, max_nfev=MOST_TRIES)
+    root = np.linalg.cholesky(np.linalg.inv(solved.jac.T @ solved.jac))
+    others = solved.x + np.random.default_rng(0).standard_normal((DRAWN, len(prior))) @ root.T
     return costs(solved.x), [costs(each) for each in others], (solved.fun[: len(probes)] * doubts).tolist()
-
-
-def _resample(errors: Callable[[Array], Array], best: Array, covariance: Array) -> list[Array]:
-    """Draws from what the errors leave possible: importance sampling, with the normal distribution around the best."""
-    dice, root = np.random.default_rng(0), np.linalg.cholesky(covariance)
-    steps = dice.standard_normal((CANDIDATES, len(best)))
-    points = best + steps @ root.T
-    weights = np.array(
-        [(step @ step - (e := errors(point)) @ e) / 2 for step, point in zip(steps, points, strict=True)]
-    )
-    likely = np.exp(weights - weights.max())
-    chosen = dice.choice(CANDIDATES, DRAWN, p=likely / likely.sum())
-    return [points[number] for number in chosen]
 
 
 def typical_step(case: Case) -> float:

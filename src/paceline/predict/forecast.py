@@ -12,8 +12,8 @@ from paceline.data import table as datasets
 from paceline.errors import UsageError
 from paceline.options import DIVISION, PROBLEM
 from paceline.predict.calibration import SHIPPED, Calibration, check_disjoint
-from paceline.predict.cluster import Cluster, spread
-from paceline.predict.fit import DRAWN, PRIOR_FACTOR, Fit, channel_of, fitted, prior_of, simulation_of
+from paceline.predict.cluster import Cluster, Machine, spread
+from paceline.predict.fit import DRAWN, Fit, channel_of, compute_line, drawn_prior, simulation_of
 from paceline.predict.limits import limit_of
 from paceline.predict.memory import fit_memory
 from paceline.predict.network import Costs
@@ -75,7 +75,8 @@ def forecasts(
         fit_memory([] if fit.device else probes, probes[0].spec),
     )
     seconds = fit.compute_seconds(alone.batch_size)
-    base = alone.update_batch / _drawn(fit, alone, probes[0].cluster, (0,), seed + 1, seconds)
+    one = Cluster((Machine(1.0, 1.0),)) if fit.device else probes[0].cluster
+    base = alone.update_batch / _drawn(fit, alone, one, (0,), seed + 1, seconds)
     for strategy in strategies:
         for count in workers:
             if TABLE[strategy].single and count > 1:
@@ -87,10 +88,11 @@ def forecasts(
                 own = cluster is None and not fit.emulated  # cores and threads are those of a probe
                 seconds = shared_compute(probes, spec) if own else fit.compute_seconds(spec.batch_size)
                 places = spread(spec.ranks, len(here.nodes))
-                drawn = _drawn(fit, spec, here, places, seed, seconds)
-                limit = limit_of(setting_case(fit, spec, here, places, seconds, seed), seconds)
+                known = replace(fit, slowdown=0.0) if own else fit  # it is a part of what was measured there
+                drawn = _drawn(known, spec, here, places, seed, seconds)
+                limit = limit_of(setting_case(known, spec, here, places, seconds, seed), seconds)
             except UsageError as error:
-                if left_out is None or not TABLE[strategy].part:
+                if left_out is None:
                     raise
                 left_out.append(f"{strategy} with {count:,} workers: {error}")
                 continue
@@ -118,7 +120,8 @@ def setting_case(
     options = _options(fit, spec)
     machines = Machines.of(cluster, places[options["servers"] :])
     compute = Draws(fit.noise, seconds, machines, NOISE_DRAWS, seed)
-    return Case(options, fit.anatomy, cluster, places, compute, fit.channel(channel_of(options)), fit.overhead)
+    costs = fit.channel(channel_of(options))
+    return Case(options, fit.anatomy, cluster, places, compute, costs, fit.overhead, fit.slowdown)
 
 
 def _options(fit: Fit, spec: RunSpec) -> dict[str, Any]:
@@ -156,7 +159,7 @@ def score(
     """Predictions of runs on their own machines. Raises UsageError if the fit or the calibration has seen them."""
     check_alike([*probes, *held])
     check_disjoint(probes, calibration.runs, held)
-    found = []
+    found, fit = [], replace(fit, slowdown=0.0)  # it is a part of what was measured on these machines
     for run in held:
         drawn = _drawn(fit, run.spec, run.cluster, run.places, seed, _compute_of(fit, probes, run))
         found.append(Scored(run.name, run.run.summary.strategy, run.workers, run.spec.update_batch, run.seconds.value,
@@ -166,8 +169,10 @@ def score(
 
 def unsupported(probes: Sequence[Probe], strategy: str, given: Mapping[str, Any]) -> str | None:
     """Why a strategy cannot have the options of the probes; None if it can."""
+    own = [probe.options for probe in probes if probe.run.summary.strategy == strategy]
+    (few,) = TABLE[strategy].replica_size(own, 2).values() or (2,)
     try:
-        setting_spec(probes, strategy, 2, given)
+        setting_spec(probes, strategy, few, given)
     except UsageError as error:
         return str(error)
     return None
@@ -213,8 +218,8 @@ def shared_compute(probes: Sequence[Probe], spec: RunSpec) -> float:
     """Seconds of compute on the machine of the probes, whose cores workers share: as with the nearest number."""
     probes = telling(probes)
     nearest = min((probe.workers for probe in probes), key=lambda workers: abs(workers - (spec.workers or 1)))
-    own = [probe for probe in probes if probe.workers == nearest]
-    return float(np.median([probe.compute_seconds / probe.samples for probe in own])) * spec.batch_size
+    per_sample, fixed, _ = compute_line([probe for probe in probes if probe.workers == nearest])
+    return fixed + per_sample * spec.batch_size
 
 
 def _drawn(fit: Fit, spec: RunSpec, cluster: Cluster, places: tuple[int, ...], seed: int, seconds: float) -> Array:
@@ -226,23 +231,21 @@ def _drawn(fit: Fit, spec: RunSpec, cluster: Cluster, places: tuple[int, ...], s
     others = fit.drawn.get(channel, _prior_draws(channel, dice))[: FEW if spec.ranks > MANY else None]
     each = DRAWS // (1 + len(others))
     compute = Draws(fit.noise, seconds, workers, each, seed)
-    cases = [Case(options, fit.anatomy, cluster, places, compute, costs, fit.overhead)
+    cases = [Case(options, fit.anatomy, cluster, places, compute, costs, fit.overhead, fit.slowdown)
              for costs in [fit.channel(channel), *others]]  # fmt: skip
     steps = [simulation_of(spec.strategy or "")(case) for case in cases]
     whole = np.concatenate(steps)
-    error = np.hypot(fit.error if spec.ranks > 1 else ALONE_ERROR, fit.compute_error)
-    drawn: Array = whole * np.exp(dice.standard_t(8, len(whole)) * error)
+    error = fit.error if spec.ranks > 1 else ALONE_ERROR
+    # How far compute is wrong is the same in all settings of a prediction.
+    shift = np.exp(np.random.default_rng(0).standard_normal(len(whole)) * fit.compute_error) - 1
+    drawn: Array = whole * np.exp(dice.standard_t(8, len(whole)) * error) + shift * np.minimum(seconds, whole)
     drawn[0] = np.median(steps[0])
     return drawn
 
 
 def _prior_draws(channel: str, dice: np.random.Generator) -> list[Costs]:
     """What is assumed of a channel without probes, as far as it may be wrong."""
-    start, names = prior_of(channel), fitted(channel)
-    return [
-        replace(start, **{name: getattr(start, name) * PRIOR_FACTOR ** dice.standard_normal() for name in names})
-        for _ in range(DRAWN)
-    ]
+    return [drawn_prior(channel, dice) for _ in range(DRAWN)]
 
 
 def _bytes(fit: Fit, spec: RunSpec) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from math import ceil, log2
 from typing import Any
 
+from paceline.errors import UsageError
 from paceline.predict.cluster import alike, spread
 from paceline.predict.fit import Fit
 from paceline.predict.forecast import beyond, setting_case, setting_spec
@@ -58,8 +60,8 @@ def limit_map(
     given: Mapping[str, Any],
     rates: Sequence[float] = RATES,
 ) -> LimitMap:
-    """For each number of workers and each rate."""
-    speed = probes[0].cluster.nodes[0].speed
+    """For each number of workers that is possible, and each rate."""
+    speed = 1.0 if fit.device else probes[0].cluster.nodes[0].speed
 
     @cache
     def simulated(count: int, rate: float) -> Limit:
@@ -70,11 +72,13 @@ def limit_map(
 
     cells = []
     for count in workers:
-        spec = setting_spec(probes, strategy, count, given)
-        for rate in rates:
-            served = spec.ranks > count > FEW
-            limit = _grown(count, simulated(FEW // 2, rate), simulated(FEW, rate)) if served else simulated(count, rate)
-            cells.append(Cell(count, rate, limit, beyond(fit, probes, spec, alike(spec.ranks, rate, speed))))
+        with suppress(UsageError):  # such as more stages than layers
+            spec = setting_spec(probes, strategy, count, given)
+            for rate in rates:
+                served = spec.ranks > count > FEW
+                few = (simulated(FEW // 2, rate), simulated(FEW, rate)) if served else ()
+                limit = _grown(count, *few) if few else simulated(count, rate)
+                cells.append(Cell(count, rate, limit, beyond(fit, probes, spec, alike(spec.ranks, rate, speed))))
     return LimitMap(strategy, tuple(cells))
 
 

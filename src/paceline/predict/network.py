@@ -32,9 +32,9 @@ class Costs:
 
     A rank's own thread is busy for `message` seconds with each message that it sends or receives, and `add` seconds for
     each byte that it adds up. The transport and the kernel use `byte` seconds of a core for each byte, on both sides,
-    while the rank goes on. A message arrives `latency` seconds after its last byte was sent. A server is busy for
-    `update` seconds with each byte of an update. Each further connection that brings data to a node takes `contention`
-    of the link's time, as lost packets and unequal shares do.
+    while the rank goes on. A byte takes the time of `load` bytes on a link. A message arrives `latency` seconds after
+    its last byte was sent. A server is busy for `update` seconds with each byte of an update. Each further connection
+    that brings data to a node takes `contention` of the link's time, as lost packets and unequal shares do.
     """
 
     message: float = 0.0
@@ -43,6 +43,7 @@ class Costs:
     latency: float = 0.0
     update: float = 0.0
     contention: float = 0.0
+    load: float = 1.0
 
 
 @dataclass
@@ -144,7 +145,7 @@ class Network:
             if before is not None:
                 yield before
             # The next one's turn begins when the node's own link has sent this, wherever else it is held up.
-            self.fluid.later(part / up, partial(self.fluid.set, done))
+            self.fluid.later(part * self.costs.load / up, partial(self.fluid.set, done))
             yield self.fluid.work(part, uses, self._fastest, most)
             left -= part
         for link in links:
@@ -161,11 +162,12 @@ class Network:
         uses = [(cores[0], 2 * byte)] if cores[0] == cores[1] else [(core, byte) for core in cores]
         if one != other:
             nodes = self.cluster.nodes
+            load = self.costs.load
             crowd = 1 + self.costs.contention * (self._sources[to] - 1)
-            uses += [(2 * one, 1.0), (2 * other + 1, crowd)]
+            uses += [(2 * one, load), (2 * other + 1, load * crowd)]
             if self.cluster.racks and nodes[one].rack != nodes[other].rack:
                 first = 2 * len(nodes)
-                uses += [(first + 2 * nodes[one].rack, 1.0), (first + 2 * nodes[other].rack + 1, 1.0)]
+                uses += [(first + 2 * nodes[one].rack, load), (first + 2 * nodes[other].rack + 1, load)]
         return tuple((resource, units) for resource, units in uses if units), min(MEMORY, 1 / byte if byte else MEMORY)
 
 
@@ -205,9 +207,10 @@ def simulate(
     cluster: Cluster,
     places: tuple[int, ...],
     costs: Costs,
+    shares: tuple[float, ...] = (),
 ) -> float:
     """When the last of some collectives of all ranks has ended; each begins when it is ready, and the one before it has
-    ended on this rank.
+    ended on this rank. On a rank with a share of 0.9, it is ready after nine tenths of that time.
     """
     ranks = len(places)
     plans = [[make(rank, ranks, length) for length in lengths] for rank in range(ranks)]
@@ -215,5 +218,6 @@ def simulate(
                    if isinstance(each, Send)}  # fmt: skip
     network = Network(cluster, places, costs, connections)
     for rank, own in enumerate(plans):
-        network.fluid.start(one_by_one(network, rank, own, ready, itemsize))
+        at = [each * shares[rank] for each in ready] if shares else ready
+        network.fluid.start(one_by_one(network, rank, own, at, itemsize))
     return network.fluid.run()

@@ -153,7 +153,7 @@ def _factors(noise: Noise, machines: Machines, draws: int, steps: int, mean_of: 
     if (unknown := np.isnan(known)).any():
         count = int(unknown.sum())
         lasting = dice.standard_normal((draws, 1, count), dtype=np.float32) * _node_sigma(noise, draws, dice)
-        logs[:, :, unknown] = lasting + _varying(noise, (draws, steps, count), dice) / np.float32(np.sqrt(mean_of))
+        logs[:, :, unknown] = lasting + _varying(noise, (draws, steps, count), mean_of, dice)
     if (sigma > 0).any():
         one = dice.standard_normal(logs.shape, dtype=np.float32)
         logs += one * (sigma / np.sqrt(mean_of)).astype(np.float32) - (sigma**2 / 2 / mean_of).astype(np.float32)
@@ -171,8 +171,8 @@ def _node_sigma(noise: Noise, draws: int, dice: np.random.Generator) -> Singles:
     return sigma
 
 
-def _varying(noise: Noise, shape: tuple[int, int, int], dice: np.random.Generator) -> Singles:
-    """Logarithms of the variation from step to step: the measured quantiles, and a tail for each draw."""
+def _varying(noise: Noise, shape: tuple[int, int, int], mean_of: int, dice: np.random.Generator) -> Singles:
+    """Logarithms of the variation of steps, or of means of some: the measured quantiles, and a tail for each draw."""
     if not noise.body:
         return np.zeros(shape, dtype=np.float32)
     where = dice.random(shape, dtype=np.float32)
@@ -186,6 +186,6 @@ def _varying(noise: Noise, shape: tuple[int, int, int], dice: np.random.Generato
         rest = np.maximum((1 - where[high]) / np.float32(1 - BODY), np.float32(1e-7))
         found[high] = tail.threshold + scales / shapes * (rest**-shapes - 1)  # a quantile of the Pareto distribution
     mean = np.log(np.mean(np.exp(np.minimum(noise.step * np.array(noise.body), np.log(3)))))
-    found *= np.float32(noise.step)
-    found -= np.float32(mean)
+    found *= np.float32(noise.step / np.sqrt(mean_of))
+    found -= np.float32(mean / mean_of)
     return found

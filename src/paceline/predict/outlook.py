@@ -78,7 +78,8 @@ def _maps(fit: Fit, probes: Sequence[Probe], found: Sequence[Forecast], given: M
     fastest = sorted(found, key=lambda each: -each.samples_per_second.value)
     names = [name for name in dict.fromkeys(each.strategy for each in fastest) if can_be_mapped(name)]
     workers = columns(max(each.workers for each in found))
-    return [limit_map(fit, probes, name, workers, given) for name in names]
+    maps = [limit_map(fit, probes, name, workers, given) for name in names]
+    return [each for each in maps if each.cells]
 
 
 def _measured(probes: Sequence[Probe]) -> list[Measured]:

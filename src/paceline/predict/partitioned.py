@@ -152,7 +152,8 @@ def pipelined(case: Case) -> Array:
     times = drawn.reshape(-1, grid.replicas, grid.stages)
     means = times.mean(axis=0, keepdims=True)
     paths = [_longest(pipeline, case, each) for each in (times, means)]
-    ends = _simulated_ends(pipeline, case, grid, means[0]) * paths[0] / paths[1]
+    longer = np.divide(paths[0], paths[1], out=np.ones_like(paths[0]), where=paths[1] > 0)
+    ends = _simulated_ends(pipeline, case, grid, means[0]) * longer
     averaging = case.options["averaging"]
     for each in sums:
         ranks = [grid.rank(replica, stage, 0) for replica in range(grid.replicas) for stage in each.stages]

@@ -23,9 +23,11 @@ from paceline.predict.steps import Array
 from paceline.run.folder import find_folders
 from paceline.run.records import Lab, Step
 from paceline.spec import FIELDS, OWN, RunSpec
-from paceline.strategies.overlap import TRIED
+from paceline.strategies.overlap import TRIED, WARM_UP
 from paceline.strict_json import build
 
+MOST_WAITED = 0.6  # part of the time in which a process of a lab may wait for a core
+LEAST_HIDDEN = 0.03  # part of a step: less hidden communication tells nothing about how it slows computing down
 FEWEST_STEPS = 10  # that count
 SHORTEST = TRIED + FEWEST_STEPS  # steps of a run that tries out overlap
 # Fields of env.json that must be the same, because they decide about speed.
@@ -70,8 +72,11 @@ class Probe:
     @cached_property
     def first(self) -> int:
         """The first step that counts: after warm-up, and after the steps that try out overlap."""
-        tries = self.workers > 1 and "overlap" in self.run.method.names and self.spec.overlap == "auto"
-        return max(self.run.warm_up, TRIED if tries else 0)
+        return max(self.run.warm_up, TRIED if self._tries_overlap else 0)
+
+    @property
+    def _tries_overlap(self) -> bool:
+        return self.workers > 1 and "overlap" in self.run.method.names and self.spec.overlap == "auto"
 
     @cached_property
     def times(self) -> Array:
@@ -101,6 +106,22 @@ class Probe:
         """
         whole = self.compute * self.speeds
         return float(np.minimum(whole, 3 * np.median(whole, axis=0)).mean()) * self.grid.stages
+
+    @property
+    def slowdown(self) -> float | None:
+        """How much longer computing takes while this run communicates, for each second of communication that it hides:
+        from the steps in which overlap was tried out, with it and without it in turn. None if there are no such steps.
+        """
+        alone = self.grid.replicas == 1 or self.run.summary.overlap is None  # nothing was tried
+        if not self._tries_overlap or alone or self.run.emulated or len(self.run.steps[0]) < TRIED:
+            return None
+        tried = [self.run.steps[rank][WARM_UP:TRIED] for rank in self.run.steps]
+        apart, overlapped = (
+            [_medians(steps[(WARM_UP + first) % 2 :: 2]) for steps in tried] for first in (0, 1)
+        )  # those with an odd number overlap
+        computing, waiting = np.mean(overlapped, axis=0) - np.mean(apart, axis=0)
+        hidden, step = -waiting, np.mean(apart, axis=0).sum()
+        return max(0.0, float(computing / hidden)) if hidden > LEAST_HIDDEN * step else None
 
     @property
     def grid(self) -> Grid:
@@ -136,6 +157,12 @@ def _computed(steps: Sequence[Step]) -> list[float]:
     whole = max((step.own or 0 for step in steps), default=0)
     return [sum(step.spans.get(name, 0.0) for name in ("forward", "backward"))
             for step in steps if (step.own or 0) == whole]  # fmt: skip
+
+
+def _medians(steps: Sequence[Step]) -> tuple[float, float]:
+    """Of computing, and of waiting for communication."""
+    computing = [sum(step.spans.get(name, 0.0) for name in ("forward", "backward")) for step in steps]
+    return float(np.median(computing)), float(np.median([step.spans.get("wait", 0.0) for step in steps]))
 
 
 def _of_lab(lab: Lab, cores: float, *, emulated: bool) -> Cluster:
@@ -219,12 +246,25 @@ def checked_probe(run: Run) -> Probe:
         (run.disturbed, f"{run.disturbed} while it ran; repeat it on an idle machine"),
         (not probe.compute.size, "a worker has made no step that counts"),
         (lab.get("flags"), f"its lab was beyond what the machine can do: {' '.join(lab.get('flags') or ())}"),
+        (lab and _waited(run) > MOST_WAITED, f"its lab was beyond what this machine can do: a process waited for a "
+                                             f"core in {100 * _waited(run):.0f} % of the time, so that times are not "
+                                             "those of its links; use slower links, larger buckets, or fewer workers"),
         (len(hosts) > 1 and not lab, f"it ran on {len(hosts)} machines whose links are not known; use runs on one "
                                      "machine, or in a lab"),
     ):  # fmt: skip
         if wrong:
             raise UsageError(f"{run.folder} cannot be used: {why}")
     return probe
+
+
+def _waited(run: Run) -> float:
+    """The part of the time, during the steps, in which some process of the machine waited for a core."""
+    ended = max(steps[-1].time for steps in run.steps.values() if steps)
+    for node in run.nodes.values():
+        inside = [each.pressure for each in node.samples if run.began <= each.time <= ended]
+        if known := [each for each in inside if each is not None]:
+            return float(np.mean(known))
+    return 0.0
 
 
 def check_alike(probes: Sequence[Probe]) -> None:

@@ -14,36 +14,47 @@ from paceline.predict.steps import Array, Case
 from paceline.server.layout import CHUNK_BYTES, Layout
 
 MOST_WORKERS, SOME_WORKERS = 16, 8  # that are simulated: all if they are few, otherwise so many
-UPDATES, FEW_UPDATES = 12, 6  # of each worker, in a simulation of all, or some, workers that do not wait for each other
-WARM_UP = 3
-COMPUTATIONS = 200  # computations of workers, in all draws
+UPDATES, WARM_UP = 8, 2  # of each worker, in a simulation; the first do not count
+SEQUENCES = 2  # of compute times that are simulated
 # Messages are simulated one by one if a server has at most twice as many chunks. With more, messages are put together;
 # the time that this adds is proportional to their size, and so known from two sizes.
 FEW_CHUNKS = 6
 
 
 def served(case: Case) -> Array:
-    """Workers wait for all: the slowest worker's compute, and an exchange that all begin together."""
-    whole: Array = case.compute.slowest() + _together(case, _workers(case)) + case.overhead
-    return whole
+    """Workers wait for all. Many are taken to begin their exchange together, when the slowest has computed."""
+    workers, slowest = _workers(case), case.compute.slowest()
+    if workers > MOST_WORKERS:
+        return slowest + _together(case, workers) + case.overhead
+    found: Array = _mean_round(case, 0) + (slowest - np.median(slowest)) + case.overhead
+    return found
 
 
 def unsynchronised(case: Case) -> Array:
     """Workers do not wait for each other, or only for those that are too far behind: the mean time of an update.
 
-    An update is of one worker, or of all of them if staleness is bounded. Draws differ in their compute times. Many
-    workers keep the server busy: then an update takes as long as the server needs for it.
+    An update is of one worker, or of all of them if staleness is bounded. Many workers keep the server busy: then an
+    update takes as long as the server needs for it; otherwise they wait no longer than some do.
     """
     staleness, workers = case.options.get("staleness"), _workers(case)
-    some, updates = (workers, UPDATES) if workers <= MOST_WORKERS else (SOME_WORKERS, FEW_UPDATES)
-    times, few, busy, rounds = case.compute(updates, some), _with(case, some), 0.0, list[float]()
-    if workers > some:
-        busy = _together(case, workers)
-        alone = float(times.max()) + _together(case, some)
-    if workers == some or busy < alone:
-        rounds = [_exchanged(few, staleness, drawn) for drawn in times[: max(3, COMPUTATIONS // times[0].size)]]
-    whole = np.maximum(rounds or [busy], busy) + case.overhead
-    return np.resize(whole / (1 if staleness is not None else workers), len(times))
+    if workers <= MOST_WORKERS:
+        whole = _mean_round(case, staleness)
+    else:
+        some, whole = _with(case, SOME_WORKERS), _together(case, workers)
+        if whole < float(np.median(case.compute.slowest())) + _together(case, SOME_WORKERS):
+            whole = max(whole, _mean_round(some, staleness))
+    mean = (whole + case.overhead) / (1 if staleness is not None else workers)
+    return np.full(len(case.compute.slowest()), mean)
+
+
+def _mean_round(case: Case, staleness: int | None) -> float:
+    """The mean time from one update of a worker to its next, over some sequences of compute times."""
+    workers = _workers(case)
+    drawn = case.compute(UPDATES, workers)[:SEQUENCES].copy()
+    if staleness is None:  # workers that begin together would go on in step, which real ones do not
+        drawn[:, 0] *= 1 + np.arange(workers) / workers
+    varies = np.ptp(drawn[:, 1:]) > 1e-9 and len(drawn) > 1
+    return float(np.mean([_exchanged(case, staleness, times) for times in drawn[: None if varies else 1]]))
 
 
 def _together(case: Case, workers: int) -> float:

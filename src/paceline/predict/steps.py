@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.collectives.choose import TABLE as AVERAGINGS
 from paceline.predict.anatomy import Anatomy
 from paceline.predict.cluster import Cluster
 from paceline.predict.collective import Group, finished, seconds
@@ -20,7 +21,9 @@ from paceline.predict.network import Costs
 from paceline.strategies.synchronous import RIDERS
 
 Array = NDArray[np.float64]
-POINTS = 5
+Shares = tuple[float, ...]  # how long each worker computes, as a part of the slowest
+POINTS = (0.1, 0.5, 0.9)  # of the draws: those that steps are computed for
+ROUNDS = 3  # until computing and communication agree on how long they disturb each other
 
 
 class Compute(Protocol):
@@ -48,6 +51,7 @@ class Case:
     compute: Compute
     costs: Costs
     overhead: float = 0.0
+    slowdown: float = 0.0  # seconds that computing takes longer, for a second of communication at the same time
 
     @property
     def group(self) -> Group:
@@ -63,7 +67,6 @@ def averaged(case: Case) -> Array:
     """Gradients are summed bucket by bucket, each when its gradients are ready on the slowest rank and the one before
     it is summed: end_j = max(ready_j, end_{j-1}) + c_j.
     """
-    slowest = case.compute.slowest()
     options, averaging = case.options, case.options["averaging"]
     lengths, times = case.anatomy.buckets(int(options["bucket_mb"] / options["shrink"] * 2**20))
     parts, group = options["accumulate"], case.group
@@ -71,19 +74,44 @@ def averaged(case: Case) -> Array:
     if options["overlap"] == "off":
         times = (1.0,) * len(times)
 
-    def step(compute: float) -> float:
+    def end(compute: float, shares: Shares) -> float:
         ready = tuple(part * compute for part in times)
-        return max(compute, finished(averaging, group, lengths, ready, case.anatomy.itemsize))
+        return max(compute, finished(averaging, group, lengths, ready, case.anatomy.itemsize, shares))
 
-    return _between(step, slowest) + case.overhead
+    def step(compute: float, shares: Shares) -> float:
+        if not case.slowdown or options["overlap"] == "off":
+            return end(compute, shares)
+        alone, longer = finished(averaging, group, lengths, (0.0,) * len(times), case.anatomy.itemsize), compute
+        for _ in range(ROUNDS):  # the longer computing takes, the more communication it hides
+            hidden = max(0.0, alone - (end(longer, shares) - longer))
+            longer = compute + case.slowdown * min(hidden, longer)
+        return end(longer, shares)
+
+    alike = group.computed(AVERAGINGS[averaging].growth)
+    return on_draws(case, step, alike=alike) + case.overhead
 
 
-def _between(step: Callable[[float], float], values: Array) -> Array:
-    """step(value) for many values: computed at some of them, and between these on straight lines."""
-    low, high = float(values.min()), float(values.max())
-    count = 1 if high <= low * (1 + 1e-6) else 2 if high <= low * 1.05 else POINTS
-    points = np.quantile(values, np.linspace(0, 1, count)).tolist()
-    return np.interp(values, points, [step(point) for point in points])
+def on_draws(case: Case, step: Callable[[float, Shares], float], *, alike: bool = False) -> Array:
+    """step(time of the slowest worker, shares of all) for all draws: computed for some of them, from whose least to
+    greatest a straight line is drawn. If only the slowest counts (`alike`), there are no shares.
+    """
+    slowest = case.compute.slowest()
+    low, high = float(slowest.min()), float(slowest.max())
+    drawn = np.ones((1, 1)) if alike else case.compute(1)[:, 0]
+    shares = drawn / np.maximum(drawn.max(axis=1, keepdims=True), 1e-9)
+    if high <= low * (1 + 1e-6):
+        return np.full(len(slowest), step(low, _as_shares(shares[0])))
+    chosen = np.argsort(drawn.max(axis=1), kind="stable")[(np.array(POINTS) * (len(drawn) - 1)).astype(int)]
+    points = np.quantile(slowest, POINTS)
+    found = [step(float(point), _as_shares(shares[draw])) for point, draw in zip(points, chosen, strict=True)]
+    slope, start = np.polyfit(points, found, 1)
+    line: Array = start + slope * slowest
+    return line
+
+
+def _as_shares(values: Array) -> Shares:
+    """None if all are equally fast."""
+    return tuple(values.tolist()) if values.min() < 1 - 1e-6 else ()
 
 
 def local(case: Case) -> Array:

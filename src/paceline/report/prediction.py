@@ -49,10 +49,9 @@ def answer(known: Outlook) -> str:
     value, low, high = map(number, times)
     name = f"{best.strategy} with {count(best.workers, 'worker')} on {known.where}"
     if best.workers == 1 or times[1] <= 1:
-        sure = "the fastest predicted setting, but not certainly faster than one process"
         return (
-            f"On {known.where}, {sure}; the fastest is {best.strategy} with {count(best.workers, 'worker')}: {value} \
-times as fast (90 % interval {low} to {high})."
+            f"No setting is certainly faster than one process; the fastest that is predicted is {name}: {value} times "
+            f"as fast (90 % interval {low} to {high})."
         )
     beyond = " (EXTRAPOLATED)" if best.beyond else ""
     return f"{name} is predicted to be {value} times as fast as one process (90 % interval {low} to {high}){beyond}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -139,3 +139,14 @@ def test_workers_of_an_asynchronous_server_do_not_wait_for_a_slow_one() -> None:
 
 def test_costs_of_one_rank_are_nothing() -> None:
     assert seconds("ring", Group(Cluster((Machine(RATE, RATE),)), (0,), Costs(message=1.0)), 1000) == 0.0
+
+
+def test_communication_slows_computing_down_while_it_is_hidden() -> None:
+    """Computing is long enough to hide all buckets but the last: it takes so much longer as these take."""
+    lengths, _ = SMALL.buckets(4 * 2**20)
+    base = case(4, constant(*[100.0] * 4))
+    first, second, third = (seconds("ring", base.group, length) for length in lengths)
+    (slower,) = averaged(replace(base, slowdown=0.5))
+    assert slower == pytest.approx(100.0 + 0.5 * (first + second) + third, rel=1e-6)
+    (apart,) = averaged(replace(case(4, constant(*[100.0] * 4), overlap="off"), slowdown=0.5))
+    assert apart == pytest.approx(100.0 + first + second + third)

@@ -31,7 +31,7 @@ def test_the_answer_is_the_fastest_setting_beside_one_process() -> None:
     )
     assert "(90 % interval 458 to 560) (EXTRAPOLATED)" in answer(known)
     slow = replace(known, forecasts=tuple(each for each in known.forecasts if each.workers == 1))
-    assert "not certainly faster than one process" in answer(slow)
+    assert "No setting is certainly faster than one process" in answer(slow)
 
 
 def test_every_chart_says_what_is_predicted_extrapolated_and_emulated() -> None:
