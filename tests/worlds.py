@@ -39,7 +39,7 @@ PATIENCE = 60.0
 COMM_TIMEOUT = 20.0
 
 VARIABLES = dict(os.environ) | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
-ZYGOTE = "import sys; from paceline.launch import zygote; zygote.main('rank_process', 'run', int(sys.argv[1]))"
+ZYGOTE = "from paceline.launch import zygote; zygote.main(['rank_process'], 'run')"
 
 Case = Callable[..., Any]
 
