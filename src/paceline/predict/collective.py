@@ -44,9 +44,6 @@ class Group:
         same = growth is Growth.CYCLE and not self.cluster.nodes[0].burst and self.cluster.cores > 1
         return self.uniform and (same or self.ranks > MOST_SIMULATED)
 
-    def with_costs(self, costs: Costs) -> Group:
-        return Group(self.cluster, self.places, costs)
-
 
 def seconds(averaging: str, group: Group, length: int, itemsize: int = 4) -> float:
     """Seconds of an all-reduce of `length` values."""
