@@ -177,6 +177,12 @@ def test_nothing_is_left_of_a_lab_however_it_ends(victim: str, size: dict[str, A
     labs.end_in_use(victim, size, busy="nodes" in size)
 
 
+def test_slow_links_between_racks_do_not_make_the_machine_look_slow() -> None:
+    with live_lab(racks=2, rack_rate="20mbit", rate="15mbit") as lab:
+        assert len({node.rack for node in lab.plan.nodes}) == len(lab.plan.nodes) == 2
+        assert client.ask(lab.plan.name, "status")["flags"] == []
+
+
 def test_a_link_keeps_to_its_speed_and_packets_are_packets() -> None:
     """How near it comes is benchmarks/lab_links.py's to say; more than the kernel lets through, it cannot be."""
     with live_lab(preset=None, rate="20mbit") as lab:
