@@ -24,6 +24,8 @@ Array = NDArray[np.float64]
 TOGETHER = 1e-9
 # With fewer activities than this, plain Python is faster than NumPy.
 FEW = 12
+# A resource of which more than this part is used is full: what is left is rounding.
+FULL = 1 - 1e-9
 
 
 @dataclass(frozen=True)
@@ -55,18 +57,30 @@ class Activity:
     done: Done
     rate: float = 0.0
 
+    @property
+    def kind(self) -> tuple[Uses, float, float]:
+        """Activities of one kind have the same rate."""
+        return self.uses, self.weight, self.most
+
 
 class Fluid:
-    """Runs processes until all have ended. `capacities` are those of the resources, in units per second."""
+    """Runs processes until all have ended. `capacities` are those of the resources, in units per second.
+
+    Rates are computed anew only if they may change: an activity that begins where one of its kind has just ended has
+    the rate of that one, and one that begins or ends where no resource is full changes no other.
+    """
 
     def __init__(self, capacities: Sequence[float]) -> None:
         self.now = 0.0
         self._capacities = [float(each) for each in capacities]
         self._active: list[Activity] = []
+        self._load = [0.0] * len(self._capacities)
+        self._begun: list[Activity] = []  # since time last passed
+        self._ended: dict[tuple[Uses, float, float], list[Activity]] = {}
         self._ready: deque[Process] = deque()  # in the order in which they became ready
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._number = count()
-        self._changed, self._alive = False, 0
+        self._alive = 0
 
     def start(self, process: Process) -> None:
         self._ready.append(process)
@@ -78,8 +92,12 @@ class Fluid:
         if amount <= 0:
             done.at = self.now
             return done
-        self._active.append(Activity(amount, weight, most, uses, done))
-        self._changed = True
+        begun = Activity(amount, weight, most, uses, done)
+        self._active.append(begun)
+        if alike := self._ended.get(begun.kind):
+            begun.rate = alike.pop().rate
+        else:
+            self._begun.append(begun)
         return done
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
@@ -93,11 +111,15 @@ class Fluid:
         for call in done.then:
             call()
 
-    def run(self) -> float:
-        """The time at which the last process has ended. Raises RuntimeError if processes wait for each other."""
+    def run(self, until: Done | None = None) -> float:
+        """The time at which the last process has ended, or this has happened. Raises RuntimeError if processes wait for
+        each other.
+        """
         while True:
             while self._ready:
                 self._advance(self._ready.popleft())
+            if until is not None and until.at is not None:
+                return self.now
             if not self._active and not self._timers:
                 break
             self._next_event()
@@ -118,9 +140,7 @@ class Fluid:
 
     def _next_event(self) -> None:
         """Let time pass until something ends."""
-        if self._changed:
-            self._share()
-            self._changed = False
+        self._share()
         step = min((each.left / each.rate for each in self._active), default=float("inf"))
         if self._timers and self._timers[0][0] - self.now <= step:
             step = max(0.0, self._timers[0][0] - self.now)
@@ -134,16 +154,41 @@ class Fluid:
                 each.left -= each.rate * step
                 going.append(each)
         if ended:
-            self._active, self._changed = going, True
+            self._active = going
+            for each in ended:
+                self._ended.setdefault(each.kind, []).append(each)
             for each in ended:
                 self.set(each.done)
         while self._timers and self._timers[0][0] <= self.now * (1 + TOGETHER):
             heapq.heappop(self._timers)[2]()
 
     def _share(self) -> None:
-        active = self._active
-        for each, rate in zip(active, fair_rates(active, self._capacities), strict=True):
+        """Give each activity its rate."""
+        alone = [self._release(each) for alike in self._ended.values() for each in alike]
+        alone += [self._admit(each) for each in self._begun]
+        self._ended.clear()
+        self._begun.clear()
+        if all(alone):
+            return
+        self._load = [0.0] * len(self._capacities)
+        for each, rate in zip(self._active, fair_rates(self._active, self._capacities), strict=True):
             each.rate = rate
+            for resource, units in each.uses:
+                self._load[resource] += rate * units
+
+    def _release(self, ended: Activity) -> bool:
+        """Whether no other activity can be faster without this one."""
+        full = any(self._load[resource] > FULL * self._capacities[resource] for resource, _ in ended.uses)
+        for resource, units in ended.uses:
+            self._load[resource] -= ended.rate * units
+        return not full
+
+    def _admit(self, begun: Activity) -> bool:
+        """Whether this activity can have its greatest rate without making any other slower."""
+        begun.rate = begun.most
+        for resource, units in begun.uses:
+            self._load[resource] += begun.rate * units
+        return all(self._load[resource] <= FULL * self._capacities[resource] for resource, _ in begun.uses)
 
 
 def fair_rates(active: Sequence[Any], capacities: Sequence[float]) -> list[float]:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from paceline.predict.fluid import Activity, Delay, Done, Fluid, Process, _fair_rates_of_many, fair_rates
+from paceline.predict.fluid import Activity, Delay, Done, Fluid, Process, Uses, _fair_rates_of_many, fair_rates
 
 
 def activities(dice: random.Random, count: int, resources: int) -> list[Activity]:
@@ -60,6 +60,51 @@ def test_two_transfers_share_a_link_until_one_has_ended() -> None:
     # The first is alone for 4 s (40), shares for 4 s (20 each), and is alone for another 4 s.
     assert fluid.run() == pytest.approx(12.0)
     assert ends == pytest.approx({"second": 8.0, "first": 12.0})
+
+
+class Anew(Fluid):
+    """Computes all rates anew for each event."""
+
+    def _share(self) -> None:
+        self._ended.clear()
+        self._begun.clear()
+        for each, rate in zip(self._active, fair_rates(self._active, self._capacities), strict=True):
+            each.rate = rate
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rates_that_are_kept_are_those_that_would_be_computed(seed: int) -> None:
+    ends: dict[type[Fluid], list[float]] = {Fluid: [], Anew: []}
+    for kind, seen in ends.items():
+        dice = random.Random(seed)
+        uses = [tuple((each, dice.choice([0.01, 1.0])) for each in dice.sample(range(3), 2)) for _ in range(4)]
+        fluid = kind([dice.uniform(0.5, 3) for _ in range(3)])
+
+        def worker(number: int, fluid: Fluid, uses: list[Uses], seen: list[float]) -> Process:
+            own = random.Random(number)
+            for _ in range(20):
+                yield Delay(own.choice([0.0, own.random()]))
+                for _ in range(own.randint(1, 3)):  # one after the other: the next begins where one has just ended
+                    yield fluid.work(own.random(), own.choice(uses), own.choice([1.0, 2.0]), own.choice([0.4, 10.0]))
+                    seen.append(fluid.now)
+
+        for number in range(5):
+            fluid.start(worker(number, fluid, uses, seen))
+        fluid.run()
+    assert ends[Fluid] == pytest.approx(ends[Anew], rel=1e-6)
+
+
+def test_a_simulation_ends_when_what_it_is_for_has_happened() -> None:
+    fluid, over = Fluid([1.0]), Done()
+
+    def works() -> Process:
+        for number in range(5):
+            yield fluid.work(1.0, ((0, 1.0),))
+            if number == 2:
+                fluid.set(over)
+
+    fluid.start(works())
+    assert fluid.run(over) == pytest.approx(3.0)
 
 
 def test_processes_that_wait_for_each_other_are_an_error() -> None:
