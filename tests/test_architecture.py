@@ -199,6 +199,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "paceline.predict.beside": ("analysis.runs", "data.table", "errors", "models.table", "predict", "spec"),
     # Builds the model, without values, to count its operations.
     "paceline.predict.anatomy": (
+        "server.layout",
         "spec",
         "data",
         "models",

@@ -96,10 +96,10 @@ def test_a_run_is_read_and_simulated_for_predictions(trained: Trained) -> None:
     assert count >= 1
     assert list(probe.compute[:, -1]) == pytest.approx(own[len(own) - count :])
     if not probe.tells_compute:  # shards exchange values in between: how long one worker computes is known otherwise
-        known = Fit(shape_of(probe), 1.0, 0.0, 0.0, Noise(), 0.0, {}, {}, 0.0, emulated=False)
+        known = Fit(shape_of(probe), 1.0, 0.0, 0.0, Noise(), 0.0, {}, {}, {}, emulated=False)
         assert typical_step(case_of(known, probe, PRIOR, 2)) >= probe.samples / trained.summary["workers"]
         return
-    known = Fit(shape_of(probe), 0.0, 0.0, 0.0, Noise(), 0.0, {}, {}, 0.0, emulated=False)
+    known = Fit(shape_of(probe), 0.0, 0.0, 0.0, Noise(), 0.0, {}, {}, {}, emulated=False)
     workers = trained.summary["workers"] if run.method.updates_by_worker or run.method.part else 1
     assert typical_step(case_of(known, probe, PRIOR, 2)) >= 0.999 * probe.compute_seconds / workers
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.data.table import DataInfo
 from paceline.emulation.counted import Chain, Shard
+from paceline.server.layout import CHUNK_BYTES, Layout
 from paceline.spec import RunSpec
 from paceline.strategies.bucket_layout import assign, tail
 from paceline.strategies.synchronous import RIDERS
@@ -55,6 +57,10 @@ class Anatomy:
         sizes, buffers = (tuple(-(-size // times) for size in each) for each in (self.sizes, self.buffers))
         return replace(self, sizes=sizes, buffers=buffers)
 
+    def on_servers(self, options: Mapping[str, Any]) -> Layout:
+        """How servers divide it."""
+        return Layout(self.state, self.state, options["servers"], self.itemsize, CHUNK_BYTES // options["shrink"])
+
     def buckets(self, limit: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """The values of each bucket of gradients, and the fraction of a step after which it can be sent."""
         last_first = list(reversed(self.sizes))
@@ -68,6 +74,11 @@ class Anatomy:
             times[number] = max(times[number], times[number - 1])
         times[-1] = 1.0  # it also carries numbers that are known when backward has ended
         return tuple(lengths), tuple(times)
+
+
+def bucket_bytes(options: Mapping[str, Any]) -> int:
+    """The size of a bucket of gradients, as `--shrink` makes it."""
+    return int(options["bucket_mb"] / options["shrink"] * 2**20)
 
 
 def anatomy_of(spec: RunSpec) -> Anatomy:

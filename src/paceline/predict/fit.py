@@ -22,13 +22,17 @@ from paceline.strategies.table import TABLE
 # What is assumed before anything is measured, and by which factor it may be wrong (one standard deviation).
 PRIOR = Costs(message=6e-5, byte=5e-10, add=1.5e-10, latency=2e-4, update=4e-10)
 NATIVE_MESSAGE = 3e-5  # of a transport's own collective, which is not written in Python
-SERVED_CONTENTION = 0.02
-PRIOR_FACTOR = {"message": 2.0, "byte": 2.0, "latency": 2.0, "contention": 2.0, "load": 1.04}
-MOST_TRIES = 8  # of the fit: what probes tell about costs is soon known, and each try simulates all of them
+# Of parameter servers: answers wait in the queue of a link for what is sent in their direction.
+SERVED = replace(PRIOR, latency=2e-3, unfairness=0.35, load=1.03)
+PRIOR_FACTOR = {"message": 2.0, "byte": 2.0, "latency": 2.0, "load": 1.04}
+SERVED_FACTOR = PRIOR_FACTOR | {"latency": 3.0, "unfairness": 1.3, "load": 1.02}
+MOST_TRIES = 4  # of the fit: what probes tell about costs is soon known, and each try simulates all of them
+STEP = 0.2  # of the fit's derivatives, in standard deviations of the prior
 DRAWN = 9  # sets of costs that agree with the probes
 # The relative error of the simulation that no probe can show: see docs/prediction.md.
 LEAST_ERROR = 0.02
 FIT_ERROR = 0.01  # up to which the simulation is fitted to probes
+UNSTEADY = 2.0  # times larger are both where workers do not wait for each other, and small differences add up
 SERVERS, STAGES = "servers", "stages"  # channels that are not collectives
 
 
@@ -37,7 +41,8 @@ class Fit:
     """What is known from probes.
 
     `per_sample` and `fixed` are the seconds of compute at speed 1: fixed + samples × per_sample. `costs` are by
-    channel: the name of a collective, SERVERS or STAGES. `error` is the relative error of the fit (standard deviation).
+    channel: the name of a collective, SERVERS or STAGES; so are `errors`, the relative errors of predicted steps
+    (standard deviations).
     """
 
     anatomy: Anatomy
@@ -48,7 +53,7 @@ class Fit:
     overhead: float
     costs: Mapping[str, Costs]
     drawn: Mapping[str, Sequence[Costs]]  # costs that agree with the probes as well, as likely as they are
-    error: float
+    errors: Mapping[str, float]
     emulated: bool
     overlap: bool | None = None  # what `auto` has chosen
     slowdown: float = 0.0  # of computing while a rank communicates
@@ -61,36 +66,39 @@ class Fit:
         """The costs of a channel, or what is assumed of it."""
         return self.costs.get(name) or prior_of(name)
 
+    def error(self, channel: str, strategy: str) -> float:
+        """The relative error of a predicted step (standard deviation). A channel without probes has the largest."""
+        known = self.errors.get(channel, max(self.errors.values(), default=LEAST_ERROR))
+        return known * steadiness(strategy)
+
 
 def fit_probes(probes: Sequence[Probe], draws: int = 200) -> Fit:
     """Raises UsageError if the probes do not tell enough."""
-    per_sample, fixed, doubt = compute_line(_least(probes))
+    per_sample, fixed, doubt = compute_line(_whole(probes) if probes[0].run.emulated else _least(probes))
     anatomy, noise = shape_of(probes[0]), _noise(probes)
-    start = Fit(anatomy, per_sample, fixed, doubt, noise, 0.0, {}, {}, LEAST_ERROR, probes[0].run.emulated)
+    start = Fit(anatomy, per_sample, fixed, doubt, noise, 0.0, {}, {}, {}, probes[0].run.emulated)
     overhead = _overhead(probes)
     start = replace(start, overhead=overhead)
     channels: dict[str, list[Probe]] = {}
     for probe in probes:
         if probe.workers > 1 or probe.servers:
             channels.setdefault(channel_of(probe.options), []).append(probe)
-    costs, drawn, residuals = {}, {}, list[float]()
+    costs, drawn, errors = {}, {}, {}
     for name, own in channels.items():
         costs[name], drawn[name], left = _fit_channel(start, own, draws)
-        residuals += left
-    freedom = max(1, len(residuals) - len(channels))
-    error = float(np.sqrt(LEAST_ERROR**2 + sum(each**2 for each in residuals) / freedom))
+        errors[name] = float(np.sqrt(LEAST_ERROR**2 + np.sum(left**2) / max(1, len(left) - 1)))
     chosen = [probe.run.summary.overlap for probe in probes if probe.run.summary.overlap is not None]
     overlap = sum(chosen) * 2 >= len(chosen) if chosen else None
     slowdowns = [probe.slowdown for probe in probes if probe.slowdown is not None]
     alone = _least(probes)[0].workers == 1  # otherwise it is a part of the compute that was measured
     slowdown = min(1.0, float(np.median(slowdowns))) if slowdowns and alone else 0.0
-    return replace(start, costs=costs, drawn=drawn, error=error, overlap=overlap, slowdown=slowdown)
+    return replace(start, costs=costs, drawn=drawn, errors=errors, overlap=overlap, slowdown=slowdown)
 
 
 def prior_of(channel: str) -> Costs:
     """What is assumed of a channel."""
     if channel == SERVERS:
-        return replace(PRIOR, contention=SERVED_CONTENTION)
+        return SERVED
     collective = AVERAGINGS.get(channel)
     return replace(PRIOR, message=NATIVE_MESSAGE) if collective and not collective.cost(2, 1).exact else PRIOR
 
@@ -98,13 +106,13 @@ def prior_of(channel: str) -> Costs:
 def drawn_prior(channel: str, dice: np.random.Generator) -> Costs:
     """What is assumed of a channel, as far as it may be wrong."""
     start = prior_of(channel)
-    return replace(start, **{name: getattr(start, name) * PRIOR_FACTOR[name] ** dice.standard_normal()
-                             for name in fitted(channel)})  # fmt: skip
+    return replace(start, **{name: getattr(start, name) * factor ** dice.standard_normal()
+                             for name, factor in fitted(channel).items()})  # fmt: skip
 
 
-def fitted(channel: str) -> tuple[str, ...]:
-    """The costs that are fitted to probes."""
-    return ("message", "byte", "contention" if channel == SERVERS else "latency", "load")
+def fitted(channel: str) -> dict[str, float]:
+    """The costs that are fitted to probes, and by which factors their priors may be wrong."""
+    return SERVED_FACTOR if channel == SERVERS else PRIOR_FACTOR
 
 
 def channel_of(options: Mapping[str, Any]) -> str:
@@ -120,23 +128,32 @@ def _least(probes: Sequence[Probe]) -> list[Probe]:
     return [probe for probe in probes if probe.workers == least]
 
 
+def _whole(probes: Sequence[Probe]) -> list[Probe]:
+    """Those whose workers compute whole models, which emulated devices do equally fast with any number of workers."""
+    return [probe for probe in probes if not probe.run.method.part] or telling(probes)
+
+
 def compute_line(probes: Sequence[Probe]) -> tuple[float, float, float]:
     """Seconds for a sample, and fixed, at speed 1, with the relative error."""
     points = [(probe.samples, probe.compute_seconds) for probe in probes]
-    error = max(_relative_error(probe.compute.mean(axis=1)) for probe in probes)
+    errors = np.array([_relative_error(probe.compute.mean(axis=1)) for probe in probes])
     sizes = {samples for samples, _ in points}
     if len(sizes) == 1:
-        return float(np.mean([seconds / samples for samples, seconds in points])), 0.0, error
+        weights = np.array([probe.compute.size for probe in probes], dtype=float)
+        weights /= weights.sum()
+        seconds = sum(weight * seconds / samples for weight, (samples, seconds) in zip(weights, points, strict=True))
+        return float(seconds), 0.0, float(np.sqrt(np.sum((weights * errors) ** 2)))
     batches, times = np.array(points).T
+    error = float(errors.max())
     slope, intercept = np.polyfit(batches, times, 1)
     if slope <= 0 or intercept < 0:
         slope, intercept = float(np.mean(times / batches)), 0.0
     return float(slope), float(intercept), error
 
 
-def _relative_error(times: Array) -> float:
-    """Of the median, by a block bootstrap."""
-    return float(np.std(np.log(np.maximum(block_bootstrap(times), 1e-9))))
+def _relative_error(times: Array, centre: Callable[..., Array] = np.median) -> float:
+    """Of the median, or of the mean, by a block bootstrap."""
+    return float(np.std(np.log(np.maximum(block_bootstrap(times, centre=centre), 1e-9))))
 
 
 def _noise(probes: Sequence[Probe]) -> Noise:
@@ -165,28 +182,35 @@ def case_of(fit: Fit, probe: Probe, costs: Costs, draws: int, seed: int = 0) -> 
     return Case(probe.options, fit.anatomy, probe.cluster, probe.places, compute, costs, fit.overhead)
 
 
-def _fit_channel(fit: Fit, probes: Sequence[Probe], draws: int) -> tuple[Costs, list[Costs], list[float]]:
-    """The costs, others that agree with the probes, and the relative errors that are left."""
+def steadiness(strategy: str) -> float:
+    """By which factor errors of predicted steps are larger than those of synchronous ones."""
+    return UNSTEADY if TABLE[strategy].asynchronous else 1.0
+
+
+def _fit_channel(fit: Fit, probes: Sequence[Probe], draws: int) -> tuple[Costs, list[Costs], Array]:
+    """The costs, others that agree with the probes, and the relative errors that are left, as of synchronous steps."""
     channel = channel_of(probes[0].options)
     start, names = prior_of(channel), fitted(channel)
-    prior = np.log([getattr(start, name) for name in names])
-    widths = np.log([PRIOR_FACTOR[name] for name in names])
+    prior, widths = np.log([getattr(start, name) for name in names]), np.log(list(names.values()))
     measured = np.log([probe.seconds.value for probe in probes])
-    doubts = np.array([np.hypot(FIT_ERROR, _relative_error(probe.times)) for probe in probes])
+    loose = np.array([steadiness(probe.run.summary.strategy) for probe in probes])
+    doubts = np.hypot(FIT_ERROR * loose, [_relative_error(probe.times, probe.centre) for probe in probes])
 
-    def costs(logs: Array) -> Costs:
-        return replace(start, **dict(zip(names, np.exp(logs).tolist(), strict=True)))
+    def costs(point: Array) -> Costs:
+        """At a point in units of the prior's standard deviations; it is 1 at the prior, which makes steps relative."""
+        values = np.exp(prior + (point - 1) * widths).tolist()
+        return replace(start, **dict(zip(names, values, strict=True)))
 
-    def errors(logs: Array) -> Array:
-        known = costs(logs)
+    def errors(point: Array) -> Array:
+        known = costs(point)
         found = [typical_step(case_of(fit, probe, known, draws)) for probe in probes]
         misfit: Array = (np.log(found) - measured) / doubts
-        return np.concatenate([misfit, (logs - prior) / widths])
+        return np.concatenate([misfit, point - 1])
 
-    solved = least_squares(errors, prior, diff_step=0.02, x_scale=widths, max_nfev=MOST_TRIES)
+    solved = least_squares(errors, np.ones(len(names)), diff_step=STEP, max_nfev=MOST_TRIES)
     root = np.linalg.cholesky(np.linalg.inv(solved.jac.T @ solved.jac))
-    others = solved.x + np.random.default_rng(0).standard_normal((DRAWN, len(prior))) @ root.T
-    return costs(solved.x), [costs(each) for each in others], (solved.fun[: len(probes)] * doubts).tolist()
+    others = solved.x + np.random.default_rng(0).standard_normal((DRAWN, len(names))) @ root.T
+    return costs(solved.x), [costs(each) for each in others], solved.fun[: len(probes)] * doubts / loose
 
 
 def typical_step(case: Case) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 from paceline.data import table as datasets
 from paceline.errors import UsageError
 from paceline.options import DIVISION, PROBLEM
+from paceline.predict.anatomy import bucket_bytes
 from paceline.predict.calibration import SHIPPED, Calibration, check_disjoint
 from paceline.predict.cluster import Cluster, Machine, spread
 from paceline.predict.fit import DRAWN, Fit, channel_of, compute_line, drawn_prior, simulation_of
@@ -23,7 +24,6 @@ from paceline.predict.probes import Probe, check_alike, options_of, telling
 from paceline.predict.ranges import Range
 from paceline.predict.steps import Array, Case
 from paceline.predict.traffic import averaged_bytes
-from paceline.server.layout import CHUNK_BYTES, Layout
 from paceline.server.layout import cost as served_cost
 from paceline.spec import FIELDS, OWN, RunSpec, resolve
 from paceline.strategies.table import TABLE, default
@@ -235,7 +235,7 @@ def _drawn(fit: Fit, spec: RunSpec, cluster: Cluster, places: tuple[int, ...], s
              for costs in [fit.channel(channel), *others]]  # fmt: skip
     steps = [simulation_of(spec.strategy or "")(case) for case in cases]
     whole = np.concatenate(steps)
-    error = fit.error if spec.ranks > 1 else ALONE_ERROR
+    error = fit.error(channel, options["strategy"]) if spec.ranks > 1 else ALONE_ERROR
     # How far compute is wrong is the same in all settings of a prediction.
     shift = np.exp(np.random.default_rng(0).standard_normal(len(whole)) * fit.compute_error) - 1
     drawn: Array = whole * np.exp(dice.standard_t(8, len(whole)) * error) + shift * np.minimum(seconds, whole)
@@ -254,13 +254,13 @@ def _bytes(fit: Fit, spec: RunSpec) -> int:
     if spec.ranks == 1:
         return 0
     if options["servers"]:
-        layout = Layout(anatomy.state, anatomy.state, options["servers"], anatomy.itemsize, CHUNK_BYTES // spec.shrink)
-        return max(served_cost(1 if spec.method.updates_by_worker else workers, layout).bytes_sent)
+        each = 1 if spec.method.updates_by_worker else workers
+        return max(served_cost(each, anatomy.on_servers(options)).bytes_sent)
     if spec.method.part:
         return bytes_of_parts(options, anatomy, spec.grid)
     lengths: tuple[int, ...] = (sum(anatomy.sizes),)
     if spec.method.averaging:
-        lengths, _ = anatomy.buckets(int(spec.bucket_mb / spec.shrink * 2**20))
+        lengths, _ = anatomy.buckets(bucket_bytes(options))
     sent = averaged_bytes(options["averaging"], workers, lengths, anatomy.itemsize)
     return round(sent / spec.method.round(options))
 

@@ -132,7 +132,7 @@ def _enough_cores(case: Case) -> Case:
 
 def _faster_servers(case: Case) -> Case:
     cluster = _with_links(case.cluster, case.places[: int(case.options["servers"])])
-    return replace(case, cluster=cluster, costs=replace(case.costs, add=0.0, update=0.0, contention=0.0))
+    return replace(case, cluster=cluster, costs=replace(case.costs, add=0.0, update=0.0, unfairness=0.0))
 
 
 _REMOVALS: Mapping[str, Callable[[Case], Case]] = {

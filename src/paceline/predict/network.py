@@ -33,8 +33,8 @@ class Costs:
     A rank's own thread is busy for `message` seconds with each message that it sends or receives, and `add` seconds for
     each byte that it adds up. The transport and the kernel use `byte` seconds of a core for each byte, on both sides,
     while the rank goes on. A byte takes the time of `load` bytes on a link. A message arrives `latency` seconds after
-    its last byte was sent. A server is busy for `update` seconds with each byte of an update. Each further connection
-    that brings data to a node takes `contention` of the link's time, as lost packets and unequal shares do.
+    its last byte was sent. A server is busy for `update` seconds with each byte of an update. Connections that share a
+    server's link do not get equal parts of it: `unfairness` is the standard deviation of the logarithm of their parts.
     """
 
     message: float = 0.0
@@ -42,7 +42,7 @@ class Costs:
     byte: float = 0.0
     latency: float = 0.0
     update: float = 0.0
-    contention: float = 0.0
+    unfairness: float = 0.0
     load: float = 1.0
 
 
@@ -89,23 +89,25 @@ class Network:
         self._fastest = max(links)
         bursts = [node.burst for node in cluster.nodes for _ in range(2)]
         self._links = [TokenBucket(burst, rate, burst) for burst, rate in zip(bursts, links, strict=True)]
-        every = set(connections)
-        self._targets = Counter(source for source, _ in every)
-        self._sources = Counter(to for _, to in every)
+        self._targets = Counter(source for source, _ in set(connections))
         self._turn: dict[int, Done] = {}  # by rank: when what it has begun to send is sent
         self._last: dict[tuple[int, int], Done] = {}  # by connection: when its last message is sent
         self._messages: dict[tuple[int, int, int], Done] = {}  # by connection and number: when it has arrived
         self._posted: dict[tuple[int, int, int], Done] = {}  # and when its receive was posted
         self._sent: dict[tuple[int, int], int] = {}
         self._taken: dict[tuple[int, int], int] = {}
+        self._paths: dict[tuple[int, int], tuple[Uses, float]] = {}
 
     def compute(self, rank: int, seconds: float) -> Done:
         """Keep a core of the rank's host busy, or a share of one if there are not enough."""
         return self.fluid.work(seconds, ((self._core_of(rank), 1.0),), most=1.0)
 
-    def send(self, source: int, to: int, size: int, then: Callable[[], None] | None = None) -> Done:
+    def send(
+        self, source: int, to: int, size: int, then: Callable[[], None] | None = None, weight: float = 1.0
+    ) -> Done:
         """Hand a message to the connection; the result is set when it is sent. `then` is called when it has arrived;
-        without it, it waits until its receive is posted, as gloo does.
+        without it, it waits until its receive is posted, as gloo does. Connections that share a link have parts of it
+        in proportion to their weights.
         """
         number = self._sent.get((source, to), 0)
         self._sent[source, to] = number + 1
@@ -115,7 +117,7 @@ class Network:
         if then:
             arrived.then.append(then)
         posted = None if then else self._posted.setdefault((source, to, number), Done())
-        self.fluid.start(self._transfer(source, to, size, (before, posted), sent, arrived))
+        self.fluid.start(self._transfer(source, to, size, weight, (before, posted), sent, arrived))
         return sent
 
     def receive(self, source: int, to: int) -> Done:
@@ -129,12 +131,19 @@ class Network:
         return self._core[self.cluster.nodes[self.places[rank]].host]
 
     def _transfer(
-        self, source: int, to: int, size: int, after: Sequence[Done | None], sent: Done, arrived: Done
+        self,
+        source: int,
+        to: int,
+        size: int,
+        weight: float,
+        after: Sequence[Done | None],
+        sent: Done,
+        arrived: Done,
     ) -> Process:
         for each in after:
             if each is not None:
                 yield each
-        uses, most = self._path(source, to)
+        uses, most = self._paths.get((source, to)) or self._paths.setdefault((source, to), self._path(source, to))
         up = self.cluster.nodes[self.places[source]].up
         links = [self._links[resource] for resource, _ in uses if resource < len(self._links)]
         left = size - min((link.begin(self.fluid.now, size) for link in links), default=0.0)
@@ -146,7 +155,7 @@ class Network:
                 yield before
             # The next one's turn begins when the node's own link has sent this, wherever else it is held up.
             self.fluid.later(part * self.costs.load / up, partial(self.fluid.set, done))
-            yield self.fluid.work(part, uses, self._fastest, most)
+            yield self.fluid.work(part, uses, weight * self._fastest, most)
             left -= part
         for link in links:
             link.end(self.fluid.now)
@@ -163,8 +172,7 @@ class Network:
         if one != other:
             nodes = self.cluster.nodes
             load = self.costs.load
-            crowd = 1 + self.costs.contention * (self._sources[to] - 1)
-            uses += [(2 * one, load), (2 * other + 1, load * crowd)]
+            uses += [(2 * one, load), (2 * other + 1, load)]
             if self.cluster.racks and nodes[one].rack != nodes[other].rack:
                 first = 2 * len(nodes)
                 uses += [(first + 2 * nodes[one].rack, load), (first + 2 * nodes[other].rack + 1, load)]

@@ -6,7 +6,7 @@ highest tenth is a generalised Pareto distribution; how little a few nodes and s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -84,14 +84,15 @@ def _tail(pooled: Array, draws: int = 400) -> Tail | None:
     return Tail(threshold, tuple(shape[chosen].tolist()), tuple(scale[chosen].tolist()))
 
 
-def block_bootstrap(values: Array, draws: int = 200, seed: int = 0) -> Array:
-    """Medians of series that are put together from blocks of this one, so that neighbouring steps stay together."""
+def block_bootstrap(values: Array, draws: int = 200, seed: int = 0, centre: Callable[..., Array] = np.median) -> Array:
+    """Medians (or means) of series that are put together from blocks of this one, so that neighbouring steps stay
+    together.
+    """
     dice, count = np.random.default_rng(seed), len(values)
     block = max(1, round(1.5 * count ** (1 / 3)))
     starts = dice.integers(0, count - block + 1, (draws, -(-count // block)))
     whole = (starts[:, :, None] + np.arange(block)).reshape(draws, -1)[:, :count]
-    medians: Array = np.median(values[whole], axis=1)
-    return medians
+    return centre(values[whole], axis=1)
 
 
 @dataclass(frozen=True)

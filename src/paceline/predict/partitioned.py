@@ -18,7 +18,7 @@ from paceline.errors import UsageError
 from paceline.layout import Grid, share
 from paceline.pipeline.devices import stage_devices
 from paceline.pipeline.schedule import AHEAD, Instruction, Op, instructions, recomputes
-from paceline.predict.anatomy import Anatomy
+from paceline.predict.anatomy import Anatomy, bucket_bytes
 from paceline.predict.cluster import Cluster
 from paceline.predict.collective import MOST_SIMULATED, Group, finished, seconds
 from paceline.predict.fluid import Delay, Done, Process
@@ -103,7 +103,7 @@ def divide(options: Mapping[str, Any], anatomy: Anatomy) -> tuple[Stages, list[S
         options["speed"],
         options["recompute"],
         options["shrink"],
-        int(options["bucket_mb"] / options["shrink"] * 2**20),
+        bucket_bytes(options),
     )
 
 
@@ -340,8 +340,7 @@ def _shard_of(options: Mapping[str, Any], anatomy: Anatomy) -> Shard:
 def _buckets(options: Mapping[str, Any], shard: Shard) -> tuple[tuple[int, ...], list[Point]]:
     """The values of each bucket that replicas average, and where it can be sent; the last one at the end."""
     sizes = [-(-size // options["shrink"]) for size in reversed(shard.sizes)]
-    limit = int(options["bucket_mb"] / options["shrink"] * 2**20)
-    numbers = assign([("", size, shard.itemsize) for size in sizes], limit)
+    numbers = assign([("", size, shard.itemsize) for size in sizes], bucket_bytes(options))
     lengths = [0] * (numbers[-1] + 1)
     for number, size in zip(numbers, sizes, strict=True):
         lengths[number] += size

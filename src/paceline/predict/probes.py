@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -71,7 +71,11 @@ class Probe:
 
     @cached_property
     def first(self) -> int:
-        """The first step that counts: after warm-up, and after the steps that try out overlap."""
+        """The first step that counts: after warm-up, and after the steps that try out overlap. Where steps come in
+        bursts, the rule for warm-up would choose among these; then it is two rounds.
+        """
+        if self.run.method.asynchronous:
+            return 2 * self.run.at_once
         return max(self.run.warm_up, TRIED if self._tries_overlap else 0)
 
     @property
@@ -88,8 +92,15 @@ class Probe:
 
     @cached_property
     def seconds(self) -> Interval:
-        """The median time of a step."""
-        return median([self.times])
+        """The median time of a step; where workers do not wait for each other, and steps come in bursts, the mean."""
+        found = median([self.times])
+        longer = float(self.centre(self.times)) / found.value
+        return Interval(found.value * longer, found.low * longer, found.high * longer)
+
+    @property
+    def centre(self) -> Callable[..., Any]:
+        """What is meant by the time of a step: NumPy's median or mean."""
+        return np.mean if self.run.method.asynchronous else np.median
 
     @cached_property
     def compute(self) -> Array:

@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 from functools import partial
+from itertools import count
+from statistics import NormalDist
 
 import numpy as np
 
 from paceline.predict.fluid import Delay, Done, Process
 from paceline.predict.network import Network
 from paceline.predict.steps import Array, Case
-from paceline.server.layout import CHUNK_BYTES, Layout
+from paceline.server.layout import Layout
 
 MOST_WORKERS, SOME_WORKERS = 16, 8  # that are simulated: all if they are few, otherwise so many
-UPDATES, WARM_UP = 8, 2  # of each worker, in a simulation; the first do not count
-SEQUENCES = 2  # of compute times that are simulated
+UPDATES, FEWEST, WARM_UP = 48, 8, 2  # of all workers, and of each at least, in a simulation; the first do not count
+SEQUENCES = 2  # of compute times, one after the other
+LASTING = 0.5  # part of the variance between connections that is the same in all updates
 # Messages are simulated one by one if a server has at most twice as many chunks. With more, messages are put together;
-# the time that this adds is proportional to their size, and so known from two sizes.
+# the time that this adds is proportional to their size, and so known from two sizes. Where workers do not wait for each
+# other, a small difference may change the order of everything after it, so that two sizes cannot be compared.
 FEW_CHUNKS = 6
+MANY_CHUNKS = 24
 
 
 def served(case: Case) -> Array:
@@ -48,13 +53,11 @@ def unsynchronised(case: Case) -> Array:
 
 
 def _mean_round(case: Case, staleness: int | None) -> float:
-    """The mean time from one update of a worker to its next, over some sequences of compute times."""
+    """The mean time from one update of a worker to its next."""
     workers = _workers(case)
-    drawn = case.compute(UPDATES, workers)[:SEQUENCES].copy()
-    if staleness is None:  # workers that begin together would go on in step, which real ones do not
-        drawn[:, 0] *= 1 + np.arange(workers) / workers
-    varies = np.ptp(drawn[:, 1:]) > 1e-9 and len(drawn) > 1
-    return float(np.mean([_exchanged(case, staleness, times) for times in drawn[: None if varies else 1]]))
+    updates = max(FEWEST, UPDATES // workers)
+    times = case.compute(-(-updates // SEQUENCES), workers)[:SEQUENCES]
+    return _exchanged(case, staleness, times.reshape(-1, workers))
 
 
 def _together(case: Case, workers: int) -> float:
@@ -67,16 +70,19 @@ def _together(case: Case, workers: int) -> float:
 
 def _exchanged(case: Case, staleness: int | None, times: Array) -> float:
     """Seconds from one update of a worker to its next."""
-    options, state, itemsize = case.options, case.anatomy.state, case.anatomy.itemsize
-    whole = Layout(state, state, options["servers"], itemsize, CHUNK_BYTES // options["shrink"])
+    whole = case.anatomy.on_servers(case.options)
     chunks = whole.chunks / whole.servers
-    if chunks <= 2 * FEW_CHUNKS:
+
+    def with_chunks(count: int) -> float:
+        """With so many chunks on each server, each of which is sent as several messages."""
+        layout = replace(whole, chunk_bytes=-(-whole.length * whole.itemsize // (count * whole.servers)))
+        return Exchange(case, staleness, times, layout, chunks / count).run()
+
+    if chunks <= (2 * FEW_CHUNKS if staleness == 0 else MANY_CHUNKS):
         return Exchange(case, staleness, times, whole).run()
-    some, more = (
-        Exchange(case, staleness, times, replace(whole, chunk_bytes=-(-state * itemsize // (each * whole.servers))),
-                 whole.chunks / each / whole.servers).run()
-        for each in (FEW_CHUNKS, 2 * FEW_CHUNKS)
-    )  # fmt: skip
+    if staleness != 0:
+        return with_chunks(MANY_CHUNKS)
+    some, more = with_chunks(FEW_CHUNKS), with_chunks(2 * FEW_CHUNKS)
     return more - (some - more) * (1 - 2 * FEW_CHUNKS / chunks)
 
 
@@ -91,7 +97,10 @@ def _with(case: Case, workers: int) -> Case:
 
 
 class Exchange:
-    """Servers and workers for some updates. `staleness` None: a worker goes on with whatever weights there are."""
+    """Servers and workers, until each worker has made some updates; faster ones go on meanwhile.
+
+    `staleness` None: a worker goes on with whatever weights there are.
+    """
 
     def __init__(
         self, case: Case, staleness: int | None, compute: Array, layout: Layout, messages: float = 1.0
@@ -100,6 +109,7 @@ class Exchange:
         self.workers, self.servers, self.staleness = _workers(case), layout.servers, staleness
         self.times, self.layout = compute, layout
         self.costs = replace(case.costs, message=case.costs.message * messages)
+        self.weights = self._weights()
         between = [(self.servers + worker, server) for worker in range(self.workers) for server in range(self.servers)]
         self.network = Network(case.cluster, case.places, self.costs, [*between, *((to, who) for who, to in between)])
         self.fluid = self.network.fluid
@@ -107,6 +117,7 @@ class Exchange:
         self._mail = [Done() for _ in range(self.servers)]
         self._answers: dict[tuple[int, int, int], Done] = {}  # by worker, update and chunk
         self._ends: list[list[float]] = [[] for _ in range(self.workers)]
+        self._behind, self._over = self.workers, Done()  # workers that have not made all updates yet
 
     def run(self) -> float:
         """Seconds from one update of a worker to its next."""
@@ -114,18 +125,32 @@ class Exchange:
             self.fluid.start(self._work(worker))
         for server in range(self.servers):
             self.fluid.start(self._serve(server))
-        self.fluid.run()
-        rounds = len(self.times)
+        end, rounds = self.fluid.run(self._over), len(self.times)
         if rounds == 1:
-            return max(ends[0] for ends in self._ends)
+            return end
+        # While all workers are at work: those that are alone at the end would be faster.
         skip = min(WARM_UP, rounds // 2)
-        rates = [(rounds - skip) / (ends[-1] - ends[skip - 1]) for ends in self._ends]
-        return len(rates) / sum(rates)
+        first, last = max(ends[skip - 1] for ends in self._ends), min(ends[-1] for ends in self._ends)
+        made = sum(float(np.diff(np.interp([first, last], ends, range(len(ends))))[0]) for ends in self._ends)
+        return self.workers * (last - first) / made
+
+    def _weights(self) -> Array:
+        """Of connections, by update, server and worker. They are unequal, as those of TCP are, and partly in the same
+        way in all updates.
+        """
+        dice = np.random.default_rng(self.workers)
+        spread = [NormalDist().inv_cdf((number + 0.5) / self.workers) for number in range(self.workers)]
+        shape = len(self.times), self.servers, self.workers
+        lasting, varying = (dice.permuted(np.broadcast_to(spread, each), axis=-1) for each in (shape[1:], shape))
+        logs: Array = self.costs.unfairness * (LASTING**0.5 * lasting + (1 - LASTING) ** 0.5 * varying)
+        return np.exp(logs)
 
     def _work(self, worker: int) -> Process:
-        rank, layout = self.servers + worker, self.layout
-        for update, seconds in enumerate(self.times[:, worker]):
-            yield Delay(float(seconds))
+        rank, layout, rounds = self.servers + worker, self.layout, len(self.times)
+        if self.staleness is None:  # workers that begin together would go on in step, which real ones do not
+            yield Delay(float(self.times[0, worker]) * worker / self.workers)
+        for update in count():
+            yield Delay(float(self.times[update % rounds, worker]))
             answers = []
             for chunk in range(layout.chunks):
                 yield self.network.compute(rank, self.costs.message)
@@ -133,10 +158,15 @@ class Exchange:
                 answered = Done()
                 answers.append(answered)
                 self._answers[worker, update, chunk] = answered
-                self.network.send(rank, server, size, partial(self._post, server, (worker, update, chunk)))
+                arrived = partial(self._post, server, (worker, update, chunk))
+                self.network.send(rank, server, size, arrived, self.weights[update % rounds, server, worker])
             for answered in answers:
                 yield answered
             self._ends[worker].append(self.fluid.now)
+            if update + 1 == rounds:
+                self._behind -= 1
+                if not self._behind:
+                    self.fluid.set(self._over)
 
     def _post(self, server: int, message: tuple[int, int, int]) -> None:
         self._boxes[server].append(message)
@@ -145,11 +175,10 @@ class Exchange:
 
     def _serve(self, server: int) -> Process:
         layout, box = self.layout, self._boxes[server]
-        expected = len(layout.of_server(server)) * self.workers * len(self.times)
         parts: dict[tuple[int, int], int] = {}  # of each update and chunk: how many have arrived
         versions = dict.fromkeys(layout.of_server(server), 0)
         waiting: dict[int, list[tuple[int, int, int]]] = {chunk: [] for chunk in versions}  # want, worker, update
-        for _ in range(expected):
+        while True:
             if not box:
                 self._mail[server] = Done()
                 yield self._mail[server]

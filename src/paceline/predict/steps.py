@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.collectives.choose import TABLE as AVERAGINGS
-from paceline.predict.anatomy import Anatomy
+from paceline.predict.anatomy import Anatomy, bucket_bytes
 from paceline.predict.cluster import Cluster
 from paceline.predict.collective import Group, finished, seconds
 from paceline.predict.network import Costs
@@ -68,7 +68,7 @@ def averaged(case: Case) -> Array:
     it is summed: end_j = max(ready_j, end_{j-1}) + c_j.
     """
     options, averaging = case.options, case.options["averaging"]
-    lengths, times = case.anatomy.buckets(int(options["bucket_mb"] / options["shrink"] * 2**20))
+    lengths, times = case.anatomy.buckets(bucket_bytes(options))
     parts, group = options["accumulate"], case.group
     times = tuple((parts - 1 + ready) / parts for ready in times)  # only the last backward of a step sends
     if options["overlap"] == "off":

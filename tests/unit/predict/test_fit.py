@@ -56,7 +56,7 @@ def truth(tmp_path: Path) -> Any:
 
     def make(workers: int, strategy: str) -> Probe:
         guess = made_up(tmp_path / "guess" / f"{strategy}-{workers}", workers, strategy, 1.0)
-        known = Fit(shape_of(guess), COMPUTE / 32, 0.0, 0.0, Noise(), OVERHEAD, {}, {}, 0.0,
+        known = Fit(shape_of(guess), COMPUTE / 32, 0.0, 0.0, Noise(), OVERHEAD, {}, {}, {},
                     emulated=True)  # fmt: skip
         seconds = typical_step(case_of(known, guess, TRUTH, 1))
         return made_up(tmp_path / f"{strategy}-{workers}", workers, strategy, seconds)
@@ -71,7 +71,7 @@ def test_costs_are_found_again_and_predict_other_numbers_of_workers(truth: Any) 
     hop, true = (2 * each.message + each.latency for each in (found.costs["ring"], TRUTH))
     assert hop == pytest.approx(true, rel=0.15)
     assert found.per_sample * 32 == pytest.approx(COMPUTE, rel=0.01)
-    assert found.error < 1.5 * LEAST_ERROR
+    assert max(found.errors.values()) < 1.5 * LEAST_ERROR
     held = truth(7, "ring")
     (said,) = forecasts(found, probes, ["ring"], [7], None, {})
     assert said.step_seconds.value == pytest.approx(held.seconds.value, rel=0.03)

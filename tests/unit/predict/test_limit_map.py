@@ -23,7 +23,7 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> Probe:
 @pytest.fixture(scope="module")
 def fit(probe: Probe) -> Fit:
     costs = {"ring": PRIOR, "servers": PRIOR}
-    return Fit(shape_of(probe), 0.1 / 32, 0.0, 0.0, Noise(0.0, 0.0), 0.0, costs, {}, 0.02, emulated=False)
+    return Fit(shape_of(probe), 0.1 / 32, 0.0, 0.0, Noise(0.0, 0.0), 0.0, costs, {}, {}, emulated=False)
 
 
 @pytest.mark.parametrize(

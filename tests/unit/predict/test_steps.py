@@ -137,6 +137,14 @@ def test_workers_of_an_asynchronous_server_do_not_wait_for_a_slow_one() -> None:
     assert bounded == pytest.approx(sync, rel=0.02)
 
 
+def test_connections_with_unequal_parts_of_a_link_hold_up_only_workers_that_wait_for_each_other() -> None:
+    fair, unfair = Costs(), Costs(unfairness=0.5)
+    sync = [served(case(6, constant(*[0.1] * 6), servers=1, costs=costs))[0] for costs in (fair, unfair)]
+    apart = [unsynchronised(case(6, constant(*[0.1] * 6), servers=1, costs=costs))[0] for costs in (fair, unfair)]
+    assert sync[1] > 1.1 * sync[0]
+    assert apart == pytest.approx([SMALL.state * 4 / RATE] * 2, rel=0.02)  # its link is busy all the time
+
+
 def test_costs_of_one_rank_are_nothing() -> None:
     assert seconds("ring", Group(Cluster((Machine(RATE, RATE),)), (0,), Costs(message=1.0)), 1000) == 0.0
 
