@@ -99,7 +99,7 @@ def _run(
     if "slow" in noise and workers > 1:
         nodes[-1]["speed"] = noise["slow"]
     if method.updates_by_worker:
-        options["steps"] = steps * workers
+        options["steps"] = options.get("steps", steps) * workers
     return options | {"workers": workers, "lab": lab | {"node": nodes}}
 
 
