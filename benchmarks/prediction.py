@@ -1,11 +1,12 @@
 """How good predictions are: probes and held-out runs in labs, drawn from a file by its seed; what is done is kept.
 
-    python benchmarks/prediction.py experiments/prediction.toml                  about an hour on two idle cores
+    python benchmarks/prediction.py experiments/prediction.toml                  about two hours on two idle cores
     python benchmarks/prediction.py experiments/prediction.toml --plan           what would be run
     python benchmarks/prediction.py experiments/prediction.toml --score          only compare what there is
 
-Runs are in runs/prediction/SET/probes and SET/held. A run that other programs disturbed, or that was beyond what the
-lab can do, is not scored: another one is made instead. Interrupt it at any time, and go on with the same command.
+Runs are in runs/prediction/SET/probes and SET/held. Most are emulated, in a lab; those of the sets `real` really
+compute, and two workers are predicted from one process. A run that other programs disturbed, or that was beyond what
+the lab can do, is not scored: another one is made instead. Interrupt it at any time, and go on with the same command.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,9 @@ from paceline.predict.forecast import Scored, score
 from paceline.predict.probes import Probe, usable_probes
 from paceline.spec import OWN
 from paceline.strategies.table import TABLE, default
+
+CALIBRATION, REAL = "calibration", "real"  # roles of sets; others are scored
+HARDEST = 16, 0.1  # workers, and noise of compute: with a slow node, runs with both have their own mean error
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,15 @@ def draw_sets(space: Mapping[str, Any]) -> list[Set]:
             probes += [_run(each, workers, link, noise, space["steps"]) for each in strategies for workers in several]
             fixed = dict(model) | {"steps": space["steps"], "test": False, "overlap": "on"}
             found.append(Set(f"{role}-{number + 1:02}", role, fixed, probes, held, wanted["runs"]))
-    return found
+    return [*found, *_real_sets(space.get(REAL, {}))]
+
+
+def _real_sets(real: Mapping[str, Any]) -> Iterator[Set]:
+    """Real compute on this machine: one process, with as many threads as each of two workers has, is the probe."""
+    for number, model in enumerate(real.get("model", [])):
+        held = [{"strategy": name, "workers": 2} for name in real["strategies"]]
+        probes = [{"strategy": default(1).name, "workers": 1}]
+        yield Set(f"{REAL}-{number + 1:02}", REAL, model | {"test": False, "threads": 1}, probes, held, len(held))
 
 
 def _strategies(dice: random.Random, space: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -159,7 +172,7 @@ def compare(sets: Sequence[Set], role: str, folder: Path, calibration: Calibrati
         for why in [*refused, *beyond]:
             print(f"{each.name}: not used: {why}", file=sys.stderr)
         have = {kind_of(probe) for probe in probes}
-        held = [run for run in held if kind_of(run) in have]
+        held = [run for run in held if kind_of(run) in have or role == REAL]
         if held and any(probe.run.method.single for probe in probes):
             scores = score(fit_probes(probes), probes, held, calibration=calibration)
             yield Compared(each.name, probes, held, scores)
@@ -183,6 +196,18 @@ def report(scored: Mapping[str, list[Scored]], factor: float) -> dict[str, Any]:
             "coverage": np.mean([each.inside for each in every]), "coverage_low": low, "coverage_high": high,
             "median_width": np.median(widths), "factor": factor, "coverage_by_set": inside,
             "bias": np.mean([each.error for each in every]), **_choice(scored)}  # fmt: skip
+
+
+def _hardest(found: Sequence[Compared]) -> dict[str, Any]:
+    """The runs with most workers, 10 % noise and a slow node."""
+    workers, noise = HARDEST
+    errors = [
+        abs(score.error)
+        for one in found
+        for run, score in zip(one.held, one.scores, strict=True)
+        if run.workers == workers and min(run.speeds) < 1 and run.cluster.nodes[-1].noise == noise
+    ]
+    return {"noisy_runs": len(errors), "noisy_mean_error": float(np.mean(errors)) if errors else None}
 
 
 def _choice(scored: Mapping[str, list[Scored]]) -> dict[str, Any]:
@@ -217,24 +242,34 @@ def main() -> int:
     sets = [each for each in draw_sets(space) if each.name.startswith(args.sets or "")]
     print(f"seed {space['seed']}: {len(sets)} sets", flush=True)
     for each in sets:
-        print(f"{each.name}: {each.fixed['model']}, {each.probes[-1]['lab'] | {'node': '…'}}, "
+        print(f"{each.name}: {each.fixed['model']}, {_machines(each)}, "
               f"{', '.join(dict.fromkeys(run['strategy'] for run in each.held))}", flush=True)  # fmt: skip
     if args.plan:
         return 0
     if not args.score and not all(make_runs(each, args.output) for each in sets):
         return 130
     calibration = UNCALIBRATED
-    if found := list(compare(sets, "calibration", args.output, UNCALIBRATED)):
+    if found := list(compare(sets, CALIBRATION, args.output, UNCALIBRATED)):
         distances = [distance(each.measured, each.predicted) for one in found for each in one.scores]
         calibration = calibrate(distances, {fingerprint(run) for one in found for run in (*one.probes, *one.held)})
-        _print_scores("calibration", found, calibration.factor)
+        _print_scores(CALIBRATION, found, calibration.factor)
         if args.calibration:
             args.calibration.write_text(calibration_text(calibration))
-    for role in dict.fromkeys(each.role for each in sets if each.role != "calibration"):
+    for role in dict.fromkeys(each.role for each in sets if each.role != CALIBRATION):
         if found := list(compare(sets, role, args.output, calibration)):
             _print_scores(role, found, calibration.factor)
-            show("all", baseline_errors(found))
+            if role != REAL:  # one probe is not enough for the published models
+                print(f"{role}: {json.dumps(_hardest(found))}")
+                show("all", baseline_errors(found))
     return 0
+
+
+def _machines(each: Set) -> str:
+    lab = each.probes[-1].get("lab")
+    if lab is None:
+        return "real compute on this machine"
+    speed = lab["node"][-1].get("speed", 1)
+    return f"{ {key: value for key, value in lab.items() if key != 'node'} }, last node at {speed}"
 
 
 def baseline_errors(found: Sequence[Compared]) -> dict[str, list[float]]:
@@ -250,6 +285,14 @@ def _print_scores(role: str, found: Sequence[Compared], factor: float) -> None:
             print(f"{name:15} {each.strategy:13} {each.workers:3} {each.measured:8.4f} s {each.predicted.value:8.4f} s "
                   f"({each.predicted.low:.4f}–{each.predicted.high:.4f}) {100 * each.error:+6.1f} % "
                   f"{'' if each.inside else 'outside'}")  # fmt: skip
+    every = [each for runs in scored.values() for each in runs]
+    for what in ("strategy", "workers"):
+        value_of = attrgetter(what)
+        for value in sorted({value_of(each) for each in every}):
+            own = [each for each in every if value_of(each) == value]
+            errors = np.array([each.error for each in own])
+            print(f"{role}, {what} {value}: {len(own)} runs, mean error {100 * np.abs(errors).mean():.1f} %, bias "
+                  f"{100 * errors.mean():+.1f} %, inside {sum(each.inside for each in own)}")  # fmt: skip
     print(f"{role}: {json.dumps(report(scored, factor), default=float)}", flush=True)
 
 

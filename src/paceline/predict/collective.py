@@ -57,11 +57,12 @@ def finished(
     ready: tuple[float, ...],
     itemsize: int = 4,
     shares: tuple[float, ...] = (),
+    steps: int = 1,
 ) -> float:
     """When all-reduces of buckets have ended; each can begin when it is ready, and the one before it has ended.
 
     It is ready on the slowest rank at this time, and on others after their share of it. That counts where messages are
-    simulated.
+    simulated. With several steps, the time from one to the next: ranks that have all sums early go on early.
 
     Raises UsageError where that can only be simulated, and there are too many ranks.
     """
@@ -74,7 +75,7 @@ def finished(
                 "give --link"
             )
         if max(lengths) <= LONG:
-            return simulated(averaging, group, lengths, ready, itemsize, shares)
+            return simulated(averaging, group, lengths, ready, itemsize, shares, steps)
         each = [_long(averaging, group, length, itemsize) for length in lengths]
     else:
         node, load = group.cluster.nodes[0], group.costs.load
@@ -101,10 +102,11 @@ def simulated(
     ready: tuple[float, ...],
     itemsize: int,
     shares: tuple[float, ...] = (),
+    steps: int = 1,
 ) -> float:
     """The same, message by message."""
     plan = choose.TABLE[averaging].plan
-    return simulate(plan, lengths, ready, itemsize, group.cluster, group.places, group.costs, shares)
+    return simulate(plan, lengths, ready, itemsize, group.cluster, group.places, group.costs, shares, steps)
 
 
 @lru_cache(maxsize=4096)

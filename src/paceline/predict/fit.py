@@ -26,7 +26,7 @@ NATIVE_MESSAGE = 3e-5  # of a transport's own collective, which is not written i
 SERVED = replace(PRIOR, latency=2e-3, unfairness=0.35, load=1.03)
 PRIOR_FACTOR = {"message": 2.0, "byte": 2.0, "latency": 2.0, "load": 1.04}
 SERVED_FACTOR = PRIOR_FACTOR | {"latency": 3.0, "unfairness": 1.3, "load": 1.02}
-MOST_TRIES = 4  # of the fit: what probes tell about costs is soon known, and each try simulates all of them
+MOST_TRIES = 3  # of the fit: what probes tell about costs is soon known, and each try simulates all of them
 STEP = 0.2  # of the fit's derivatives, in standard deviations of the prior
 DRAWN = 9  # sets of costs that agree with the probes
 # The relative error of the simulation that no probe can show: see docs/prediction.md.

@@ -141,7 +141,10 @@ class Fluid:
     def _next_event(self) -> None:
         """Let time pass until something ends."""
         self._share()
-        step = min((each.left / each.rate for each in self._active), default=float("inf"))
+        step = float("inf")
+        for each in self._active:
+            if each.left < step * each.rate:
+                step = each.left / each.rate
         if self._timers and self._timers[0][0] - self.now <= step:
             step = max(0.0, self._timers[0][0] - self.now)
         self.now += step
@@ -164,6 +167,8 @@ class Fluid:
 
     def _share(self) -> None:
         """Give each activity its rate."""
+        if not self._ended and not self._begun:
+            return
         alone = [self._release(each) for alike in self._ended.values() for each in alike]
         alone += [self._admit(each) for each in self._begun]
         self._ended.clear()

@@ -23,7 +23,7 @@ LASTING = 0.5  # part of the variance between connections that is the same in al
 # the time that this adds is proportional to their size, and so known from two sizes. Where workers do not wait for each
 # other, a small difference may change the order of everything after it, so that two sizes cannot be compared.
 FEW_CHUNKS = 6
-MANY_CHUNKS = 24
+MANY_CHUNKS = 16
 
 
 def served(case: Case) -> Array:

@@ -23,6 +23,7 @@ from paceline.strategies.synchronous import RIDERS
 Array = NDArray[np.float64]
 Shares = tuple[float, ...]  # how long each worker computes, as a part of the slowest
 POINTS = (0.1, 0.5, 0.9)  # of the draws: those that steps are computed for
+STEPS = 2  # that are simulated one after the other; further ones take as long as the second
 ROUNDS = 3  # until computing and communication agree on how long they disturb each other
 
 
@@ -76,7 +77,7 @@ def averaged(case: Case) -> Array:
 
     def end(compute: float, shares: Shares) -> float:
         ready = tuple(part * compute for part in times)
-        return max(compute, finished(averaging, group, lengths, ready, case.anatomy.itemsize, shares))
+        return max(compute, finished(averaging, group, lengths, ready, case.anatomy.itemsize, shares, STEPS))
 
     def step(compute: float, shares: Shares) -> float:
         if not case.slowdown or options["overlap"] == "off":

@@ -95,6 +95,18 @@ def test_a_bucket_waits_for_its_gradients_and_for_the_bucket_before_it() -> None
     assert apart == pytest.approx(100.0 + first + second + third)
 
 
+def test_ranks_that_have_all_sums_early_go_on_early() -> None:
+    """Rank 0 of a gather serves one rank after another: the first one computes and sends while others still receive."""
+    size, compute = 20_000, 0.0005
+    plain = case(6, constant(*[compute] * 6), averaging="gather", bucket_mb=64.0)
+    one = replace(plain, anatomy=Anatomy((size,), (1.0,)))
+    (step,) = averaged(one)
+    alone = compute + seconds("gather", one.group, size)
+    assert compute + size * 4 * 5 / RATE < step < 0.9 * alone
+    (ring,) = averaged(replace(one, options=one.options | {"averaging": "ring"}))
+    assert ring == pytest.approx(compute + seconds("ring", one.group, size), rel=0.01)  # nobody is early
+
+
 def test_only_the_last_of_accumulated_backwards_sends() -> None:
     lengths, times = SMALL.buckets(4 * 2**20)
     end = 0.0
