@@ -29,7 +29,7 @@ from paceline.predict.fit import fit_probes
 from paceline.predict.forecast import Forecast, forecasts
 from paceline.predict.probes import SHORTEST, Probe, usable_probes
 from paceline.spec import FIELDS, RunSpec, resolve
-from paceline.strategies.table import default
+from paceline.strategies.table import TABLE, default
 
 WORKERS = (1, 2, 4)
 STEPS = SHORTEST + 15
@@ -122,7 +122,11 @@ def _experiment(
         fixed["lab"] = f"{args.lab}:{{ranks}}" if ":" not in args.lab and not args.lab.endswith(".toml") else args.lab
     strategy = fixed.pop("strategy", default(max(numbers)).name)
     several = [number for number in numbers if number > 1]
-    grids = [{"workers": several, "strategy": strategy}] if several else []
+    # Where each worker makes updates of its own, as many rounds of them.
+    each = TABLE[strategy].updates_by_worker
+    grids = [
+        {"workers": number, "strategy": strategy, "steps": args.steps * (number if each else 1)} for number in several
+    ]
     grids += [{"workers": 1, "strategy": default(1).name}] if 1 in numbers else []
     title = f"Probes of {shlex.join(args.command)}"
     return make_experiment({"title": title, "fixed": fixed, "grid": grids}, Path("probe"), repeats=repeats)

@@ -62,7 +62,8 @@ def finished(
     """When all-reduces of buckets have ended; each can begin when it is ready, and the one before it has ended.
 
     It is ready on the slowest rank at this time, and on others after their share of it. That counts where messages are
-    simulated. With several steps, the time from one to the next: ranks that have all sums early go on early.
+    simulated. With several steps, the time from one to the next: ranks that have all sums early go on early, which is
+    left out for very long buckets and where times are computed.
 
     Raises UsageError where that can only be simulated, and there are too many ranks.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,17 +23,19 @@ from paceline.strategies.table import TABLE
 # What is assumed before anything is measured, and by which factor it may be wrong (one standard deviation).
 PRIOR = Costs(message=6e-5, byte=5e-10, add=1.5e-10, latency=2e-4, update=4e-10)
 NATIVE_MESSAGE = 3e-5  # of a transport's own collective, which is not written in Python
-# Of parameter servers: answers wait in the queue of a link for what is sent in their direction.
-SERVED = replace(PRIOR, latency=2e-3, unfairness=0.35, load=1.03)
+# Of parameter servers: answers, and what confirms that data has arrived, wait behind other data in the queue of a link.
+SERVED = replace(PRIOR, queue=25_000, unfairness=0.35, load=1.03)
 PRIOR_FACTOR = {"message": 2.0, "byte": 2.0, "latency": 2.0, "load": 1.04}
-SERVED_FACTOR = PRIOR_FACTOR | {"latency": 3.0, "unfairness": 1.3, "load": 1.02}
-MOST_TRIES = 3  # of the fit: what probes tell about costs is soon known, and each try simulates all of them
+SERVED_FACTOR = {"message": 2.0, "byte": 2.0, "queue": 3.0, "unfairness": 1.3, "load": 1.02}
+MOST_TRIES = 4  # of the fit: what probes tell about costs is soon known, and each try simulates all of them
 STEP = 0.2  # of the fit's derivatives, in standard deviations of the prior
 DRAWN = 9  # sets of costs that agree with the probes
 # The relative error of the simulation that no probe can show: see docs/prediction.md.
 LEAST_ERROR = 0.02
 FIT_ERROR = 0.01  # up to which the simulation is fitted to probes
-UNSTEADY = 2.0  # times larger are both where workers do not wait for each other, and small differences add up
+# Both are so many times larger where workers do not wait for each other, and where those that are far ahead wait for
+# whoever happens to have the smallest part of the server's link.
+UNSTEADY, BOUNDED = 2.0, 4.0
 SERVERS, STAGES = "servers", "stages"  # channels that are not collectives
 
 
@@ -69,7 +72,7 @@ class Fit:
     def error(self, channel: str, strategy: str) -> float:
         """The relative error of a predicted step (standard deviation). A channel without probes has the largest."""
         known = self.errors.get(channel, max(self.errors.values(), default=LEAST_ERROR))
-        return known * steadiness(strategy)
+        return known * error_factor(strategy)
 
 
 def fit_probes(probes: Sequence[Probe], draws: int = 200) -> Fit:
@@ -182,9 +185,10 @@ def case_of(fit: Fit, probe: Probe, costs: Costs, draws: int, seed: int = 0) -> 
     return Case(probe.options, fit.anatomy, probe.cluster, probe.places, compute, costs, fit.overhead)
 
 
-def steadiness(strategy: str) -> float:
+def error_factor(strategy: str) -> float:
     """By which factor errors of predicted steps are larger than those of synchronous ones."""
-    return UNSTEADY if TABLE[strategy].asynchronous else 1.0
+    method = TABLE[strategy]
+    return (UNSTEADY if method.updates_by_worker else BOUNDED) if method.asynchronous else 1.0
 
 
 def _fit_channel(fit: Fit, probes: Sequence[Probe], draws: int) -> tuple[Costs, list[Costs], Array]:
@@ -193,21 +197,32 @@ def _fit_channel(fit: Fit, probes: Sequence[Probe], draws: int) -> tuple[Costs, 
     start, names = prior_of(channel), fitted(channel)
     prior, widths = np.log([getattr(start, name) for name in names]), np.log(list(names.values()))
     measured = np.log([probe.seconds.value for probe in probes])
-    loose = np.array([steadiness(probe.run.summary.strategy) for probe in probes])
+    loose = np.array([error_factor(probe.run.summary.strategy) for probe in probes])
     doubts = np.hypot(FIT_ERROR * loose, [_relative_error(probe.times, probe.centre) for probe in probes])
 
     def costs(point: Array) -> Costs:
-        """At a point in units of the prior's standard deviations; it is 1 at the prior, which makes steps relative."""
+        """At a point in units of the prior's standard deviations. Each number is 1 at the prior: first moves of the fit
+        are as long as the point is.
+        """
         values = np.exp(prior + (point - 1) * widths).tolist()
         return replace(start, **dict(zip(names, values, strict=True)))
 
-    def errors(point: Array) -> Array:
-        known = costs(point)
+    @cache
+    def at(point: tuple[float, ...]) -> Array:
+        known = costs(np.array(point))
         found = [typical_step(case_of(fit, probe, known, draws)) for probe in probes]
         misfit: Array = (np.log(found) - measured) / doubts
-        return np.concatenate([misfit, point - 1])
+        return np.concatenate([misfit, np.array(point) - 1])
 
-    solved = least_squares(errors, np.ones(len(names)), diff_step=STEP, max_nfev=MOST_TRIES)
+    def errors(point: Array) -> Array:
+        return at(tuple(point.tolist()))
+
+    def slopes(point: Array) -> Array:
+        """With steps of one size, because order changes where workers do not wait for each other."""
+        steps = [errors(point + each) - errors(point) for each in STEP * np.eye(len(names))]
+        return np.stack(steps, axis=1) / STEP
+
+    solved = least_squares(errors, np.ones(len(names)), jac=slopes, max_nfev=MOST_TRIES)
     root = np.linalg.cholesky(np.linalg.inv(solved.jac.T @ solved.jac))
     others = solved.x + np.random.default_rng(0).standard_normal((DRAWN, len(names))) @ root.T
     return costs(solved.x), [costs(each) for each in others], solved.fun[: len(probes)] * doubts / loose

@@ -16,6 +16,8 @@ MEMORY = 5e9  # bytes per second: no connection is faster
 # Bytes that a TCP connection has on its way. Connections of one node take turns with so much of a message: one that
 # begins earlier ends earlier, which fair shares from the first byte on would not show. Measured in the lab.
 TURN = 96 * 1024
+# Bytes of a message that the kernel keeps for a connection: a rank that has handed over all but so many goes on.
+KEPT = 256 * 1024
 # Large messages are sent in about so many parts, which only makes the simulation faster; the last part is shorter,
 # so that parts of different connections do not end at the same moment.
 MOST_TURNS = 7.5
@@ -33,8 +35,9 @@ class Costs:
     A rank's own thread is busy for `message` seconds with each message that it sends or receives, and `add` seconds for
     each byte that it adds up. The transport and the kernel use `byte` seconds of a core for each byte, on both sides,
     while the rank goes on. A byte takes the time of `load` bytes on a link. A message arrives `latency` seconds after
-    its last byte was sent. A server is busy for `update` seconds with each byte of an update. Connections that share a
-    server's link do not get equal parts of it: `unfairness` is the standard deviation of the logarithm of their parts.
+    its last byte was sent, and after what `queue` bytes take on its slowest link. A server is busy for `update` seconds
+    with each byte of an update. Connections that bring data to a server do not get equal parts of its link:
+    `unfairness` is the standard deviation of the logarithm of their parts.
     """
 
     message: float = 0.0
@@ -42,6 +45,7 @@ class Costs:
     byte: float = 0.0
     latency: float = 0.0
     update: float = 0.0
+    queue: float = 0.0
     unfairness: float = 0.0
     load: float = 1.0
 
@@ -105,20 +109,20 @@ class Network:
     def send(
         self, source: int, to: int, size: int, then: Callable[[], None] | None = None, weight: float = 1.0
     ) -> Done:
-        """Hand a message to the connection; the result is set when it is sent. `then` is called when it has arrived;
-        without it, it waits until its receive is posted, as gloo does. Connections that share a link have parts of it
-        in proportion to their weights.
+        """Hand a message to the connection; the result is set when the kernel has taken it. `then` is called when it
+        has arrived; without it, it waits until its receive is posted, as gloo does. Connections that share a link have
+        parts of it in proportion to their weights.
         """
         number = self._sent.get((source, to), 0)
         self._sent[source, to] = number + 1
-        before, sent = self._last.get((source, to)), Done()
+        before, sent, taken = self._last.get((source, to)), Done(), Done()
         self._last[source, to] = sent
         arrived = self._messages.setdefault((source, to, number), Done())
         if then:
             arrived.then.append(then)
         posted = None if then else self._posted.setdefault((source, to, number), Done())
-        self.fluid.start(self._transfer(source, to, size, weight, (before, posted), sent, arrived))
-        return sent
+        self.fluid.start(self._transfer(source, to, size, weight, (before, posted), taken, sent, arrived))
+        return taken
 
     def receive(self, source: int, to: int) -> Done:
         """Post a receive; the result is set when its message has arrived."""
@@ -137,6 +141,7 @@ class Network:
         size: int,
         weight: float,
         after: Sequence[Done | None],
+        taken: Done,
         sent: Done,
         arrived: Done,
     ) -> Process:
@@ -148,6 +153,8 @@ class Network:
         links = [self._links[resource] for resource, _ in uses if resource < len(self._links)]
         left = size - min((link.begin(self.fluid.now, size) for link in links), default=0.0)
         while left > 0:
+            if left <= KEPT and taken.at is None:
+                self.fluid.set(taken)
             part = min(left, turn(size)) if self._targets[source] > 1 else left
             before, done = self._turn.get(source), Done()
             self._turn[source] = done
@@ -159,10 +166,18 @@ class Network:
             left -= part
         for link in links:
             link.end(self.fluid.now)
+        if taken.at is None:
+            self.fluid.set(taken)
         self.fluid.set(sent)
-        if self.costs.latency:
-            yield Delay(self.costs.latency)
+        if late := self._late(source, to):
+            yield Delay(late)
         self.fluid.set(arrived)
+
+    def _late(self, source: int, to: int) -> float:
+        """Seconds between the last byte of a message and its arrival."""
+        one, other = (self.cluster.nodes[self.places[rank]] for rank in (source, to))
+        queued = self.costs.queue / min(one.up, other.down) if self.places[source] != self.places[to] else 0.0
+        return self.costs.latency + queued
 
     def _path(self, source: int, to: int) -> tuple[Uses, float]:
         """What a byte uses from one rank to another, and the greatest rate of a connection."""
@@ -180,22 +195,23 @@ class Network:
 
 
 def follow(network: Network, rank: int, plan: Plan, itemsize: int) -> Process:
-    """A rank that carries out its plan, as `collectives.plan.carry_out` does, with the next receives posted ahead. What
-    it sends, the kernel takes at once.
+    """A rank that carries out its plan, as `collectives.plan.carry_out` does, with the next receives posted ahead. It
+    goes on when the kernel has taken all that it sends.
     """
-    costs, receives = network.costs, (each for each in plan if isinstance(each, Recv))
+    costs, sends, receives = network.costs, list[Done](), (each for each in plan if isinstance(each, Recv))
     posted = deque(network.receive(each.source, rank) for each in islice(receives, WINDOW))
     for instruction in plan:
         size = (instruction.stop - instruction.start) * itemsize
         if isinstance(instruction, Send):
             if costs.message:
                 yield network.compute(rank, costs.message)
-            network.send(rank, instruction.to, size)
+            sends.append(network.send(rank, instruction.to, size))
             continue
         yield posted.popleft()
         if busy := costs.message + costs.add * size * instruction.add:
             yield network.compute(rank, busy)
         posted.extend(network.receive(each.source, rank) for each in islice(receives, 1))
+    yield from sends
 
 
 def one_by_one(

@@ -89,7 +89,7 @@ def block_bootstrap(values: Array, draws: int = 200, seed: int = 0, centre: Call
     together.
     """
     dice, count = np.random.default_rng(seed), len(values)
-    block = max(1, round(1.5 * count ** (1 / 3)))
+    block = max(1, min(count, round(1.5 * count ** (1 / 3))))
     starts = dice.integers(0, count - block + 1, (draws, -(-count // block)))
     whole = (starts[:, :, None] + np.arange(block)).reshape(draws, -1)[:, :count]
     return centre(values[whole], axis=1)

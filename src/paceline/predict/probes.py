@@ -19,6 +19,7 @@ from paceline.layout import Grid
 from paceline.options import PROBLEM
 from paceline.predict.anatomy import Anatomy, anatomy_of
 from paceline.predict.cluster import Cluster, Machine, payload
+from paceline.predict.noise import block_bootstrap
 from paceline.predict.steps import Array
 from paceline.run.folder import find_folders
 from paceline.run.records import Lab, Step
@@ -29,6 +30,7 @@ from paceline.strict_json import build
 MOST_WAITED = 0.6  # part of the time in which a process of a lab may wait for a core
 LEAST_HIDDEN = 0.03  # part of a step: less hidden communication tells nothing about how it slows computing down
 FEWEST_STEPS = 10  # that count
+FEWEST_ROUNDS = 5  # of an update of each worker, where workers do not wait for each other
 SHORTEST = TRIED + FEWEST_STEPS  # steps of a run that tries out overlap
 # Fields of env.json that must be the same, because they decide about speed.
 SAME = ("processor", "cores", "python", "torch", "platform")
@@ -72,10 +74,10 @@ class Probe:
     @cached_property
     def first(self) -> int:
         """The first step that counts: after warm-up, and after the steps that try out overlap. Where steps come in
-        bursts, the rule for warm-up would choose among these; then it is two rounds.
+        bursts, the rule for warm-up would choose among these; then it is two rounds, or a tenth of the steps.
         """
         if self.run.method.asynchronous:
-            return 2 * self.run.at_once
+            return max(2 * self.run.at_once, len(self.run.steps[0]) // 10)
         return max(self.run.warm_up, TRIED if self._tries_overlap else 0)
 
     @property
@@ -93,9 +95,10 @@ class Probe:
     @cached_property
     def seconds(self) -> Interval:
         """The median time of a step; where workers do not wait for each other, and steps come in bursts, the mean."""
-        found = median([self.times])
-        longer = float(self.centre(self.times)) / found.value
-        return Interval(found.value * longer, found.low * longer, found.high * longer)
+        if not self.run.method.asynchronous:
+            return median([self.times])
+        low, high = np.quantile(block_bootstrap(self.times, centre=np.mean), [0.025, 0.975])
+        return Interval(float(np.mean(self.times)), float(low), float(high))
 
     @property
     def centre(self) -> Callable[..., Any]:
@@ -255,7 +258,8 @@ def checked_probe(run: Run) -> Probe:
         (counted < FEWEST_STEPS, f"{counted} steps after warm-up and after trying out overlap (the first {TRIED}); at "
                                  f"least {FEWEST_STEPS} are needed: run it with more --steps"),
         (run.disturbed, f"{run.disturbed} while it ran; repeat it on an idle machine"),
-        (not probe.compute.size, "a worker has made no step that counts"),
+        (_rounds(probe) < FEWEST_ROUNDS, f"{_rounds(probe)} rounds of an update of each worker after warm-up; at least "
+                                         f"{FEWEST_ROUNDS} are needed: run it with more --steps"),
         (lab.get("flags"), f"its lab was beyond what the machine can do: {' '.join(lab.get('flags') or ())}"),
         (lab and _waited(run) > MOST_WAITED, f"its lab was beyond what this machine can do: a process waited for a "
                                              f"core in {100 * _waited(run):.0f} % of the time, so that times are not "
@@ -266,6 +270,11 @@ def checked_probe(run: Run) -> Probe:
         if wrong:
             raise UsageError(f"{run.folder} cannot be used: {why}")
     return probe
+
+
+def _rounds(probe: Probe) -> int:
+    """That count, of all workers."""
+    return min(len(probe.times), len(probe.compute))
 
 
 def _waited(run: Run) -> float:

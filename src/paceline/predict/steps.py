@@ -82,7 +82,9 @@ def averaged(case: Case) -> Array:
     def step(compute: float, shares: Shares) -> float:
         if not case.slowdown or options["overlap"] == "off":
             return end(compute, shares)
-        alone, longer = finished(averaging, group, lengths, (0.0,) * len(times), case.anatomy.itemsize), compute
+        nothing = (0.0,) * len(times)
+        alone = finished(averaging, group, lengths, nothing, case.anatomy.itemsize, steps=STEPS)
+        longer = compute
         for _ in range(ROUNDS):  # the longer computing takes, the more communication it hides
             hidden = max(0.0, alone - (end(longer, shares) - longer))
             longer = compute + case.slowdown * min(hidden, longer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from made_up import steady, write_run
 
 from paceline.errors import UsageError
 from paceline.predict.cluster import alike
-from paceline.predict.fit import LEAST_ERROR, PRIOR, Fit, case_of, fit_probes, typical_step
+from paceline.predict.fit import LEAST_ERROR, PRIOR, UNSTEADY, Fit, case_of, fit_probes, typical_step
 from paceline.predict.forecast import forecasts
 from paceline.predict.noise import Noise
 from paceline.predict.probes import Probe, read_probes, shape_of
@@ -94,6 +95,38 @@ def test_parts_of_a_model_are_predicted_from_other_numbers_of_them(truth: Any, s
     else:
         with pytest.raises(UsageError, match="add a run with --strategy sequential"):
             fit_probes(probes[1:])
+
+
+def served_run(folder: Path, strategy: str, seconds: list[float], workers: int = 2) -> Path:
+    """A run with one server, in a lab."""
+    write_run(folder, seconds, workers=workers, servers=1, strategy=strategy, cores=16, lab=lab(workers + 1),
+              hosts=[f"n{i + 1}" for i in range(workers + 1)], compute=[0.5] * workers, spec=SPEC)  # fmt: skip
+    emulated(folder)
+    return folder
+
+
+@pytest.mark.parametrize("strategy", ["ps-async", "ps-bounded"])
+def test_the_time_of_steps_that_come_in_bursts_is_their_mean(tmp_path: Path, strategy: str) -> None:
+    # The first ones, of warm-up, do not count.
+    bursts = [0.9] * 4 + random.Random(0).sample([0.1, 0.1, 0.1, 0.5] * 10, 40)
+    (probe,) = read_probes([served_run(tmp_path / "run", strategy, bursts)])
+    assert probe.seconds.value == pytest.approx(0.2)
+    assert probe.seconds.low < 0.2 < probe.seconds.high
+    assert len(probe.compute) >= 10
+
+
+def test_runs_of_few_rounds_are_refused(tmp_path: Path) -> None:
+    """Eight workers whose updates are their own: three rounds are 24 steps."""
+    with pytest.raises(UsageError, match=r"[123] rounds of an update of each worker after warm-up; at least 5"):
+        read_probes([served_run(tmp_path / "run", "ps-async", [0.1] * 28, workers=8)])
+
+
+def test_each_collective_has_its_own_error_and_asynchronous_steps_a_larger_one(truth: Any) -> None:
+    found = fit_probes([truth(1, "sequential"), truth(2, "ring")])
+    wrong = replace(found, errors={"ring": 0.03, "servers": 0.05})
+    assert wrong.error("ring", "ring") == 0.03
+    assert wrong.error("servers", "ps-sync") == wrong.error("gather", "gather") == 0.05
+    assert wrong.error("servers", "ps-async") == 0.05 * UNSTEADY
 
 
 def test_forecasts_are_repeatable_by_seed(truth: Any) -> None:

@@ -133,6 +133,12 @@ def test_a_server_whose_link_all_workers_share(strategy: str) -> None:
         assert said.seconds == pytest.approx(7 * (BYTES + last) / RATE, rel=0.02)
 
 
+def test_connections_with_unequal_parts_of_a_link_are_not_slow_nodes() -> None:
+    said = limit_of(case("ps-sync", 8, unfairness=0.35), 1e-6)
+    assert said.cause == SERVER
+    assert said.saved[SLOWEST] == pytest.approx(0, abs=1e-6)
+
+
 def test_a_server_with_much_work_for_each_update() -> None:
     said = limit_of(case("ps-sync", 2, update=1e-5), 1e-6)
     assert said.cause == SERVER

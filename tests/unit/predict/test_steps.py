@@ -105,6 +105,9 @@ def test_ranks_that_have_all_sums_early_go_on_early() -> None:
     assert compute + size * 4 * 5 / RATE < step < 0.9 * alone
     (ring,) = averaged(replace(one, options=one.options | {"averaging": "ring"}))
     assert ring == pytest.approx(compute + seconds("ring", one.group, size), rel=0.01)  # nobody is early
+    # Of long messages the kernel keeps only the ends: rank 0 goes on when all others have nearly everything.
+    (step,) = averaged(replace(plain, anatomy=Anatomy((1_000_000,), (1.0,))))
+    assert step == pytest.approx(compute + seconds("gather", one.group, 1_000_000), rel=0.05)
 
 
 def test_only_the_last_of_accumulated_backwards_sends() -> None:
@@ -155,6 +158,12 @@ def test_connections_with_unequal_parts_of_a_link_hold_up_only_workers_that_wait
     apart = [unsynchronised(case(6, constant(*[0.1] * 6), servers=1, costs=costs))[0] for costs in (fair, unfair)]
     assert sync[1] > 1.1 * sync[0]
     assert apart == pytest.approx([SMALL.state * 4 / RATE] * 2, rel=0.02)  # its link is busy all the time
+
+
+def test_a_simulation_does_not_wait_long_for_a_worker_that_is_much_slower() -> None:
+    (step,) = unsynchronised(case(4, constant(1.0, 1.0, 1.0, 60.0), servers=1))
+    least, most = (3 / (1 + part * SMALL.state * 4 / RATE) + 1 / 60 for part in (2, 1))  # updates in a second
+    assert 1 / most < step < 1 / least
 
 
 def test_costs_of_one_rank_are_nothing() -> None:
