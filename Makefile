@@ -51,7 +51,7 @@ bench-lab: $(READY)  ## measure how close the lab's links come to their speed, a
 bench-checkpoints: $(READY)  ## what saving a checkpoint costs, beside torch.save and torch.distributed.checkpoint
 	$(BIN)/python benchmarks/checkpoints.py
 
-bench-prediction: $(READY)  ## how good predictions are: 280 runs, about two hours; Ctrl-C, and go on with the same command
+bench-prediction: $(READY)  ## how good predictions are: 310 runs, about two hours; Ctrl-C, and go on with the same command
 	$(BIN)/python benchmarks/prediction.py experiments/prediction.toml
 
 bench-pipeline: $(READY)  ## compare the pipeline with torch.distributed.pipelining, its cuts with others, its memory with the plan

@@ -34,7 +34,8 @@ class Calibration:
 
 
 UNCALIBRATED = Calibration(1.0)
-# What predictions use without --calibration: see docs/prediction.md.
+# What predictions use without --calibration: intervals of the runs that were held out need not be wider, see
+# docs/prediction.md.
 SHIPPED = Calibration(1.0)
 
 

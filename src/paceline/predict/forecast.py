@@ -32,6 +32,7 @@ DRAWS = 1000
 NOISE_DRAWS = 50  # of the step whose limit is looked for
 MOST_WORKERS = 10_240
 ALONE_ERROR = 0.005  # of the time of one process, which was measured
+CROWD_ERROR = 0.1  # of real workers that share a machine, if no probe had as many: memory and caches are shared, too
 MANY, FEW = 16, 3  # with more ranks than this, only so many of the drawn sets of costs are simulated
 # Options of a probe that do not hold for other settings.
 OWNED = ("strategy", "workers", "global_batch", "transport", "threads", "read")
@@ -89,7 +90,8 @@ def forecasts(
                 seconds = shared_compute(probes, spec) if own else fit.compute_seconds(spec.batch_size)
                 places = spread(spec.ranks, len(here.nodes))
                 known = replace(fit, slowdown=0.0) if own else fit  # it is a part of what was measured there
-                drawn = _drawn(known, spec, here, places, seed, seconds)
+                doubt = crowd_error(probes, spec) if own else 0.0
+                drawn = _drawn(known, spec, here, places, seed, seconds, doubt)
                 limit = limit_of(setting_case(known, spec, here, places, seconds, seed), seconds)
             except UsageError as error:
                 if left_out is None:
@@ -161,7 +163,8 @@ def score(
     check_disjoint(probes, calibration.runs, held)
     found, fit = [], replace(fit, slowdown=0.0)  # it is a part of what was measured on these machines
     for run in held:
-        drawn = _drawn(fit, run.spec, run.cluster, run.places, seed, _compute_of(fit, probes, run))
+        doubt = 0.0 if fit.emulated else crowd_error(probes, run.spec)
+        drawn = _drawn(fit, run.spec, run.cluster, run.places, seed, _compute_of(fit, probes, run), doubt)
         found.append(Scored(run.name, run.run.summary.strategy, run.workers, run.spec.update_batch, run.seconds.value,
                             Range.of(drawn, calibration.factor)))  # fmt: skip
     return found
@@ -222,9 +225,16 @@ def shared_compute(probes: Sequence[Probe], spec: RunSpec) -> float:
     return fixed + per_sample * spec.batch_size
 
 
-def _drawn(fit: Fit, spec: RunSpec, cluster: Cluster, places: tuple[int, ...], seed: int, seconds: float) -> Array:
-    """Step times, one for each draw of what is not known: costs, compute, noise, and the error of the simulation. The
-    first of them is the most likely one.
+def crowd_error(probes: Sequence[Probe], spec: RunSpec) -> float:
+    """The relative error of a step of workers that share a machine, if compute with so many was not measured."""
+    return 0.0 if spec.workers in {probe.workers for probe in probes} else CROWD_ERROR
+
+
+def _drawn(
+    fit: Fit, spec: RunSpec, cluster: Cluster, places: tuple[int, ...], seed: int, seconds: float, doubt: float = 0.0
+) -> Array:
+    """Step times, one for each draw of what is not known: costs, compute, noise, and the error of the simulation, to
+    which another one (`doubt`) may be added. The first of them is the most likely one.
     """
     dice, options = np.random.default_rng(seed), _options(fit, spec)
     channel, workers = channel_of(options), Machines.of(cluster, places[options["servers"] :])
@@ -235,7 +245,7 @@ def _drawn(fit: Fit, spec: RunSpec, cluster: Cluster, places: tuple[int, ...], s
              for costs in [fit.channel(channel), *others]]  # fmt: skip
     steps = [simulation_of(spec.strategy or "")(case) for case in cases]
     whole = np.concatenate(steps)
-    error = fit.error(channel, options["strategy"]) if spec.ranks > 1 else ALONE_ERROR
+    error = np.hypot(fit.error(channel, options["strategy"]), doubt) if spec.ranks > 1 else ALONE_ERROR
     # How far compute is wrong is the same in all settings of a prediction.
     shift = np.exp(np.random.default_rng(0).standard_normal(len(whole)) * fit.compute_error) - 1
     drawn: Array = whole * np.exp(dice.standard_t(8, len(whole)) * error) + shift * np.minimum(seconds, whole)
