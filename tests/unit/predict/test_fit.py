@@ -14,7 +14,7 @@ from made_up import steady, write_run
 from paceline.errors import UsageError
 from paceline.predict.cluster import alike
 from paceline.predict.fit import LEAST_ERROR, PRIOR, UNSTEADY, Fit, case_of, fit_probes, typical_step
-from paceline.predict.forecast import forecasts
+from paceline.predict.forecast import CROWD_ERROR, crowd_error, forecasts
 from paceline.predict.noise import Noise
 from paceline.predict.probes import Probe, read_probes, shape_of
 
@@ -127,6 +127,12 @@ def test_each_collective_has_its_own_error_and_asynchronous_steps_a_larger_one(t
     assert wrong.error("ring", "ring") == 0.03
     assert wrong.error("servers", "ps-sync") == wrong.error("gather", "gather") == 0.05
     assert wrong.error("servers", "ps-async") == 0.05 * UNSTEADY
+
+
+def test_workers_on_one_machine_are_less_certain_if_no_probe_had_as_many(truth: Any) -> None:
+    probes = [truth(1, "sequential"), truth(2, "ring")]
+    assert crowd_error(probes, probes[1].spec) == 0
+    assert crowd_error(probes[:1], probes[1].spec) == CROWD_ERROR
 
 
 def test_forecasts_are_repeatable_by_seed(truth: Any) -> None:
