@@ -15,8 +15,8 @@ from paceline.predict.anatomy import bucket_bytes
 from paceline.predict.calibration import SHIPPED, Calibration, check_disjoint
 from paceline.predict.cluster import Cluster, Machine, spread
 from paceline.predict.fit import DRAWN, Fit, channel_of, compute_line, drawn_prior, simulation_of
-from paceline.predict.limits import limit_of
-from paceline.predict.memory import fit_memory
+from paceline.predict.limits import Limit, limit_of
+from paceline.predict.memory import MemoryModel, fit_memory
 from paceline.predict.network import Costs
 from paceline.predict.noise import Draws, Machines
 from paceline.predict.partitioned import bytes_of_parts
@@ -56,6 +56,85 @@ class Forecast:
     limit_seconds: float = 0.0  # of a step that would be saved without that
 
 
+@dataclass(frozen=True)
+class Simulated:
+    """A setting, and draws of its step's seconds, of which the first is the most likely. `known` is the fit as it holds
+    on its machines, and `compute` the seconds that a worker of speed 1 computes in a step.
+    """
+
+    spec: RunSpec
+    cluster: Cluster
+    places: tuple[int, ...]
+    known: Fit
+    compute: float
+    drawn: Array
+
+    def limit(self, seed: int = 0) -> Limit:
+        """What limits its step."""
+        return limit_of(
+            setting_case(self.known, self.spec, self.cluster, self.places, self.compute, seed), self.compute
+        )
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """Predicts settings from probes; how one process does is the scale of their efficiency."""
+
+    fit: Fit
+    probes: Sequence[Probe]
+    memory: MemoryModel
+    seed: int = 0
+    calibration: Calibration = SHIPPED
+
+    @classmethod
+    def of(cls, fit: Fit, probes: Sequence[Probe], seed: int = 0, calibration: Calibration = SHIPPED) -> Predictor:
+        """Imports torch, to count the tensors of the model."""
+        return cls(fit, probes, fit_memory([] if fit.device else probes, probes[0].spec), seed, calibration)
+
+    def simulate(self, strategy: str, workers: int, cluster: Cluster | None, given: Mapping[str, Any]) -> Simulated:
+        """Without a cluster, it is the one of the probes. Raises UsageError if the setting is not possible."""
+        fit, probes = self.fit, self.probes
+        spec = setting_spec(probes, strategy, workers, given)
+        here = cluster or _grown(probes, spec.ranks)
+        check_cores(fit, probes, spec, here)
+        own = cluster is None and not fit.emulated  # cores and threads are those of a probe
+        seconds = shared_compute(probes, spec) if own else fit.compute_seconds(spec.batch_size)
+        places = spread(spec.ranks, len(here.nodes))
+        known = replace(fit, slowdown=0.0) if own else fit  # it is a part of what was measured there
+        doubt = crowd_error(probes, spec) if own else 0.0
+        drawn = _drawn(known, spec, here, places, self.seed, seconds, doubt)
+        return Simulated(spec, here, places, known, seconds, drawn)
+
+    def alone(self, given: Mapping[str, Any]) -> Array:
+        """Samples per second of one process."""
+        fit, spec = self.fit, setting_spec(self.probes, default(1).name, 1, given)
+        one = Cluster((Machine(1.0, 1.0),)) if fit.device else self.probes[0].cluster
+        seconds = fit.compute_seconds(spec.batch_size)
+        return spec.update_batch / _drawn(fit, spec, one, (0,), self.seed + 1, seconds)
+
+    def forecast(self, found: Simulated, alone: Array) -> Forecast:
+        spec, drawn, factor = found.spec, found.drawn, self.calibration.factor
+        limit, batch, workers = found.limit(self.seed), spec.update_batch, spec.workers or 1
+        return Forecast(
+            spec.strategy or "",
+            workers,
+            batch,
+            Range.of(drawn, factor),
+            Range.of(batch / drawn, factor),
+            Range.of(batch / drawn / workers / alone, factor),
+            self.bytes_sent(spec),
+            Range(*self.memory.predict(spec)),
+            self.memory.estimated,
+            beyond(self.fit, self.probes, spec, found.cluster),
+            limit.cause,
+            limit.seconds,
+        )
+
+    def bytes_sent(self, spec: RunSpec) -> int:
+        """By the rank that sends most, in an update."""
+        return _bytes(self.fit, spec)
+
+
 def forecasts(
     fit: Fit,
     probes: Sequence[Probe],
@@ -71,48 +150,18 @@ def forecasts(
 
     If there is a list `left_out`, it gets the reasons why settings are not possible, which are otherwise raised.
     """
-    alone, memory = (
-        setting_spec(probes, default(1).name, 1, given),
-        fit_memory([] if fit.device else probes, probes[0].spec),
-    )
-    seconds = fit.compute_seconds(alone.batch_size)
-    one = Cluster((Machine(1.0, 1.0),)) if fit.device else probes[0].cluster
-    base = alone.update_batch / _drawn(fit, alone, one, (0,), seed + 1, seconds)
+    predictor = Predictor.of(fit, probes, seed, calibration)
+    alone = predictor.alone(given)
     for strategy in strategies:
         for count in workers:
             if TABLE[strategy].single and count > 1:
                 continue
             try:
-                spec = setting_spec(probes, strategy, count, given)
-                here = cluster or _grown(probes, spec.ranks)
-                check_cores(fit, probes, spec, here)
-                own = cluster is None and not fit.emulated  # cores and threads are those of a probe
-                seconds = shared_compute(probes, spec) if own else fit.compute_seconds(spec.batch_size)
-                places = spread(spec.ranks, len(here.nodes))
-                known = replace(fit, slowdown=0.0) if own else fit  # it is a part of what was measured there
-                doubt = crowd_error(probes, spec) if own else 0.0
-                drawn = _drawn(known, spec, here, places, seed, seconds, doubt)
-                limit = limit_of(setting_case(known, spec, here, places, seconds, seed), seconds)
+                yield predictor.forecast(predictor.simulate(strategy, count, cluster, given), alone)
             except UsageError as error:
                 if left_out is None:
                     raise
                 left_out.append(f"{strategy} with {count:,} workers: {error}")
-                continue
-            batch = spec.update_batch
-            yield Forecast(
-                strategy,
-                count,
-                batch,
-                Range.of(drawn, calibration.factor),
-                Range.of(batch / drawn, calibration.factor),
-                Range.of(batch / drawn / count / base, calibration.factor),
-                _bytes(fit, spec),
-                Range(*memory.predict(spec)),
-                memory.estimated,
-                beyond(fit, probes, spec, here),
-                limit.cause,
-                limit.seconds,
-            )
 
 
 def setting_case(
