@@ -104,6 +104,13 @@ def test_a_run_is_read_and_simulated_for_predictions(trained: Trained) -> None:
     assert typical_step(case_of(known, probe, PRIOR, 2)) >= 0.999 * probe.compute_seconds / workers
 
 
+def test_only_replicas_that_average_gradients_record_their_norms_in_every_tenth_step(trained: Trained) -> None:
+    wanted = [0, 10, 20] if trained.summary["strategy"] == "ring" else []
+    for rank in range(len(trained.lines)):
+        for name in ("norm", "own_norm"):
+            assert [step["step"] for step in trained.steps(rank) if step.get(name, 0.0) > 0] == wanted
+
+
 def check(value: Any, schema: str) -> bool:
     jsonschema.validate(value, json.loads((DOCS / f"{schema}.schema.json").read_text()))
     return True

@@ -68,11 +68,13 @@ class Recorder:
         figures: Mapping[str, Any] | None = None,
         tokens: int | None = None,
         metrics: Mapping[str, float] | None = None,
+        norm: float | None = None,
+        own_norm: float | None = None,
     ) -> None:
         """A step that has just ended: `samples` and `tokens` of all ranks, its whole time, and its parts in seconds.
 
         `queued` is the time, of each part, that was spent ready to run without a core; too little to matter is left
-        out. `figures` are the strategy's own, `metrics` a user's.
+        out. `figures` are the strategy's own, `metrics` a user's; `norm` and `own_norm` are of gradients.
         """
         now = time.time()
         self.began, self.ended = self.began or now - seconds, now
@@ -96,6 +98,8 @@ class Recorder:
                 dict(figures or {}),
                 tokens,
                 dict(metrics or {}),
+                norm,
+                own_norm,
             )
         )
         if time.monotonic() - self._flushed > FLUSH_SECONDS:

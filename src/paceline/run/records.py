@@ -16,7 +16,7 @@ from paceline.layout import Grid
 from paceline.strict_json import LARGEST, Bounds, Count, Positive, Ranks, Seconds, build
 
 SCHEMA = 1
-MINOR = 5
+MINOR = 6
 
 COMPLETED = "completed"
 INTERRUPTED = "interrupted"
@@ -423,6 +423,8 @@ class Step(Line):
     `own` are the samples that this rank itself had. `queued` is how long, of each part, the rank was ready to run and
     had no core. `figures` is what only this strategy measures. `tokens` are those of all ranks, if samples have tokens.
     `metrics` are what a user's own loop has logged beside the loss, by name; there, both are of this rank.
+    `norm` is the norm of the gradient of the mean loss over all samples, before clipping, and `own_norm` that over the
+    samples of this rank alone. Only some steps of data-parallel runs have them.
     """
 
     kind: ClassVar[str] = "step"
@@ -439,6 +441,8 @@ class Step(Line):
     figures: dict[str, Any] = field(default_factory=dict)
     tokens: Count | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    norm: float | None = None
+    own_norm: float | None = None
 
     def superseded(self, by: Resumed) -> bool:
         return self.step >= by.step

@@ -44,7 +44,8 @@ class StepResult:
     """Sums over the `count` samples of the global batch, and over what ranks asked for.
 
     In a step without communication, the sums are over the rank's own samples, `own` of them. `finite` is false if the
-    loss or a gradient was not finite on any rank; then no rank has made the update.
+    loss or a gradient was not finite on any rank; then no rank has made the update. `norm` and `own_norm` are those of
+    gradients, as `Step` of the records has them, if they were measured.
     """
 
     sums: Sums
@@ -52,6 +53,8 @@ class StepResult:
     asked: float
     own: int | None = None
     finite: bool = True
+    norm: float | None = None
+    own_norm: float | None = None
 
     @property
     def stop(self) -> bool:

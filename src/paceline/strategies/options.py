@@ -41,6 +41,9 @@ class DataParallel(Overlapped):
     sync_batchnorm: bool = option(False, "compute batch-norm statistics over the global batch instead of each worker's "
                                   "part", affects=PROBLEM, label="synchronized batch-norm",
                                   elsewhere=("sync-bn", "syncbn"))  # fmt: skip
+    record_norms: int = option(10, "record the norm of the gradient, of all workers and of each one alone, every this "
+                               "many updates: from both, the noise of gradients is estimated; 0: never",
+                               affects=NOTHING, least=0)  # fmt: skip
 
 
 @dataclass(frozen=True)

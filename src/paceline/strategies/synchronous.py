@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from paceline.collectives.choose import TABLE as AVERAGINGS
@@ -19,7 +21,7 @@ from paceline.strategies.engine import Engine, Lockstep, Restored, StepResult, S
 from paceline.tasks.base import Sums
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from paceline.checkpoint.load import Checkpoint
@@ -71,6 +73,7 @@ class Options:
     overlap: str = "auto"
     sync_batchnorm: bool = False
     check_replicas: int = 0
+    record_norms: int = 0
 
     def parallel(self, model: nn.Module, comm: Comm, extras: int = 0) -> Averager:
         from paceline.strategies.averager import Averager
@@ -120,6 +123,8 @@ class Synchronous(Lockstep):
     def step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
         import torch
 
+        every = self.options.record_norms if self.comm.size > 1 else 0
+        self.buckets.own_squares = [] if every and self._steps % every == 0 else None
         self.optimizer.zero_grad(set_to_none=True)
         mine, score = accumulate(self, batch, timer, everyone=self.parallel.needs_everyone)
         extras = self.buckets.extras
@@ -132,6 +137,7 @@ class Synchronous(Lockstep):
         *totals, asked = extras.tolist()
         sums = Sums(*totals)
         finite = sums.finite and self.gradients_finite()  # the same on all ranks, as the sums are
+        norm, own_norm = self._norms(batch.nominal, sums.weight, mine.weight) if finite else (None, None)
         if finite:
             self.update(lr, batch.nominal, sums.weight)
         timer.mark("optimizer")
@@ -139,7 +145,16 @@ class Synchronous(Lockstep):
         if self.options.check_replicas and self._steps % self.options.check_replicas == 0:
             self.check_replicas()
             timer.mark("check")
-        return StepResult(sums, batch.global_count, asked, finite=finite)
+        return StepResult(sums, batch.global_count, asked, finite=finite, norm=norm, own_norm=own_norm)
+
+    def _norms(self, nominal: float, weight: float, own_weight: float) -> tuple[float | None, float | None]:
+        """The norms of the mean gradients over the samples of all ranks and of this one; None if not measured."""
+        from paceline.strategies.buckets import squares
+
+        if self.buckets.own_squares is None:
+            return None, None
+        summed = chain.from_iterable(map(squares, self.buckets.sums()))
+        return _norm(summed, nominal, weight), _norm(self.buckets.own_squares, nominal, own_weight)
 
     def check_replicas(self) -> None:
         self.parallel.check_replicas(self._steps)
@@ -181,6 +196,12 @@ class Synchronous(Lockstep):
         self.buckets.close()
 
 
+def _norm(squares: Iterable[Tensor], nominal: float, weight: float) -> float | None:
+    """The norm of a gradient of loss / weight, from the squares of that of loss / nominal; None without samples."""
+    norm = math.sqrt(math.fsum(map(float, squares))) * nominal / weight if weight else math.inf
+    return norm if math.isfinite(norm) else None
+
+
 def prepare(job: Job) -> Engine:
     from paceline.strategies.emulated import EmulatedSynchronous
     from paceline.strategies.replica import prepare_replica
@@ -193,6 +214,7 @@ def prepare(job: Job) -> Engine:
         spec.overlap,
         spec.sync_batchnorm,
         spec.check_replicas,
+        spec.record_norms,
     )
     return prepare_replica(
         job,

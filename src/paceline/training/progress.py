@@ -85,7 +85,8 @@ class Progress:
         trained = sums.weight and sums.finite and not self.spec.emulated
         loss, lr = (sums.loss / sums.weight, self.learning_rate(step)) if trained else (None, None)
         self.recorder.step(step, epoch, seconds, result.count, timer.parts, timer.queued, own=own, loss=loss, lr=lr,
-                           tokens=round(sums.weight) if trained and self.task.per_target else None)  # fmt: skip
+                           tokens=round(sums.weight) if trained and self.task.per_target else None,
+                           norm=result.norm, own_norm=result.own_norm)  # fmt: skip
         if timer.events:
             self.recorder.timeline(step, timer.events)
         number, left = self.course.number(step) + 1, self.total - step - 1
