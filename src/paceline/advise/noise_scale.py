@@ -20,9 +20,8 @@ from paceline.predict.ranges import LEVEL, Range
 FEWEST_STEPS = 16  # with norms
 BLOCKS = 8  # of neighbouring steps, whose means are taken to be independent
 # The first part of a run, which is left out: there the gradient is many times larger than later, so that a few steps
-# would decide about the mean. Of the rest, a mean of |G|² counts each step about as much as it contributes to progress,
-# which is what the number of steps to a target depends on.
-LEFT_OUT = 0.1
+# would decide about the mean. The noise scale grows all the time; that of the rest is close to B_crit of the whole run.
+LEFT_OUT = 0.25
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,7 @@ class Norms:
     samples: int
     squared: float
     parts: tuple[tuple[int, float], ...]
+    step: int = 0
 
     @property
     def variance(self) -> float:
@@ -54,12 +54,13 @@ class Norms:
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """B_noise in samples, the means of tr(Σ) and |G|², and how many steps they come from."""
+    """B_noise in samples, the means of tr(Σ) and |G|², from how many steps, and how far these go."""
 
     batch: Range
     variance: float
     gradient: float
     steps: int
+    last: int  # the number of steps of training until then
 
 
 def noise_scale(steps: Sequence[Norms]) -> NoiseScale | Unknown:
@@ -78,9 +79,8 @@ def noise_scale(steps: Sequence[Norms]) -> NoiseScale | Unknown:
     if a <= 0:
         return noise
     half = float(np.sqrt(max(0.0, b**2 - a * c)))
-    return NoiseScale(
-        Range(variance / gradient, max(0.0, (b - half) / a), (b + half) / a), variance, gradient, len(steps)
-    )
+    batch = Range(variance / gradient, max(0.0, (b - half) / a), (b + half) / a)
+    return NoiseScale(batch, variance, gradient, len(steps), 1 + max(step.step for step in steps))
 
 
 def norms_of(run: Run) -> list[Norms]:
@@ -92,7 +92,7 @@ def norms_of(run: Run) -> list[Norms]:
         parts = tuple((each.own, each.own_norm**2) for each in there if each.own and each.own_norm is not None)
         complete = sum(count for count, _ in parts) == step.samples
         if complete and len(parts) > 1 and step.norm is not None and number >= LEFT_OUT * len(run.steps[0]):
-            found.append(Norms(step.samples, step.norm**2, parts))
+            found.append(Norms(step.samples, step.norm**2, parts, number))
     return found
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median_low
 
 import numpy as np
+from scipy.stats import norm
 
 from paceline.advise.noise_scale import NoiseScale, Unknown
 from paceline.analysis.runs import Run
@@ -24,10 +25,12 @@ FEWEST_STEPS = 8  # of the shortest run to the lowest common loss
 LEAST_FALL = 0.05  # part of the first loss by which the loss must have fallen
 # Half the window in which losses are smoothed, on a logarithmic scale of steps. The law says that curves of different
 # batches are the same but for the unit of steps, so that such a window has the same effect on all of them.
-WINDOW = 0.2
+WINDOW = 0.35
 # How B_crit differs from the noise scale (standard deviation of the logarithm); and from the batches that were trained,
 # if there are no norms.
-SPREAD, WIDEST = 0.7, 2.3
+SPREAD, WIDEST = 0.5, 2.3
+# B_crit grows as training goes on, about with the square root of the steps: the exponent, and its standard deviation.
+GROWTH = (0.5, 0.2)
 # How the steps of a run differ from the law, as a standard deviation of the logarithm; and how many runs' worth of
 # evidence this is.
 ERROR, FREEDOM = 0.07, 4
@@ -96,8 +99,11 @@ def branch_points(runs: Sequence[Run]) -> list[Reached] | Unknown:
             for loss, steps in zip(losses, steps_to(curve, losses), strict=True)]  # fmt: skip
 
 
-def fit_steps(points: Sequence[Reached] | Unknown, prior: NoiseScale | Unknown | None = None) -> StepsLaw | Unknown:
-    """The posterior of B_crit on a grid; S_min of each loss and the size of errors are integrated out.
+def fit_steps(
+    points: Sequence[Reached] | Unknown, prior: NoiseScale | Unknown | None = None, steps: float | None = None
+) -> StepsLaw | Unknown:
+    """The posterior of B_crit of a training of so many steps with the smallest batch; as long as the points unless
+    given. S_min of each loss, the growth of B_crit and the size of errors are integrated out.
 
     The losses of one run share its deviation from the law, so that all of them count as one measurement.
     """
@@ -107,23 +113,27 @@ def fit_steps(points: Sequence[Reached] | Unknown, prior: NoiseScale | Unknown |
         few = points.why if isinstance(points, Unknown) else "only one global batch was trained"
         return Unknown(f"{few}, and {prior.why if prior else 'no gradient norms were recorded'}")
     centre, spread = _prior(batches, prior)
-    grid = np.linspace(centre - 5 * spread, centre + 5 * spread, 2001)
-    likely = -(((grid - centre) / spread) ** 2) / 2
-    squares, freedom = np.zeros_like(grid), float(FREEDOM)
+    grid = np.linspace(centre - 5 * spread, centre + 5 * spread, 1001)
+    growth = norm.ppf((np.arange(15)[:, None] + 0.5) / 15, *GROWTH)  # equally likely exponents
+    further = growth * np.log((steps or prior.last) / prior.last) if isinstance(prior, NoiseScale) else 0 * growth
+    likely = -(((grid - centre - further) / spread) ** 2) / 2
+    squares, freedom = np.zeros_like(likely), float(FREEDOM)
     if len(set(batches)) > 1:
+        seen = max(point.steps for point in reached if point.batch == batches.min())
+        critical = np.exp(grid - growth * np.log((steps or seen) / seen))
         losses, place = np.unique([point.loss for point in reached], return_inverse=True)
-        left = np.log([point.steps for point in reached]) - np.log1p(np.exp(grid[:, None]) / batches)
-        least = np.stack([left[:, place == each].mean(axis=1) for each in range(len(losses))], axis=1)  # log S_min
-        squares = ((left - least[:, place]) ** 2).sum(axis=1) / len(losses)
+        left = np.log([point.steps for point in reached]) - np.log1p(critical[..., None] / batches)
+        least = np.stack([left[..., place == each].mean(axis=-1) for each in range(len(losses))], axis=-1)  # log S_min
+        squares = ((left - least[..., place]) ** 2).sum(axis=-1) / len(losses)
         freedom += len(reached) / len(losses) - 1
         likely -= freedom / 2 * np.log(FREEDOM * ERROR**2 + squares)
     dice, weights = np.random.default_rng(0), np.exp(likely - likely.max())
-    drawn = dice.choice(len(grid), DRAWS, p=weights / weights.sum())
-    drawn[0] = likely.argmax()
-    sigma = np.sqrt((FREEDOM * ERROR**2 + squares[drawn]) / dice.chisquare(freedom, DRAWS))
+    drawn = dice.choice(likely.size, DRAWS, p=weights.ravel() / weights.sum())
+    sigma = np.sqrt((FREEDOM * ERROR**2 + squares.ravel()[drawn]) / dice.chisquare(freedom, DRAWS))
     error = np.sqrt(2) * sigma * dice.standard_normal(DRAWS)  # of two runs
-    error[0] = 0.0
-    return StepsLaw(np.exp(grid[drawn]), error)
+    place = drawn % len(grid)
+    place[0], error[0] = weights.sum(axis=0).argmax(), 0.0
+    return StepsLaw(np.exp(grid[place]), error)
 
 
 def _prior(batches: Array, prior: NoiseScale | Unknown | None) -> tuple[float, float]:

@@ -107,7 +107,8 @@ def a_run(ranks: list[list[tuple[int, int, float | None]]], norm: float = 2.0) -
 
 def test_norms_are_read_from_the_steps_of_all_ranks() -> None:
     run = a_run([[(12, 8, 3.0)] * 10, [(12, 4, 5.0)] * 10])
-    assert norms_of(run) == [Norms(12, 4.0, ((8, 9.0), (4, 25.0)))] * 9  # the first tenth is left out
+    parts = ((8, 9.0), (4, 25.0))
+    assert norms_of(run) == [Norms(12, 4.0, parts, step) for step in range(3, 10)]  # the first quarter is left out
 
 
 def test_steps_without_norms_of_all_samples_do_not_count() -> None:
