@@ -165,13 +165,14 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "analysis",
         "strategies.table",
         "emulation.table",
-        # What predictions say; nothing here predicts.
+        # What predictions and advice say; nothing here predicts or searches.
         "predict.beside",
         "predict.forecast",
         "predict.limit_map",
         "predict.limits",
         "predict.outlook",
         "predict.ranges",
+        "advise.advice",
     ),
     "paceline.report.table": (),
     "paceline.predict": (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 
 from paceline.analysis.finding_pipeline import of_group
 from paceline.analysis.pipeline import Beside, Pipeline, Row, beside_plan, pipeline, rows
@@ -11,7 +10,7 @@ from paceline.analysis.scaling import Group
 from paceline.analysis.study import Study
 from paceline.analysis.wording import number, percent, size
 from paceline.report import traces
-from paceline.report.figure import COLOURS, Chart, Page, Panel, categories, from_zero
+from paceline.report.figure import COLOURS, Chart, Page, Panel, categories, from_zero, plain
 from paceline.report.placement import chart
 from paceline.report.series import natural
 from paceline.report.traces import Trace, bars, caption, identity, middle, wrapped
@@ -40,7 +39,7 @@ ROW, LEAST = 30, 150  # pixels: for each rank, and at least for all of them
 def _staged(study: Study) -> dict[str, Group]:
     """Pipelines with recorded steps, by name."""
     known = [one for one in study.groups if of_group(one)]
-    named = {escape(one.label(known), quote=False): one for one in known}
+    named = {plain(one.label(known)): one for one in known}
     return {name: named[name] for name in sorted(named, key=natural)}
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import groupby, pairwise
-from math import ceil, floor, log10
+from math import ceil, log10
 from typing import Any
 
 from paceline.analysis.statistics import Interval
@@ -16,9 +15,9 @@ from paceline.predict.limit_map import LimitMap
 from paceline.predict.limits import COMPUTE, CORES, LATENCY, LINK, MEANING, SERVER, SLOWEST
 from paceline.predict.outlook import Measured, Outlook
 from paceline.predict.ranges import Range
-from paceline.report.figure import COLOURS, MARKERS, TEXT, Chart, Page, Panel, axis, categories
+from paceline.report.figure import COLOURS, MARKERS, TEXT, Chart, Page, Panel, axis, categories, logarithmic, plain
 from paceline.report.placement import chart
-from paceline.report.traces import Row, Trace, emulated_as, error_bars, wrapped
+from paceline.report.traces import Row, Trace, band, emulated_as, error_bars, scaled, wrapped
 
 MOST_TICKS = 8
 BAND, FAINT_BAND = 0.2, 0.08  # opacity of an interval, and of one beyond what was measured
@@ -133,10 +132,12 @@ def _line(line: Sequence[Forecast], quantity: Quantity, number: int) -> Iterator
     colour = COLOURS[number % len(COLOURS)]
     for beyond in (False, True):
         for part in _parts(line, beyond=beyond):
-            yield _band(part, quantity, colour, FAINT_BAND if beyond else BAND)
+            values = [scaled(quantity.of(each), quantity.factor) for each in part]
+            name, opacity = plain(line[0].strategy), FAINT_BAND if beyond else BAND
+            yield band(name, [each.workers for each in part], values, colour, opacity)
     for beyond in (False, True):
         look = {"color": colour, "dash": "dash" if beyond else "solid", "width": 2}
-        shared = {"name": _plain(line[0].strategy), "line": look, "opacity": FAINT if beyond else 1,
+        shared = {"name": plain(line[0].strategy), "line": look, "opacity": FAINT if beyond else 1,
                   "legendrank": number + 1}  # fmt: skip
         if own := [each for each in line if bool(each.beyond) == beyond]:
             yield shared | _marks(own, quantity, number, beyond=beyond)
@@ -158,18 +159,6 @@ def _parts(line: Sequence[Forecast], *, beyond: bool) -> list[list[Forecast]]:
     return found
 
 
-def _band(part: Sequence[Forecast], quantity: Quantity, colour: str, opacity: float) -> Trace:
-    values = [quantity.of(each) for each in part]
-    there, back = [each.workers for each in part], [each.workers for each in reversed(part)]
-    ends = [each.high for each in values] + [each.low for each in reversed(values)]
-    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    return {
-        "type": "scatter", "mode": "lines", "name": _plain(part[0].strategy), "showlegend": False, "x": [*there, *back],
-        "y": [quantity.factor * end for end in ends], "fill": "toself", "line": {"width": 0, "color": colour},
-        "fillcolor": f"rgba({red},{green},{blue},{opacity})", "hoverinfo": "skip",
-    }  # fmt: skip
-
-
 def _marks(points: Sequence[Forecast], quantity: Quantity, number: int, *, beyond: bool) -> Trace:
     """Marks with gaps between them: the line is drawn beside them, but the legend shows both."""
     marker = MARKERS[(number + number // len(COLOURS)) % len(MARKERS)]
@@ -188,22 +177,22 @@ def _said(each: Forecast, quantity: Quantity) -> str:
     tail = f"; EXTRAPOLATED: {'; '.join(each.beyond)}" if each.beyond else ""
     limit = f"; limited by {each.limit}" if each.limit else ""
     return wrapped(
-        f"{_plain(each.strategy)}, workers: {each.workers:,}: {figures[0]} {quantity.unit} (90 %: {figures[1]} to "
+        f"{plain(each.strategy)}, workers: {each.workers:,}: {figures[0]} {quantity.unit} (90 %: {figures[1]} to "
         f"{figures[2]}){limit}{tail}"
     )
 
 
 def _points(known: Outlook, quantity: Quantity, colours: Mapping[str, str]) -> list[Trace]:
     found = [(each, value) for each in known.measured if (value := quantity.measured(each))]
-    scaled = [Interval(*(quantity.factor * end for end in (v.value, v.low, v.high))) for _, v in found]
+    values = [scaled(value, quantity.factor) for _, value in found]
     if not found:
         return []
-    hover = [f"{_plain(each.strategy)}, workers: {each.workers:,}: measured {value.value:,.3g} {quantity.unit}"
-             for (each, _), value in zip(found, scaled, strict=True)]  # fmt: skip
+    hover = [f"{plain(each.strategy)}, workers: {each.workers:,}: measured {value.value:,.3g} {quantity.unit}"
+             for (each, _), value in zip(found, values, strict=True)]  # fmt: skip
     return [{
         "type": "scatter", "mode": "markers", "name": "measured" if known.own else "measured on other machines",
         "x": [each.workers for each, _ in found],
-        "y": [each.value for each in scaled], "error_y": error_bars(scaled, FRAME),
+        "y": [each.value for each in values], "error_y": error_bars(values, FRAME),
         "marker": {"symbol": "x", "color": [colours.get(each.strategy, FRAME) for each, _ in found], "size": 9,
                    "line": {"color": FRAME, "width": 1}}, "legendrank": 0, "hoverinfo": "text",
         "hovertext": [wrapped(each) for each in hover],
@@ -212,7 +201,7 @@ def _points(known: Outlook, quantity: Quantity, colours: Mapping[str, str]) -> l
 
 def _maps(known: Outlook) -> Chart | None:
     """A page for each strategy: colours and letters over workers and links; frames around what was measured."""
-    pages = [Page(_plain(each.strategy), [_map(each)]) for each in known.maps]
+    pages = [Page(plain(each.strategy), [_map(each)]) for each in known.maps]
     notes = list(dict.fromkeys(what for each in known.maps for cell in each.cells for what in cell.beyond))
     beyond = f"EXTRAPOLATED where pale and without a frame: {'; '.join(notes)}." if notes else ""
     text = " ".join([
@@ -266,17 +255,3 @@ def logarithmic_workers(values: Sequence[int]) -> dict[str, Any]:
     ticks = [value for number, value in enumerate(reversed(values)) if number % stride == 0]
     ends = [log10(values[0] / 1.2), log10(values[-1] * 1.2)]
     return axis("workers", type="log", tickvals=ticks, ticktext=[f"{tick:,}" for tick in ticks], range=ends)
-
-
-def logarithmic(title: str, values: Sequence[float]) -> dict[str, Any]:
-    """A logarithmic axis with ticks at 1, 2 and 5, or only at powers of ten if there are many."""
-    low, high = log10(min(values)) - 0.05, log10(max(values)) + 0.05
-    digits = (1, 2, 5) if high - low < 2.5 else (1,)
-    ticks = [digit * 10.0**power for power in range(floor(low), ceil(high) + 1) for digit in digits]
-    shown = [tick for tick in ticks if low <= log10(tick) <= high]
-    return axis(title, type="log", range=[low, high], tickvals=shown, ticktext=[f"{tick:,.10g}" for tick in shown])
-
-
-def _plain(text: str) -> str:
-    """Escaped, as plotly would take a < for the start of a tag."""
-    return escape(text, quote=False)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from html import escape
 
 from paceline.analysis.headline import NOT, OPEN, PROBABLY, PROBABLY_NOT, SPOILED, UNFAIR, WORTH, Contender
 from paceline.analysis.study import Study
-from paceline.report.figure import COLOURS, IDEAL, MARKERS, Chart, Page, Panel, categories, from_zero
+from paceline.report.figure import COLOURS, IDEAL, MARKERS, Chart, Page, Panel, categories, from_zero, plain
 from paceline.report.placement import chart
 from paceline.report.traces import INTERVALS, Trace, between, caption, error_bars, with_interval, wrapped
 
@@ -29,7 +28,7 @@ def worth(study: Study) -> Chart | None:
     shown = ranked[:MOST]
     if not shown:
         return None
-    names = {each.name: "<br>".join(map(_plain, textwrap.wrap(each.name, LETTERS))) for each in shown}
+    names = {each.name: "<br>".join(map(plain, textwrap.wrap(each.name, LETTERS))) for each in shown}
     x = from_zero("times as fast as one process")
     panel = Panel("", x, categories("", list(reversed(names.values()))))
     ends = [names[shown[-1].name], names[shown[0].name]]
@@ -57,7 +56,7 @@ def _points(found: list[Contender], verdict: str, names: dict[str, str], over: s
     known = [(each.name, each.speedup) for each in found if each.speedup]
     index = LOOKS[verdict]
     hover = [
-        wrapped(f"{_plain(name)}: {between(speedup)} times as fast as {over}; {verdict}") for name, speedup in known
+        wrapped(f"{plain(name)}: {between(speedup)} times as fast as {over}; {verdict}") for name, speedup in known
     ]
     return {
         "type": "scatter", "mode": "markers", "name": verdict, "x": [speedup.value for _, speedup in known],
@@ -65,8 +64,3 @@ def _points(found: list[Contender], verdict: str, names: dict[str, str], over: s
         "marker": {"color": COLOURS[index], "symbol": MARKERS[index], "size": 10}, "hovertext": hover,
         "hoverinfo": "text", "legendrank": index + 1,
     }  # fmt: skip
-
-
-def _plain(text: str) -> str:
-    """Escaped, as plotly would take a < for the start of a tag."""
-    return escape(text, quote=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from html import escape
+from math import ceil, floor, log10
 from typing import Any
 
 NARROW = 700  # pixels: a narrower page uses the `narrow` layout of a chart
@@ -95,7 +97,21 @@ def doublings(title: str, values: Iterable[int]) -> dict[str, Any]:
     return axis(title, type="log", tickvals=seen, ticktext=[f"{value:,}" for value in seen])
 
 
+def logarithmic(title: str, values: Sequence[float]) -> dict[str, Any]:
+    """A logarithmic axis with ticks at 1, 2 and 5, or only at powers of ten if there are many."""
+    low, high = log10(min(values)) - 0.05, log10(max(values)) + 0.05
+    digits = (1, 2, 5) if high - low < 2.5 else (1,)
+    ticks = [digit * 10.0**power for power in range(floor(low), ceil(high) + 1) for digit in digits]
+    shown = [tick for tick in ticks if low <= log10(tick) <= high]
+    return axis(title, type="log", range=[low, high], tickvals=shown, ticktext=[f"{tick:,.10g}" for tick in shown])
+
+
 def categories(title: str, names: Sequence[str], **settings: Any) -> dict[str, Any]:
     """An axis with a place for each name, even if it stays empty."""
     ends = [-0.5, len(names) - 0.5]
     return axis(title, type="category", categoryorder="array", categoryarray=list(names), range=ends, **settings)
+
+
+def plain(text: str) -> str:
+    """Escaped, as plotly would take a < for the start of a tag."""
+    return escape(text, quote=False)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.analysis.statistics import Interval
 from paceline.analysis.wording import count, number, size
 from paceline.predict.forecast import Forecast
 from paceline.predict.outlook import Outlook
-from paceline.predict.ranges import Range
 from paceline.report import sections
 from paceline.report.cells import Cell, TableData, table, within
 from paceline.report.charts_prediction import prediction_charts, said_of_compute
 from paceline.report.page import Section, render
 from paceline.report.sections import Verdict
 from paceline.report.tables import Results
+from paceline.report.traces import scaled
 
 
 @dataclass(frozen=True)
@@ -74,8 +73,8 @@ def _notes(known: Outlook) -> tuple[str, ...]:
 
 def _table(known: Outlook) -> TableData:
     heads = ["strategy", "workers", "step, s", "samples/s", "efficiency, %", "sent per update", "limited by"]
-    rows = [[each.strategy, each.workers, _within(each.step_seconds), _within(each.samples_per_second),
-             _within(each.efficiency, 100), Cell(size(each.bytes_sent)),
+    rows = [[each.strategy, each.workers, within(scaled(each.step_seconds)), within(scaled(each.samples_per_second)),
+             within(scaled(each.efficiency, 100)), Cell(size(each.bytes_sent)),
              Cell(each.limit, f"{number(each.limit_seconds)} s", number=False),
              _memory(each),
              Cell(f"EXTRAPOLATED: {'; '.join(each.beyond)}" if each.beyond else "", number=False)]
@@ -85,10 +84,6 @@ def _table(known: Outlook) -> TableData:
 rank that sends most."
     )
     return table([*heads, "memory", "beyond what was measured"], rows, kind="results", note=note)
-
-
-def _within(value: Range, factor: float = 1.0) -> Cell:
-    return within(Interval(value.value, value.low, value.high), factor)
 
 
 def _memory(each: Forecast) -> Cell:

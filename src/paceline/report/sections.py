@@ -72,12 +72,13 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer, what qualifies it, the chart that shows it, and several cases as a table."""
+    """The answer, what qualifies it, the chart that shows it, several cases as a table, and reasons as a list."""
 
     sentence: str
     notes: tuple[str, ...]
     drawing: Drawing | None
     cases: TableData | None
+    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

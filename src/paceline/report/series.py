@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any, Generic, TypeVar
 
 from paceline.analysis.setting import ALWAYS, MACHINE, Setting, distinguishing, kinds
 from paceline.analysis.study import Study
 from paceline.options import PROBLEM
-from paceline.report.figure import COLOURS, DASHES, MARKERS
+from paceline.report.figure import COLOURS, DASHES, MARKERS, plain
 from paceline.strategies.table import describe
 
 # Facts that lines in one panel have in common.
@@ -23,8 +22,8 @@ Thing = TypeVar("Thing")
 
 
 def name(one: Setting, names: Iterable[str]) -> str:
-    """The name, escaped, as plotly would take a < for the start of a tag."""
-    return escape(one.words(names), quote=False)
+    """The name as plotly takes it."""
+    return plain(one.words(names))
 
 
 def short_names(many: Sequence[Setting], keys: Sequence[str]) -> list[str]:
@@ -32,7 +31,7 @@ def short_names(many: Sequence[Setting], keys: Sequence[str]) -> list[str]:
     all settings with its strategy have as many.
     """
     bare = [Setting({key: fact for key, fact in each.facts.items() if key in keys}) for each in many]
-    return [escape(each.label(bare, always=(*ALWAYS, *keys[:1])), quote=False) for each in bare]
+    return [plain(each.label(bare, always=(*ALWAYS, *keys[:1]))) for each in bare]
 
 
 def natural(text: str) -> tuple[Any, ...]:

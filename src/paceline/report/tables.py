@@ -49,10 +49,11 @@ MEASURES: dict[str, tuple[str, Callable[[float | None], str]]] = {
 
 @dataclass(frozen=True)
 class Results:
-    """A row for each setting; `shared` is what all settings have in common."""
+    """A row for each setting; `shared` is what all settings have in common, `commands` are theirs."""
 
     shared: str
     table: TableData
+    commands: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

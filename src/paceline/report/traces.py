@@ -15,6 +15,7 @@ from paceline.analysis.setting import kinds, nodes_of
 from paceline.analysis.statistics import Interval, Series
 from paceline.analysis.wording import count, listing, number
 from paceline.emulation.table import device
+from paceline.predict.ranges import Range
 from paceline.report.figure import COLOURS, IDEAL, PATTERNS
 from paceline.report.series import Look, natural
 
@@ -49,7 +50,7 @@ def between(value: Interval, unit: str = "") -> str:
     return f"{number(value.value)}{tail} (between {number(value.low)} and {number(value.high)})"
 
 
-def scaled(value: Interval, factor: float) -> Interval:
+def scaled(value: Interval | Range, factor: float = 1.0) -> Interval:
     return Interval(factor * value.value, factor * value.low, factor * value.high)
 
 
@@ -77,6 +78,17 @@ def error_bars(values: Sequence[Interval], colour: str) -> dict[str, Any]:
     return {
         "type": "data", "symmetric": False, "array": [each.high - each.value for each in values],
         "arrayminus": [each.value - each.low for each in values], "color": colour, "thickness": 1.3, "width": 3,
+    }  # fmt: skip
+
+
+def band(name: str, x: Sequence[float], values: Sequence[Interval], colour: str, opacity: float) -> Trace:
+    """The area of intervals along a line, which the legend shows and hides with the line of this name."""
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    ends = [each.high for each in values] + [each.low for each in reversed(values)]
+    return {
+        "type": "scatter", "mode": "lines", "name": name, "showlegend": False, "x": [*x, *reversed(x)], "y": ends,
+        "fill": "toself", "line": {"width": 0, "color": colour}, "hoverinfo": "skip",
+        "fillcolor": f"rgba({red},{green},{blue},{opacity})",
     }  # fmt: skip
 
 
