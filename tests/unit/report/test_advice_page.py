@@ -165,7 +165,7 @@ def test_the_critical_batch_is_a_line_in_its_interval() -> None:
     assert line["x"] == [critical.value] * 2
     assert _critical_ends(advice) == (critical.low, critical.high)
     unbounded = replace(advice.learning, critical=replace(critical, high=float("inf")))
-    assert _critical_ends(replace(advice, learning=unbounded)) == (critical.low, pytest.approx(1.3 * 1024))
+    assert _critical_ends(replace(advice, learning=unbounded)) == pytest.approx((critical.low, 1.3 * 1024))
 
 
 def _critical_ends(advice: Advice) -> tuple[float, float]:
