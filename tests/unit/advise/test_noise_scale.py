@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from paceline import RunSpec, train
 from paceline.advise.noise_scale import NoiseScale, Norms, Unknown, noise_scale, norms_of, of_run
-from paceline.analysis.runs import Run
+from paceline.analysis.runs import Run, read_run
 from paceline.predict.steps import Array
 from paceline.run.records import Step
 
@@ -116,3 +117,17 @@ def test_steps_without_norms_of_all_samples_do_not_count() -> None:
     alone = a_run([[(12, 12, 3.0)] * 20])
     assert norms_of(lost) == norms_of(alone) == []
     assert isinstance(of_run(alone), Unknown)
+
+
+def test_a_real_run_records_what_is_needed(tmp_path: Path) -> None:
+    spec = RunSpec(model="mlp", data="mnist-mini", strategy="allreduce", workers=2, transport="threads", lr=1e-9,
+                   global_batch=33, steps=40, record_norms=2, scale_lr=False, test=False, output_dir=str(tmp_path),
+                   name="run")  # fmt: skip
+    train(spec)
+    run = read_run(tmp_path / "run")
+    assert isinstance(run, Run)
+    found = norms_of(run)
+    assert [step.step for step in found] == list(range(10, 40, 2))
+    assert {tuple(count for count, _ in step.parts) for step in found} == {(16, 17)}
+    assert np.mean([step.variance for step in found]) > 0
+    assert all(step.squared < max(squared for _, squared in step.parts) for step in found)  # the mean is shorter

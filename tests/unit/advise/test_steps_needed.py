@@ -120,6 +120,21 @@ def test_runs_count_more_than_norms_that_contradict_them() -> None:
     assert both.low < 50 < both.high
 
 
+def test_a_training_that_is_longer_than_its_branches_has_a_larger_critical_batch_that_is_less_certain() -> None:
+    short, long = (fit_steps(lawful(50.0), steps=steps) for steps in (None, 4 * 90 * (1 + 50 / 8)))
+    assert isinstance(short, StepsLaw)
+    assert isinstance(long, StepsLaw)
+    near, far = short.critical_batch, long.critical_batch
+    assert far.value == pytest.approx(2 * near.value, rel=0.15)
+    assert far.high / far.low > 1.1 * near.high / near.low
+
+
+def test_norms_of_the_first_part_of_a_training_are_extrapolated() -> None:
+    law = fit_steps([], a_scale(40.0), steps=400)  # the norms are of 100 steps
+    assert isinstance(law, StepsLaw)
+    assert law.critical_batch.value == pytest.approx(80.0, rel=0.05)
+
+
 def test_one_batch_and_no_norms_tell_nothing() -> None:
     one = [Reached(8, 1.0, 40.0)]
     assert fit_steps(one) == Unknown("only one global batch was trained, and no gradient norms were recorded")
