@@ -214,6 +214,18 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     # Builds it to count its tensors.
     "paceline.predict.live": ("spec", "data", "strategies.setup", "predict.anatomy"),
+    "paceline.advise": (
+        "errors",
+        "layout",
+        "options",
+        "run",
+        "spec",
+        "analysis",
+        "bench",
+        "lab.plan",
+        "predict",
+        "strategies.table",
+    ),
     "paceline.watch": ("errors", "messages", "run", "strict_json", "analysis"),
     "paceline.bench": (
         "__version__",
@@ -306,6 +318,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "launch",
         "checkpoint",
         "lab",
+        "advise",
         "analysis",
         "bench",
         "export",

@@ -93,17 +93,26 @@ def anatomy_of(spec: RunSpec) -> Anatomy:
     return Anatomy(sizes, timing.ready, buffers, itemsize, timing.macs, CountedParts(spec, data))
 
 
+def data_of(spec: RunSpec) -> DataInfo:
+    """What is known of the data set; a user's own is opened, which imports torch."""
+    from paceline.data import table as datasets
+
+    if known := datasets.describe(spec.data):
+        return known
+    from paceline.data.load import load
+
+    return load(spec.data, Path(spec.data_dir) if spec.data_dir else None).info
+
+
 def build_model(spec: RunSpec) -> tuple[DataInfo, nn.Module]:
     """What is known of the data set, and the model, Paceline's own ones without values; imports torch."""
     import torch
 
-    from paceline.data import table as datasets
-    from paceline.data.load import load
     from paceline.models import table as models
     from paceline.models.deferred import build_whole
     from paceline.strategies.setup import how_to_build
 
-    data = datasets.describe(spec.data) or load(spec.data, Path(spec.data_dir) if spec.data_dir else None).info
+    data = data_of(spec)
     make, check = how_to_build(spec, data)
     if not models.describe(spec.model):
         return data, build_whole(make, spec.seed, check)

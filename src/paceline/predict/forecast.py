@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from paceline.options import DIVISION, PROBLEM
 from paceline.predict.anatomy import bucket_bytes
 from paceline.predict.calibration import SHIPPED, Calibration, check_disjoint
 from paceline.predict.cluster import Cluster, Machine, spread
-from paceline.predict.fit import DRAWN, Fit, channel_of, compute_line, drawn_prior, simulation_of
+from paceline.predict.fit import DRAWN, Fit, channel_of, compute_line, drawn_prior, simulation_of, typical_step
 from paceline.predict.limits import Limit, limit_of
 from paceline.predict.memory import MemoryModel, fit_memory
 from paceline.predict.network import Costs
@@ -58,8 +59,8 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Simulated:
-    """A setting, and draws of its step's seconds, of which the first is the most likely. `known` is the fit as it holds
-    on its machines, and `compute` the seconds that a worker of speed 1 computes in a step.
+    """A setting on its machines; it is simulated when its times are asked for. `known` is the fit as it holds there,
+    `compute` the seconds that a worker of speed 1 computes in a step, and `doubt` a further relative error.
     """
 
     spec: RunSpec
@@ -67,13 +68,26 @@ class Simulated:
     places: tuple[int, ...]
     known: Fit
     compute: float
-    drawn: Array
+    doubt: float = 0.0
+    seed: int = 0
 
-    def limit(self, seed: int = 0) -> Limit:
+    @property
+    def case(self) -> Case:
+        return setting_case(self.known, self.spec, self.cluster, self.places, self.compute, self.seed)
+
+    @property
+    def typical(self) -> float:
+        """Seconds of a step with the most likely costs: a tenth of the work of `drawn`."""
+        return typical_step(self.case)
+
+    @cached_property
+    def drawn(self) -> Array:
+        """Draws of the seconds of a step, of which the first is the most likely."""
+        return _drawn(self.known, self.spec, self.cluster, self.places, self.seed, self.compute, self.doubt)
+
+    def limit(self) -> Limit:
         """What limits its step."""
-        return limit_of(
-            setting_case(self.known, self.spec, self.cluster, self.places, self.compute, seed), self.compute
-        )
+        return limit_of(self.case, self.compute)
 
 
 @dataclass(frozen=True)
@@ -102,8 +116,7 @@ class Predictor:
         places = spread(spec.ranks, len(here.nodes))
         known = replace(fit, slowdown=0.0) if own else fit  # it is a part of what was measured there
         doubt = crowd_error(probes, spec) if own else 0.0
-        drawn = _drawn(known, spec, here, places, self.seed, seconds, doubt)
-        return Simulated(spec, here, places, known, seconds, drawn)
+        return Simulated(spec, here, places, known, seconds, doubt, self.seed)
 
     def alone(self, given: Mapping[str, Any]) -> Array:
         """Samples per second of one process."""
@@ -114,7 +127,7 @@ class Predictor:
 
     def forecast(self, found: Simulated, alone: Array) -> Forecast:
         spec, drawn, factor = found.spec, found.drawn, self.calibration.factor
-        limit, batch, workers = found.limit(self.seed), spec.update_batch, spec.workers or 1
+        limit, batch, workers = found.limit(), spec.update_batch, spec.workers or 1
         return Forecast(
             spec.strategy or "",
             workers,

@@ -1,0 +1,1 @@
+"""Advice on whether and how to distribute a training, from short runs and predictions."""

@@ -1,0 +1,103 @@
+"""Makes the short runs that advice rests on, in rounds: each setting once in a round, in another order each time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.experiment import Experiment, make_experiment
+from paceline.bench.run import Say, bench
+from paceline.bench.store import Store
+from paceline.errors import PacelineError
+from paceline.layout import cores
+from paceline.options import LENGTH, NOTHING
+from paceline.predict.probes import SHORTEST, Probe, usable_probes
+from paceline.run.folder import read_summary
+from paceline.spec import FIELDS, OWN
+from paceline.strategies.table import TABLE, default
+
+TRIAL = 6  # steps of the run that says how long a step takes
+RUN_SECONDS = 8.0  # of the steps of each run
+FEWEST, MOST = 20, SHORTEST + 25  # steps of a run
+MOST_ROUNDS = 5
+LAB_WORKERS = 4  # of runs in a lab
+# Options of the training that runs have otherwise; those that affect its length only, or nothing, are left out as well.
+OTHER = ("workers", "strategy", "batch_size", "global_batch", "best_by")
+
+
+class ProbesFailed(PacelineError):
+    """A run failed, or none can be used."""
+
+
+@dataclass(frozen=True)
+class Probing:
+    """What is run: the options of the training, with these strategies, numbers of workers and batch of an update."""
+
+    options: Mapping[str, Any]
+    strategies: Sequence[str]
+    workers: Sequence[int]
+    batch: int
+    lab: str | None
+    folder: Path
+    title: str
+
+    def rounds(self, say: Say, *, fresh: bool = False) -> Iterator[tuple[list[Probe], list[str], float]]:
+        """After each round: the runs that can be used, why others cannot, and the seconds that all of them took.
+
+        Raises KeyboardInterrupt when it is stopped, and ProbesFailed if a run fails.
+        """
+        store, began = Store(self.folder), time.monotonic()
+        first = self._experiment([{"workers": 1, "strategy": default(1).name, "steps": TRIAL}], 1, {})
+        self._run(first, store, say, fresh=fresh)
+        summary = read_summary(self.folder / first.tasks()[0].name)
+        step = (summary.update_seconds if summary else None) or RUN_SECONDS
+        steps = min(MOST, max(FEWEST, round(RUN_SECONDS / step)))
+        # Trying out overlap takes more steps than there is time for.
+        own = {} if steps >= SHORTEST or "overlap" in self.options else {"overlap": "on"}
+        for repeats in range(1, MOST_ROUNDS + 1):
+            experiment = self._experiment(self._grids(steps), repeats, own)
+            self._run(experiment, store, say)
+            probes, unused = usable_probes([self.folder / task.name for task in experiment.tasks()])
+            yield probes, unused, time.monotonic() - began
+
+    def _grids(self, steps: int) -> list[dict[str, Any]]:
+        """One process with the whole batch, and with a part of it, as workers have; several with all of it."""
+        several = [number for number in self.workers if 1 < number <= (LAB_WORKERS if self.lab else cores())]
+        alone = {"workers": 1, "strategy": default(1).name, "steps": steps}
+        found = [alone]
+        if self.batch > 1 and not self.emulated:
+            found.append(alone | {"batch_size": -(-self.batch // max(several, default=2))})
+        found += [{"workers": number, "strategy": strategy, "steps": self._steps(strategy, number, steps)}
+                  for number in several for strategy in self.strategies if self.batch >= number]  # fmt: skip
+        return found
+
+    @property
+    def emulated(self) -> bool:
+        return str(self.options.get("compute", "real")) != "real"
+
+    def _steps(self, strategy: str, workers: int, steps: int) -> int:
+        """Where each worker makes updates of its own, as many rounds of them."""
+        return steps * workers if TABLE[strategy].updates_by_worker else steps
+
+    def _experiment(self, grids: Sequence[Mapping[str, Any]], repeats: int, own: Mapping[str, Any]) -> Experiment:
+        left_out = {name for name, made in FIELDS.items() if made.metadata["affects"] in (LENGTH, NOTHING)} | {*OTHER}
+        fixed = {name: value for name, value in self.options.items() if name not in left_out} | {"test": False}
+        many = {name: value for name, value in fixed.items() if name in OWN} | dict(own)
+        fixed = {name: value for name, value in fixed.items() if name not in OWN}
+        if self.lab:
+            preset = ":" not in self.lab and not self.lab.endswith(".toml")
+            fixed["lab"] = f"{self.lab}:{{ranks}}" if preset else self.lab
+        whole = [{"global_batch": self.batch} if "batch_size" not in grid else {} for grid in grids]
+        full = [{**({} if grid["workers"] == 1 else many), **batch, **grid}
+                for grid, batch in zip(grids, whole, strict=True)]  # fmt: skip
+        return make_experiment({"title": self.title, "fixed": fixed, "grid": full}, Path("advise"), repeats=repeats)
+
+    def _run(self, experiment: Experiment, store: Store, say: Say, *, fresh: bool = False) -> None:
+        outcome = bench(experiment, store, say, fresh=fresh)
+        if outcome.stopped:
+            raise KeyboardInterrupt
+        if outcome.failed:
+            raise ProbesFailed(f"a run failed: {next(iter(outcome.failed.values()))}")

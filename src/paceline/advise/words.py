@@ -1,0 +1,244 @@
+"""The advice in words: the verdict in one sentence, the reasons, the command to run, and what cannot be done."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from paceline.advise.advice import EXTRAPOLATED, MEASURED, Advice, Choice, LinkPoint
+from paceline.analysis.wording import count, link, number, percent, seconds, size
+from paceline.predict.limits import MEANING
+from paceline.predict.ranges import Range
+
+if TYPE_CHECKING:
+    from paceline.advise.search import Candidate
+
+MOST_PROBES = 0.05  # of the time of the training
+# Options that the advice decides about.
+DECIDED = ("strategy", "workers", "batch_size", "global_batch", "lr", "name", "output_dir", "steps")
+
+
+def command(options: Mapping[str, Any], chosen: Candidate | None, lr: float | None, steps: int | None) -> str:
+    """What runs a setting; without one, the training as it was given."""
+    words = ["train"]
+    left_out = DECIDED if chosen else ("workers",)
+    for name, value in options.items():
+        if name not in left_out or (name == "lr" and lr is None) or (name == "steps" and chosen is None):
+            words += _flag(name, value)
+    if chosen is None:
+        return shlex.join(["paceline", *words])
+    spec, own = chosen.found.spec, chosen.place.shared or chosen.place.cluster is None
+    words += _flag("strategy", spec.strategy)
+    if spec.ranks > 1 and own:
+        words += _flag("workers", spec.workers)
+    words += _flag("global_batch", chosen.batch)
+    if lr is not None:
+        words += _flag("lr", float(f"{lr:.3g}"))
+    if "steps" in options and steps is not None:
+        words += _flag("steps", max(1, round(steps * float(chosen.updates[0]))))
+    launcher = [] if own or spec.ranks == 1 else ["srun", "-n", str(spec.ranks)]
+    return shlex.join([*launcher, "paceline", *words])
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    flag = "--" + name.replace("_", "-")
+    if isinstance(value, bool):
+        return [flag if value else f"--no-{flag[2:]}"]
+    return [flag, ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)]
+
+
+def within(value: Range, form: Any = number) -> str:
+    """1.31 (1.12–1.58)"""
+    return f"{form(value.value)} ({form(value.low)}–{form(value.high)})"
+
+
+def said(advice: Advice, alone: Choice) -> Advice:
+    """With the verdict in words. `alone` is the single process, whether it fits or not."""
+    return replace(advice, sentence=_verdict(advice, alone), reasons=tuple(filter(None, _reasons(advice, alone))))
+
+
+def setting(each: Choice) -> str:
+    """2 machines over 1 Gbit/s links with ring"""
+    if each.workers == 1:
+        return "one process"
+    servers = each.machines - each.workers
+    besides = f" and {count(servers, 'server')}" if servers > 0 else ""
+    return f"{each.workers:,} {each.where} with {each.strategy}{besides}"
+
+
+def _verdict(advice: Advice, alone: Choice) -> str:
+    best = advice.best
+    if advice.alone is None:
+        assert best is not None
+        return (
+            f"Distribute, because the model does not fit on one machine (it needs {within(alone.memory, size)} of "
+            f"memory): {setting(best)} is the fastest setting that fits."
+        )
+    if best is None:
+        return f"Do not distribute: no setting with several workers fits or can be predicted on {advice.where}."
+    start = "Distribute" if advice.distribute else "Do not distribute"
+    took = "take" if best.basis == MEASURED else "would take"
+    longer = "times as long as" if best.relative.value >= 1 else "of the time of"
+    one = "one process" if best.machines == 1 else "one"
+    basis = best.basis.upper() if best.basis == EXTRAPOLATED else best.basis
+    return f"{start}: {setting(best)} {took} {within(best.relative)} {longer} {one} ({basis}); {_cost(best)}."
+
+
+def _cost(best: Choice) -> str:
+    """Where the time of a step goes."""
+    if best.communication_seconds < 0.02 * best.step_seconds.value:
+        return f"a step takes {seconds(best.step_seconds.value)}, and communication is not what limits it"
+    return (
+        f"sending {size(best.bytes_sent)} takes {seconds(best.communication_seconds)} per step, computing "
+        f"{seconds(best.compute_seconds)}"
+    )
+
+
+def _reasons(advice: Advice, alone: Choice) -> list[str]:
+    best = advice.best
+    found = []
+    if best and advice.alone:
+        found.append(
+            f"Probability that it is at least {percent(advice.margin)} faster than one process: {_probability(best)} "
+            f"({'at least' if advice.distribute else 'less than'} the 90 % that it takes)."
+        )
+        found.append(
+            f"What limits it: {MEANING.get(best.limit, best.limit)}; without that, a step would take "
+            f"{seconds(max(0.0, best.step_seconds.value - best.limit_seconds))} instead of "
+            f"{seconds(best.step_seconds.value)}."
+        )
+        if best.beyond:
+            found.append(f"Beyond what was measured: {'; '.join(best.beyond)}.")
+    found.append(_changes(advice))
+    found.append(_length(advice, alone))
+    found.append(_learning(advice))
+    found += [_memory(advice), _here(advice)]
+    if best and advice.distribute and not (advice.here and advice.here.command == best.command):
+        found.append(f"To distribute: `{best.command}`")
+    for what, chosen in (("the deadline", advice.for_deadline), ("the budget", advice.for_budget)):
+        if chosen:
+            found.append(f"Best for {what}: {setting(chosen)}, {_taking(chosen, advice)}: `{chosen.command}`")
+    return [*found, _prices(advice), _probes(advice, alone)]
+
+
+def _probability(each: Choice) -> str:
+    return "over 99 %" if each.faster > 0.99 else "under 1 %" if each.faster < 0.01 else percent(each.faster)
+
+
+def _changes(advice: Advice) -> str:
+    """Which links would change the verdict, or keep it."""
+    worth = [point for point in advice.links if point.faster >= 0.9]
+    if not advice.links:
+        return ""
+    if not worth:
+        fastest, most = max(point.rate for point in advice.links), max(point.workers for point in advice.links)
+        best = min((point for point in advice.links if point.rate == fastest), key=lambda point: point.relative.value)
+        return (
+            f"What would change it: no link does; over {link(fastest)} links, up to {most} machines would take "
+            f"{within(best.relative)} times as long as one at best."
+        )
+    first = min(worth, key=lambda point: (point.rate, point.relative.value))
+    start = "It is worth it" if advice.distribute else "What would change it: a machine for each worker,"
+    more = [point for point in worth if point.workers > first.workers]
+    then = f"; {_from(min(more, key=lambda point: (point.rate, -point.workers)))}" if more else ""
+    return f"{start} {_from(first)}{then} (predicted)."
+
+
+def _from(point: LinkPoint) -> str:
+    return (
+        f"from {link(point.rate)} on with {count(point.workers, 'machine')} ({within(point.relative)} of the time "
+        "of one)"
+    )
+
+
+def _length(advice: Advice, alone: Choice) -> str:
+    if alone.seconds is None:
+        return ""
+    other = advice.best if advice.distribute and advice.best else None
+    then = f", and {_time(other)} with {setting(other)}" if other else ""
+    return f"The whole training takes {_time(alone)} with one process{then}."
+
+
+def _time(each: Choice) -> str:
+    return within(each.seconds, seconds) if each.seconds else "an unknown time"
+
+
+def _learning(advice: Advice) -> str:
+    known = advice.learning
+    if known.unknown:
+        batch = advice.choices[0].batch if advice.choices else 0
+        return (
+            f"All settings have the same global batch of {batch:,}, so that all train the same model. How many updates "
+            f"other batches need is unknown: {known.unknown}."
+        )
+    if known.critical is None:
+        return ""
+    return (
+        f"Beyond a global batch of about {within(known.critical)} (the critical batch), larger ones save few updates."
+    )
+
+
+def _memory(advice: Advice) -> str:
+    best = advice.best or advice.alone
+    if best is None:
+        return ""
+    return f"Memory: {within(best.memory, size)} in the process that needs most."
+
+
+def _here(advice: Advice) -> str:
+    here = advice.here
+    if here is None:
+        return ""
+    how = "measured" if here.basis == MEASURED else "predicted"
+    return (
+        f"Best here and now: {setting(here)}, a step of {within(here.step_seconds, seconds)} ({how}): `{here.command}`"
+    )
+
+
+def _taking(each: Choice, advice: Advice) -> str:
+    money = f", {within(each.money)} {advice.pricing.currency}" if each.money and advice.pricing else ""
+    return f"{_time(each)}{money}"
+
+
+def _prices(advice: Advice) -> str:
+    known = advice.pricing
+    if known is None:
+        return ""
+    mark = "EXAMPLE prices, not offers: " if known.example else ""
+    return f"Prices: {mark}{known.source}, of {known.dated}."
+
+
+def _probes(advice: Advice, alone: Choice) -> str:
+    if not advice.probe_seconds:
+        return ""
+    took = f"The {count(advice.runs, 'run')} that this rests on took {seconds(advice.probe_seconds)}"
+    if alone.seconds is None:
+        return f"{took}."
+    part = advice.probe_seconds / alone.seconds.value
+    more = ", which is more than 5 %: for so short a training, simply run it" if part > MOST_PROBES else ""
+    return f"{took}, {100 * part:.2g} % of the training{more}."
+
+
+def fits_nowhere(choices: Sequence[Choice]) -> str:
+    least = min(choices, key=lambda each: each.memory.high)
+    return (
+        f"the model fits on no machine: even {setting(least)} needs {within(least.memory, size)} of memory in one "
+        "process; give machines with more memory, more of them, or a smaller --batch-size"
+    )
+
+
+def too_late(fastest: Choice, deadline: float) -> str:
+    return (
+        f"--deadline: nothing ends within {seconds(deadline)}: the fastest setting, {setting(fastest)}, takes "
+        f"{_time(fastest)}; give a later deadline, more or faster machines, or a shorter training"
+    )
+
+
+def too_dear(cheapest: Choice, budget: float, currency: str) -> str:
+    assert cheapest.money is not None
+    return (
+        f"--budget: nothing costs at most {number(budget)} {currency}: the cheapest setting, {setting(cheapest)}, "
+        f"costs {within(cheapest.money)} {currency}; give a larger budget, cheaper machines, or a shorter training"
+    )
