@@ -26,8 +26,8 @@ LEAST_FALL = 0.05  # part of the first loss by which the loss must have fallen
 # Half the window in which losses are smoothed, on a logarithmic scale of steps. The law says that curves of different
 # batches are the same but for the unit of steps, so that such a window has the same effect on all of them.
 WINDOW = 0.35
-# How B_crit differs from the noise scale (standard deviation of the logarithm): in trials with three tasks it was 0.9 to
-# 2 times as large. And how it differs from the batches that were trained, which is all there is without norms.
+# How B_crit differs from the noise scale (standard deviation of the logarithm): in trials with three tasks it was 0.9
+# to 2 times as large. And how it differs from the batches that were trained, which is all there is without norms.
 SPREAD, WIDEST = 0.5, 2.3
 # B_crit grows as training goes on, about with the square root of the steps: the exponent, and its standard deviation.
 GROWTH = (0.5, 0.2)
