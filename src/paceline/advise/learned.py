@@ -26,7 +26,8 @@ def learned(runs: Sequence[Run], samples: float | None) -> tuple[StepsLaw | None
             f"the longest run has seen {part:.2g} % of the training; {100 * LEAST_PART:.0f} % are needed"
         )
     scale = of_runs(long)
-    law = fit_steps(branch_points(long), scale)
+    least = min(run.summary.global_batch for run in long)
+    law = fit_steps(branch_points(long), scale, samples / least if samples else None)
     if isinstance(law, Unknown):
         return None, Learning(law.why)
     return law, Learning("", law.critical_batch, scale.batch if isinstance(scale, NoiseScale) else None)

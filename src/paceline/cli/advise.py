@@ -176,7 +176,9 @@ def _from_runs(args: argparse.Namespace) -> Advice:
     options = {
         name: value
         for name, value in spec.values().items()
-        if name not in OWN and FIELDS[name].metadata["affects"] in (PROBLEM, LEARNING) and value != FIELDS[name].default
+        if name not in OWN
+        and FIELDS[name].metadata["affects"] in (PROBLEM, LEARNING)
+        and (value != FIELDS[name].default or name in ("model", "data"))
     }
     length = {"steps": args.steps} if args.steps else {"epochs": epochs} if epochs else {}
     training = _training(spec, options | length, batch, steps, samples)
@@ -231,7 +233,7 @@ def _strategies(text: str) -> tuple[str, ...]:
 def _from_training(args: argparse.Namespace) -> Advice:
     wanted = _wanted(args)
     options, spec, workers, names = job_of(args.command)
-    if args.lab is None and (why := busy_now()):
+    if why := busy_now():
         raise UsageError(
             f"no verdict: this machine is busy ({why} in the last second), and runs that are made now would say "
             "nothing about an idle one. End the other programs, and run the same command again"
