@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slurm soak check bench bench-startup bench-ps bench-data bench-lab bench-pipeline bench-checkpoints bench-prediction clean
+.PHONY: demo test test-slurm soak check bench bench-startup bench-ps bench-data bench-lab bench-pipeline bench-checkpoints bench-prediction bench-advice clean
 .DEFAULT_GOAL := test
 
 $(READY): pyproject.toml constraints.txt
@@ -53,6 +53,10 @@ bench-checkpoints: $(READY)  ## what saving a checkpoint costs, beside torch.sav
 
 bench-prediction: $(READY)  ## how good predictions are: 310 runs, about two hours; Ctrl-C, and go on with the same command
 	$(BIN)/python benchmarks/prediction.py experiments/prediction.toml
+
+bench-advice: $(READY)  ## how good verdicts and steps to a loss are: about an hour and a half; Ctrl-C, and go on with the same command
+	$(BIN)/python benchmarks/advice.py experiments/advice.toml
+	$(BIN)/python benchmarks/steps_to_target.py
 
 bench-pipeline: $(READY)  ## compare the pipeline with torch.distributed.pipelining, its cuts with others, its memory with the plan
 	$(BIN)/torchrun --standalone --nproc-per-node 2 benchmarks/pipeline.py

@@ -2,10 +2,11 @@
 
     python benchmarks/advice.py experiments/advice.toml             about an hour on two idle cores; can be interrupted
 
-A scenario is a training on machines that its short runs were not made on. The two best settings of its advice, with
-different numbers of workers, are run there, and so is one process. "Distribute" is right if the faster of them is
-faster than one process by the margin, and "do not" is right if it is not; scenarios whose measured 95 % interval
-includes the margin are undecided. Runs that the lab or other programs spoilt are left out.
+A scenario is a training on machines that its short runs were not made on. The best setting of its advice is run there,
+also the best one with another number of workers if the verdict is not clear, and so is one process. "Distribute" is
+right if the advised setting is faster than one process by the margin, and "do not" is right if none of the measured
+settings is; scenarios whose measured 95 % interval includes the margin are undecided. Runs that the lab or other
+programs spoilt are left out. Remove the files *.json of a scenario to ask again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from paceline.advise.decide import MARGIN
+from paceline.advise.advice import MARGIN
 from paceline.advise.search import measured_draws
 from paceline.bench.experiment import make_experiment
 from paceline.bench.run import bench
@@ -32,9 +33,10 @@ from paceline.predict.probes import Probe, usable_probes
 from paceline.spec import OWN
 from paceline.strategies.table import TABLE, default
 
-REPEATS = 2
-MEASURED = 2  # settings of each advice
+ALONE, SEVERAL, REAL = 2, 1, 3  # runs of one process and of several in a lab, and of each on this machine
+MEASURED, CLEAR = 2, 0.01  # settings that are measured; only the best if its probability is so close to 0 or 1
 REAL_STEPS = 60
+NODES = 8  # of a scenario
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,10 @@ def flags(options: Mapping[str, Any]) -> list[str]:
 
 
 def cluster(scenario: Mapping[str, Any], ranks: int) -> dict[str, Any]:
-    """The lab of a scenario; a slow node is the second."""
+    """The lab of a scenario; a slow node is the last of all, and is used only if all are."""
     lab = {key: value for key, value in scenario.items() if key not in ("name", "slow")}
-    nodes = [{"name": f"n{number + 1}"} | ({"speed": scenario["slow"]} if "slow" in scenario and number == 1 else {})
-             for number in range(ranks)]  # fmt: skip
+    slow = {"speed": scenario["slow"]} if "slow" in scenario else {}
+    nodes = [{"name": f"n{number + 1}"} | (slow if number == NODES - 1 else {}) for number in range(ranks)]
     return lab | {"node": nodes}
 
 
@@ -108,7 +110,8 @@ def settings(advice: Mapping[str, Any]) -> list[dict[str, Any]]:
     for each in ranked:
         if each["workers"] > 1 and each["where"] == advice["where"] and each["fits"]:
             found.setdefault(each["workers"], each)
-    return list(found.values())[:MEASURED]
+    clear = not CLEAR < next(iter(found.values()))["faster"] < 1 - CLEAR if found else False
+    return list(found.values())[: 1 if clear else MEASURED]
 
 
 def lab_results(space: Mapping[str, Any], output: Path, only: str) -> Iterator[Result]:
@@ -125,18 +128,23 @@ def lab_results(space: Mapping[str, Any], output: Path, only: str) -> Iterator[R
         for scenario in space["scenario"]:
             name = "".join(c if c.isalnum() else "-" for c in scenario["name"])
             file = folder / f"{name}.toml"
-            file.write_text(tomli_w.dumps(cluster(scenario, max(space["workers"]) + 1)))
+            file.write_text(tomli_w.dumps(cluster(scenario, NODES)))
             advice = ask([str(folder / "probes"), "--cluster", str(file), "--workers", workers],
                          folder / f"{name}.json")  # fmt: skip
             yield from compare(f"{each['name']}, {scenario['name']}", advice, folder / name, options,
                                space["steps"], scenario)  # fmt: skip
 
 
+def folder_of(output: Path, name: str) -> Path:
+    """Of a real training."""
+    return output / "".join(c if c.isalnum() else "-" for c in f"real {name}")
+
+
 def real_results(space: Mapping[str, Any], output: Path, only: str) -> Iterator[Result]:
     for each in space["real"]:
         if not each["name"].startswith(only):
             continue
-        folder = output / "".join(c if c.isalnum() else "-" for c in f"real {each['name']}")
+        folder = folder_of(output, each["name"])
         words = ["--runs-dir", str(folder / "probes"), "--", "train", *flags(each["options"]), "--workers", "1,2"]
         advice = ask(words, folder / "advice.json")
         yield from compare(f"{each['name']} on this machine", advice, folder / "measured", each["options"],
@@ -159,20 +167,33 @@ def compare(
 
     chosen = settings(advice)
     grids = [grid(each["strategy"], each["workers"], each["machines"]) for each in chosen]
-    runs = run_all(folder, options, [grid(default(1).name, 1, 1), *grids], REPEATS if scenario else REPEATS + 1)
+    one = grid(default(1).name, 1, 1)
+    if scenario:
+        noise = {key: value for key, value in scenario.items() if key == "noise"}  # links do not matter
+        alone = [one | {"lab": cluster({"rate": "120mbit", **noise}, 1)}]
+        runs = run_all(folder.parent / "alone", options, alone, ALONE) + run_all(folder, options, grids, SEVERAL)
+    else:
+        runs = run_all(folder, options, [one, *grids], REAL)
     kinds: dict[tuple[str, int], list[Probe]] = {}
     for run in runs:
         kinds.setdefault((run.run.summary.strategy, run.workers), []).append(run)
-    alone = kinds.pop((default(1).name, 1), None)
-    if not alone or not kinds:
+    single = kinds.pop((default(1).name, 1), None)
+    if not single or not kinds:
         print(f"{name}: not scored: runs were spoilt", file=sys.stderr)
         return
-    ratios = {key: measured_draws(own, 1) / measured_draws(alone, 2) for key, own in kinds.items()}
-    (strategy, workers), ratio = min(ratios.items(), key=lambda item: float(item[1][0]))
+    ratios = {key: measured_draws(own, 1) / measured_draws(single, 2) for key, own in kinds.items()}
+    told = (advice["best"]["strategy"], advice["best"]["workers"])
+    if advice["distribute"] and told not in ratios:
+        print(f"{name}: not scored: runs of the advised setting were spoilt", file=sys.stderr)
+        return
+    # "Distribute" must be right about its own setting, "do not" about all that were measured.
+    chosen_ones = {told: ratios[told]} if advice["distribute"] else ratios
+    (strategy, workers), ratio = min(chosen_ones.items(), key=lambda item: float(item[1][0]))
     low, high = np.quantile(ratio, [0.025, 0.975])
     predicted = next(each["relative"]["value"] for each in chosen
                      if (each["strategy"], each["workers"]) == (strategy, workers))  # fmt: skip
-    yield Result(name, advice["distribute"], predicted, f"{strategy} x{workers}", float(ratio[0]), low, high)
+    yield Result(name, advice["distribute"], predicted, f"{strategy} x{workers}", float(ratio[0]),
+                 float(low), float(high))  # fmt: skip
 
 
 def show(results: Sequence[Result]) -> None:

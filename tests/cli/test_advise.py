@@ -6,6 +6,7 @@ Runs are made up, because real ones say nothing while other tests use the cores.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from pathlib import Path
@@ -85,7 +86,10 @@ def test_links_decide_over_machines(runs: Path, capsys: pytest.CaptureFixture[st
     assert "machines over 10 Mbit/s links" in slow["sentence"]
     assert "sending" in slow["sentence"]
     assert slow["best"]["limit"] == "link"
-    assert any(line.startswith("What would change it: a machine for each worker, from") for line in slow["reasons"])
+    assert any(
+        line.startswith("What would change it: with a machine for each worker, it is worth it from")
+        for line in slow["reasons"]
+    )
     assert fast["distribute"]
     assert fast["best"]["basis"] == "extrapolated"
     assert fast["best"]["workers"] == 4
@@ -142,6 +146,60 @@ def test_the_deadline_takes_the_cheapest_and_the_budget_the_fastest(
     assert chosen["relative"]["value"] == min(each["relative"]["value"] for each in every)
 
 
+def test_the_best_single_process_is_on_the_fastest_node(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A slow first node is no reason to distribute."""
+    slow = "[[node]]\nspeed = 0.25\n"
+    (tmp_path / "lab.toml").write_text('rate = "1mbit"\n' + slow + "[[node]]\n" * 2)
+    found = said(capsys, str(runs), "--workers", "1,2", "--cluster", str(tmp_path / "lab.toml"))
+    assert not found["distribute"]
+    assert 0.07 < found["alone"]["compute_seconds"] < 0.08
+    assert found["where"] == f"nodes of {tmp_path / 'lab.toml'}"
+
+
+def test_nodes_of_a_cluster_are_paid_for_by_name(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lab.toml").write_text('rate = "10gbit"\n[[node]]\nname = "a"\n[[node]]\nname = "b"\n')
+    prices = PRICES.replace('"node"', '"a"') + '[[machine]]\nname = "b"\nper_hour = 2.5\n'
+    (tmp_path / "prices.toml").write_text(prices)
+    words = ["--workers", "1,2", "--epochs", "50", "--cluster", str(tmp_path / "lab.toml")]
+    found = said(capsys, str(runs), *words, "--prices", str(tmp_path / "prices.toml"))
+    hours = {each["workers"]: each["seconds"]["value"] / 3600 for each in (found["alone"], found["best"])}
+    runs_money = 0.5 * found["probe_seconds"] / 3600
+    assert found["alone"]["money"]["value"] == pytest.approx(0.5 * hours[1] + runs_money)
+    assert found["best"]["money"]["value"] == pytest.approx(3.0 * hours[2] + runs_money)
+
+
+def test_machines_without_a_link_are_single(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fast = '[[machine]]\nname = "fast"\nper_hour = 9\nspeed = 10.0\n'
+    (tmp_path / "prices.toml").write_text(PRICES + 'link = "1gbit"\n' + fast)
+    found = said(capsys, str(runs), "--workers", "1,2", "--prices", str(tmp_path / "prices.toml"))
+    assert {each["workers"] for each in found["choices"] if "fast" in each["where"]} == {1}
+    assert found["alone"]["where"] == "machines “fast”"
+    assert found["alone"]["basis"] != "measured"
+    assert not found["distribute"]
+
+
+def test_runs_without_one_worker_tell_nothing_of_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "two", steady(0.07, 60), workers=2, batch=32, spec=SPEC | {"overlap": "on"})
+    assert main(["advise", str(tmp_path / "two"), "--workers", "1,2"]) == 2
+    assert "nothing is known of one process" in capsys.readouterr().err
+
+
+def test_commands_have_the_options_of_their_own_strategy_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "one", steady(0.1, 60), batch=64, spec=SPEC)
+    write_run(tmp_path / "two", steady(0.07, 60), workers=2, batch=32, spec=SPEC | {"overlap": "on", "bucket_mb": 9.0})
+    found = said(capsys, str(tmp_path), "--workers", "1,2")
+    assert "--bucket-mb 9.0" in found["best"]["command"]
+    assert "--bucket-mb" not in found["alone"]["command"]
+
+
 def test_a_page_is_written(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "new" / "advice.html"
     assert main(["advise", str(runs), "--workers", "1,2,4", "--link", "1gbit", "--epochs", "5", "-o", str(page)]) == 0
@@ -179,9 +237,12 @@ def test_a_model_that_fits_nowhere_is_refused(tmp_path: Path, capsys: pytest.Cap
         (["--workers", "two"], "give whole numbers with commas"),
         (["--strategy", "rnig"], "did you mean 'ring'"),
         (["--strategy", "sequential"], "give strategies of several workers"),
+        (["--strategy", "ps-async"], "ps-async trains another model"),
+        (["--batch", "100000"], "nothing is known of one process: sequential with 1 .* 100000"),
+        (["--device", "v100"], "--device v100 is about other machines"),
         (["--cluster", "nowhere.toml"], "there is no lab file|cannot read the lab file"),
         (["--prices", "nowhere.toml"], "cannot read the prices"),
-        (["--device", "v10"], "unknown device 'v10'"),
+        (["--device", "v10", "--link", "1gbit"], "unknown device 'v10'"),
         (["--lab", "1gbit"], "--lab is for runs that are made now"),
         (["--epochs", "0"], "--epochs 0: give a whole number"),
         (["--memory", "much"], "--memory is 'much'"),
@@ -230,14 +291,16 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, int, int]]]:
             batch = -(-spec.update_batch // spec.workers)
             rounds[-1].append((spec.strategy, spec.workers, batch))
             seconds = 0.1 * batch / 64 + 0.01 * spec.workers
+            # As long as the law of steps and batches with a critical batch of 500 says.
+            scale = 400 * (1 + 500 / spec.update_batch)
+            losses = [2 * math.exp(-step / scale) for step in range(spec.steps)]
             write_run(store.folder / task.name, steady(seconds, spec.steps, seed=len(rounds)), workers=spec.workers,
                       batch=batch, strategy=spec.strategy, spec=SPEC | ({"overlap": "on"} if spec.workers > 1 else {}),
-                      cores=2, update_seconds=seconds)  # fmt: skip
+                      cores=2, update_seconds=seconds, losses=losses)  # fmt: skip
         return Outcome(made=len(tasks))
 
     monkeypatch.setattr(probing, "bench", bench)
     monkeypatch.setattr(probing, "cores", lambda: 2)
-    monkeypatch.setattr(advise, "cores", lambda: 2)
     monkeypatch.setattr(advise, "busy_now", lambda: None)
     return rounds
 
@@ -255,6 +318,25 @@ def test_a_training_is_run_for_a_short_time_before_the_verdict(
     assert found["distribute"]
     assert found["alone"]["steps"]["value"] == 50 * 938
     assert "the longest run has seen" in found["learning"]["unknown"]
+
+
+def test_runs_with_several_batches_tell_how_many_updates_larger_ones_need(
+    made: list[list[tuple[str, int, int]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--batches", "--runs-dir", str(tmp_path / "probes"), *TRAINING, "--workers", "1,2"]
+    assert main(["advise", "--json", *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sorted(made[-1]) == [("allreduce", 2, 32), ("allreduce", 2, 64), ("allreduce", 2, 256)]
+    critical = found["learning"]["critical"]
+    assert critical["low"] < critical["high"]
+    steps = {point["batch"]: point["steps"] for point in found["learning"]["batches"]}
+    assert steps[64]["value"] == 1
+    # Twice the batch takes (1 + 500/128) / (1 + 500/64) = 0.56 of the updates. The critical batch of a whole training
+    # is taken to be larger than that of its first tenth, so that it may be less.
+    assert steps[128]["low"] < 0.56 < steps[128]["high"]
+    larger = [each for each in found["choices"] if each["batch"] == 1024]
+    assert all(each["lr"] > 0.001 for each in larger)
+    assert larger
 
 
 @pytest.mark.parametrize(

@@ -9,19 +9,18 @@ from typing import Any
 import numpy as np
 
 from paceline.advise import words
-from paceline.advise.advice import Advice, BatchPoint, Choice, Learning, LinkPoint, Pricing
+from paceline.advise.advice import MARGIN, SURE, Advice, BatchPoint, Choice, Learning, LinkPoint, Pricing
 from paceline.advise.search import Candidate, Place, batches_of, search
 from paceline.advise.steps_needed import StepsLaw, learning_rate
 from paceline.analysis.wording import link
 from paceline.errors import UsageError
 from paceline.predict.cluster import alike
 from paceline.predict.forecast import Predictor
+from paceline.predict.limits import COMPUTE
 from paceline.predict.ranges import Range
 from paceline.predict.steps import Array
-from paceline.strategies.table import TABLE
+from paceline.strategies.table import TABLE, default
 
-SURE = 0.9  # the probability of being faster by the margin from which on it is worth it
-MARGIN = 0.1
 # Links that are tried, to see which would change the verdict, in bit/s.
 RATES = (1e7, 5e7, 1e8, 2e8, 5e8, 1e9, 2e9, 5e9, 1e10, 2.5e10, 1e11)
 STAGES = (2, 4, 8, 16, 32)  # of a model that does not fit on one machine
@@ -112,8 +111,8 @@ class _Found:
             each.fits,
             limit.cause,
             limit.seconds,
-            each.found.compute,
-            max(0.0, float(step[0]) - limit.saved.get("compute", 0.0)) if spec.ranks > 1 else 0.0,
+            each.found.compute / min(each.found.cluster.nodes[node].speed for node in each.found.places),
+            limit.without(COMPUTE) if spec.ranks > 1 else 0.0,
             self.predictor.bytes_sent(spec),
             words.command(training.options, each, lr, training.steps),
         )
@@ -136,9 +135,12 @@ def advise(question: Question, predictor: Predictor, law: StepsLaw | None, learn
     if not any(each.fits for each in asked):
         parts = [name for name in question.strategies if TABLE[name].part]
         more = search(predictor, list(question.asked), parts, STAGES, batches, law, left_out)
-        asked += [each for each in more if each.workers not in question.workers and each.workers > 1]
-        everything += [each for each in asked if each not in everything]
+        more = [each for each in more if each.key not in {found.key for found in asked}]
+        asked, everything = asked + more, everything + more
     singles = [each for each in asked if each.workers == 1]
+    if not singles:
+        why = next((reason for reason in left_out if reason.startswith(default(1).name)), "no run has one worker")
+        raise UsageError(f"no verdict, because nothing is known of one process: {why}")
     alone = min([each for each in singles if each.fits] or singles, key=_at_most)
     found = _Found(question, predictor, law, alone)
     fitting = sorted((each for each in asked if each.fits), key=_at_most)
@@ -227,7 +229,7 @@ def _for_deadline(choices: Sequence[Choice], deadline: float) -> Choice:
     """The cheapest, or that with the fewest machines, of those that end in time with enough probability."""
     known = [each for each in choices if each.seconds]
     if not known:
-        raise UsageError("--deadline: how long the training is is not known: give its --epochs or --steps")
+        raise UsageError("--deadline: the length of the training is not known: give its --epochs or --steps")
     good = [each for each in known if each.seconds and each.seconds.high <= deadline]
     if not good:
         raise UsageError(words.too_late(known[0], deadline))
@@ -238,7 +240,7 @@ def _for_budget(choices: Sequence[Choice], budget: float, pricing: Pricing | Non
     """The fastest that costs no more with enough probability."""
     known = [each for each in choices if each.money]
     if not known or pricing is None:
-        raise UsageError("--budget: how long the training is is not known: give its --epochs or --steps")
+        raise UsageError("--budget: the length of the training is not known: give its --epochs or --steps")
     good = [each for each in known if each.money and each.money.high <= budget]
     if not good:
         cheapest = min(known, key=lambda each: each.money.value if each.money else 0.0)

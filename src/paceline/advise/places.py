@@ -5,6 +5,7 @@ paid for.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from paceline.advise.prices import Prices
 from paceline.advise.search import Place
@@ -23,7 +24,8 @@ def own_place(probes: Sequence[Probe], memory: int | None = None) -> Place:
         rates = sorted({node[way] for node in lab["nodes"] for way in ("up", "down")})
         speeds = " to ".join(in_words(round(rate)) for rate in dict.fromkeys((rates[0], rates[-1])))
         return Place(f"nodes of the lab ({speeds} links)", None, MOST_WORKERS, memory=memory)
-    here = memory or max((node.memory_bytes or 0 for node in run.nodes.values()), default=0) or None
+    there = max((node.memory_bytes or 0 for node in run.nodes.values()), default=0) or None
+    here = memory or (None if run.emulated else there)  # an emulated device has a memory of its own
     return Place("processes on this machine", None, int(probes[0].cluster.cores), memory=here, shared=True)
 
 
@@ -42,7 +44,6 @@ def asked_places(
     if cluster:
         return [_of_cluster(cluster, ranks, prices, memory)]
     if prices:
-        kinds = [kind for kind in prices.kinds if kind.rate or rate or kind.most == 1] or prices.kinds
         return [
             Place(
                 f"machines “{kind.name}”",
@@ -51,11 +52,11 @@ def asked_places(
                 (kind.per_hour,),
                 memory or kind.memory,
             )
-            for kind in kinds
+            for kind in prices.kinds
         ]
     if rate:
         here = own_place(probes, memory)
-        known = here.memory if here.shared else memory  # machines like that of the runs
+        known = here.memory if here.shared and not fit.device else memory  # machines like that of the runs
         return [Place(f"machines over {in_words(rate)} links", alike(ranks, rate, speed), ranks, memory=known)]
     return []
 
@@ -64,6 +65,8 @@ def _of_cluster(given: str, ranks: int, prices: Prices | None, memory: int | Non
     plan = read_plan(f"{given}:{ranks}" if given in PRESETS else given)
     if any(node.processes for node in plan.nodes):
         raise UsageError(f"--cluster {given}: several processes on a node are not predicted: leave `processes` out")
+    # The fastest nodes first: one process is on the fastest.
+    plan = replace(plan, nodes=tuple(sorted(plan.nodes, key=lambda node: -node.speed)))
     least = min((node.memory for node in plan.nodes if node.memory), default=None)
     paid = prices.of_nodes([node.name for node in plan.nodes], "the file of --prices") if prices else ()
     return Place(f"nodes of {given}", of_lab(plan), len(plan.nodes), paid, memory or least)

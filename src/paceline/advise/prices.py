@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paceline.advise.advice import Pricing
 from paceline.errors import UsageError, refuse_pipe
-from paceline.lab.plan import Table
+from paceline.lab.plan import MOST_PREDICTED_RATE, Table
 
 MOST_MACHINES = 1024
 MOST_PRICE = 1e6
@@ -87,7 +87,7 @@ def _kind(values: object, where: str) -> Kind:
     return Kind(
         name,
         price,
-        table.rate("link"),
+        table.rate("link", MOST_PREDICTED_RATE),
         table.size("memory"),
         table.number("speed", above=0, most=1e6) or 1.0,
         table.whole("most", least=1, most=MOST_MACHINES) or MOST_MACHINES,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.advise.noise_scale import Unknown
+from paceline.advise.steps_needed import learning_rate
 from paceline.bench.experiment import Experiment, make_experiment
 from paceline.bench.run import Say, bench
 from paceline.bench.store import Store
@@ -24,6 +26,9 @@ RUN_SECONDS = 8.0  # of the steps of each run
 FEWEST, MOST = 20, SHORTEST + 25  # steps of a run
 MOST_ROUNDS = 5
 LAB_WORKERS = 4  # of runs in a lab
+BRANCHES = (1, 2, 8)  # times the batch, of runs that tell how many updates larger batches need
+WARM_UP = 10  # steps of these
+SCHEDULE = ("warmup_epochs", "decay_every", "decay_factor")  # that they do not have
 # Options of the training that runs have otherwise; those that affect its length only, or nothing, are left out as well.
 OTHER = ("workers", "strategy", "batch_size", "global_batch", "best_by")
 
@@ -63,16 +68,46 @@ class Probing:
             probes, unused = usable_probes([self.folder / task.name for task in experiment.tasks()])
             yield probes, unused, time.monotonic() - began
 
+    def branches(self, samples: int, lr: float, optimizer: str, say: Say) -> list[Path]:
+        """The folders of runs with several batches, each of so many samples, to see how many updates each needs. Their
+        learning rates grow with the batch, as far as is usual without knowing more.
+        """
+        sizes = [self.batch * times for times in BRANCHES]
+        grids = [
+            {
+                "workers": 2,
+                "strategy": default(2).name,
+                "global_batch": size,
+                "steps": max(FEWEST, -(-samples // size)),
+                "lr": float(f"{learning_rate(optimizer, lr, self.batch, size, Unknown('')):.3g}"),
+                "decay": "none",
+                "warmup_steps": WARM_UP,
+                "record_norms": 1,
+            }
+            for size in sizes
+        ]
+        plain = {name: value for name, value in self.options.items() if name not in SCHEDULE}
+        experiment = replace(self, options=plain)._experiment(grids, 1, {})
+        self._run(experiment, Store(self.folder), say)
+        return [self.folder / task.name for task in experiment.tasks()]
+
     def _grids(self, steps: int) -> list[dict[str, Any]]:
         """One process with the whole batch, and with a part of it, as workers have; several with all of it."""
-        several = [number for number in self.workers if 1 < number <= (LAB_WORKERS if self.lab else cores())]
+        several = self.several
         alone = {"workers": 1, "strategy": default(1).name, "steps": steps}
         found = [alone]
         if self.batch > 1 and not self.emulated:
-            found.append(alone | {"batch_size": -(-self.batch // max(several, default=2))})
+            parts = max(several, default=2) * int(self.options.get("accumulate", 1))
+            found.append(alone | {"batch_size": -(-self.batch // parts)})
         found += [{"workers": number, "strategy": strategy, "steps": self._steps(strategy, number, steps)}
-                  for number in several for strategy in self.strategies if self.batch >= number]  # fmt: skip
+                  for number in several for strategy in self.strategies]  # fmt: skip
         return found
+
+    @property
+    def several(self) -> list[int]:
+        """Numbers of workers that are run: each has a core, or a node of the lab, and a sample."""
+        most = min(self.batch, LAB_WORKERS if self.lab else cores())
+        return [number for number in self.workers if 1 < number <= most]
 
     @property
     def emulated(self) -> bool:
@@ -90,9 +125,12 @@ class Probing:
         if self.lab:
             preset = ":" not in self.lab and not self.lab.endswith(".toml")
             fixed["lab"] = f"{self.lab}:{{ranks}}" if preset else self.lab
-        whole = [{"global_batch": self.batch} if "batch_size" not in grid else {} for grid in grids]
-        full = [{**({} if grid["workers"] == 1 else many), **batch, **grid}
-                for grid, batch in zip(grids, whole, strict=True)]  # fmt: skip
+        full = []
+        for grid in grids:
+            batch = {} if {"batch_size", "global_batch"} & set(grid) else {"global_batch": self.batch}
+            kept = {name: value for name, value in many.items() if name in TABLE[grid["strategy"]].names}
+            full.append({**kept, **batch, **grid})
+        fixed = {name: value for name, value in fixed.items() if not all(name in grid for grid in full)}
         return make_experiment({"title": self.title, "fixed": fixed, "grid": full}, Path("advise"), repeats=repeats)
 
     def _run(self, experiment: Experiment, store: Store, say: Say, *, fresh: bool = False) -> None:

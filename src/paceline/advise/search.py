@@ -45,6 +45,10 @@ class Place:
     def machines(self, ranks: int) -> int:
         return 1 if self.shared else ranks
 
+    def fits(self, memory: Range, ranks: int) -> bool:
+        """Whether ranks that need so much each fit into the memory of a machine."""
+        return self.memory is None or memory.high * (ranks if self.shared else 1) <= self.memory
+
     def price(self, ranks: int) -> float | None:
         """For an hour of the machines of so many ranks."""
         count = self.machines(ranks)
@@ -75,6 +79,10 @@ class Candidate:
         return self.found.spec.workers or 1
 
     @property
+    def key(self) -> tuple[str, str, int, int]:
+        return self.place.name, self.found.spec.strategy or "", self.workers, self.batch
+
+    @property
     def typical(self) -> float:
         return float(self.spent[0])
 
@@ -101,17 +109,24 @@ def search(
     tried = batches if law else batches[:1]
     probed = sorted(strategies, key=lambda name: TABLE[name].averaging not in predictor.fit.costs)  # these first
     for place in places:
-        fastest: dict[tuple[int, int], float] = {}
+        fastest: dict[tuple[int, int], float] = {}  # of those that fit
+        slow = set[str]()  # with more workers, they are slower still
         for strategy, count in _settings(probed, workers):
+            if strategy in slow:
+                continue
             try:
                 for batch, setting in _simulated(predictor, place, strategy, count, tried):
+                    memory = Range(*predictor.memory.predict(setting.spec))
                     step, best = setting.typical, fastest.get((count, batch), np.inf)
-                    fastest[count, batch] = min(step, best)
-                    if step > SLOWER * best:
-                        left_out.append(f"{strategy} with {count:,} {place.name}: {step / best:.1f} times as slow as "
-                                        "another strategy")  # fmt: skip
+                    if place.fits(memory, setting.spec.ranks):
+                        fastest[count, batch] = min(step, best)
+                    if step <= SLOWER * best:
+                        found.append(_candidate(predictor, place, setting, batch, law, batches[0], memory))
                         continue
-                    found.append(_candidate(predictor, place, setting, batch, law, batches[0]))
+                    left_out.append(f"{strategy} with {count:,} {place.name}: {step / best:.1f} times as slow as "
+                                    "another strategy")  # fmt: skip
+                    if not setting.spec.method.part:
+                        slow.add(strategy)
             except UsageError as error:
                 left_out.append(f"{strategy} with {count:,} {place.name}: {error}")
     return found
@@ -137,14 +152,20 @@ def _simulated(
 
 
 def _candidate(
-    predictor: Predictor, place: Place, found: Simulated, batch: int, law: StepsLaw | None, base: int
+    predictor: Predictor,
+    place: Place,
+    found: Simulated,
+    batch: int,
+    law: StepsLaw | None,
+    base: int,
+    memory: Range,
 ) -> Candidate:
     updates = law.ratio(batch, base) if law else np.ones(DRAWS)
-    spec, alone = found.spec, found.spec.ranks == 1
-    runs = _same(predictor.probes, found) if place.cluster is None or alone else []
+    spec, alone, fit = found.spec, found.spec.ranks == 1, predictor.fit
+    usual = not fit.device and found.cluster.nodes[0].speed == predictor.probes[0].cluster.nodes[0].speed
+    runs = _same(predictor.probes, found) if usual and (place.cluster is None or alone) else []
     step = measured_draws(runs, predictor.seed + spec.ranks) if runs and place.cluster is None else found.drawn
-    ways = beyond(predictor.fit, predictor.probes, spec, found.cluster)
-    memory = Range(*predictor.memory.predict(spec))
+    ways = beyond(fit, predictor.probes, spec, found.cluster)
     return Candidate(
         place,
         found,
@@ -154,8 +175,8 @@ def _candidate(
         MEASURED if runs else EXTRAPOLATED if ways else PREDICTED,
         () if runs else ways,
         memory,
-        place.memory is None or memory.high * (spec.ranks if place.shared else 1) <= place.memory,
-        alone or channel_of(options_of(spec)) in predictor.fit.costs or not spec.method.part,
+        place.fits(memory, spec.ranks),
+        alone or channel_of(options_of(spec)) in fit.costs or not spec.method.part,
     )
 
 

@@ -16,10 +16,10 @@ from scipy.stats import norm
 
 from paceline.advise.noise_scale import NoiseScale, Unknown
 from paceline.analysis.runs import Run
+from paceline.predict.forecast import DRAWS
 from paceline.predict.ranges import Range
 from paceline.predict.steps import Array
 
-DRAWS = 1000
 LEVELS = 5
 FEWEST_STEPS = 8  # of the shortest run to the lowest common loss
 LEAST_FALL = 0.05  # part of the first loss by which the loss must have fallen

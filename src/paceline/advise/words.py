@@ -7,39 +7,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from paceline.advise.advice import EXTRAPOLATED, MEASURED, Advice, Choice, LinkPoint
+from paceline.advise.advice import EXTRAPOLATED, MEASURED, SURE, Advice, Choice, LinkPoint
 from paceline.analysis.wording import count, link, number, percent, seconds, size
 from paceline.predict.limits import MEANING
 from paceline.predict.ranges import Range
+from paceline.spec import OWN
 
 if TYPE_CHECKING:
     from paceline.advise.search import Candidate
 
 MOST_PROBES = 0.05  # of the time of the training
-# Options that the advice decides about.
-DECIDED = ("strategy", "workers", "batch_size", "global_batch", "lr", "name", "output_dir", "steps")
+# Options that the advice decides about, and those that say where a run is.
+DECIDED = ("strategy", "workers", "batch_size", "global_batch", "scale_lr", "name", "output_dir")
 
 
 def command(options: Mapping[str, Any], chosen: Candidate | None, lr: float | None, steps: int | None) -> str:
-    """What runs a setting; without one, the training as it was given."""
-    words = ["train"]
-    left_out = DECIDED if chosen else ("workers",)
-    for name, value in options.items():
-        if name not in left_out or (name == "lr" and lr is None) or (name == "steps" and chosen is None):
-            words += _flag(name, value)
+    """What runs a setting; without one, the training as it was given. `lr` is another learning rate, for another batch,
+    which needs another number of updates as well.
+    """
     if chosen is None:
-        return shlex.join(["paceline", *words])
-    spec, own = chosen.found.spec, chosen.place.shared or chosen.place.cluster is None
+        return shlex.join(["paceline", "train", *(word for each in options.items() for word in _flag(*each))])
+    spec, own, words = chosen.found.spec, chosen.place.cluster is None, list[str]()
+    left_out = {*DECIDED, *(OWN.keys() - set(spec.method.names)), *(() if lr is None else ("lr", "steps", "epochs"))}
+    for name, value in options.items():
+        words += [] if name in left_out else _flag(name, value)
     words += _flag("strategy", spec.strategy)
-    if spec.ranks > 1 and own:
-        words += _flag("workers", spec.workers)
+    words += _flag("workers", spec.workers) if spec.ranks > 1 and own else []
     words += _flag("global_batch", chosen.batch)
     if lr is not None:
         words += _flag("lr", float(f"{lr:.3g}"))
-    if "steps" in options and steps is not None:
-        words += _flag("steps", max(1, round(steps * float(chosen.updates[0]))))
+        words += _flag("steps", max(1, round(steps * float(chosen.updates[0])))) if steps else []
     launcher = [] if own or spec.ranks == 1 else ["srun", "-n", str(spec.ranks)]
-    return shlex.join([*launcher, "paceline", *words])
+    return shlex.join([*launcher, "paceline", "train", *words])
 
 
 def _flag(name: str, value: Any) -> list[str]:
@@ -56,7 +55,7 @@ def within(value: Range, form: Any = number) -> str:
 
 def said(advice: Advice, alone: Choice) -> Advice:
     """With the verdict in words. `alone` is the single process, whether it fits or not."""
-    return replace(advice, sentence=_verdict(advice, alone), reasons=tuple(filter(None, _reasons(advice, alone))))
+    return replace(advice, sentence=_verdict(advice, alone), reasons=tuple(filter(None, _reasons(advice))))
 
 
 def setting(each: Choice) -> str:
@@ -77,11 +76,12 @@ def _verdict(advice: Advice, alone: Choice) -> str:
             f"memory): {setting(best)} is the fastest setting that fits."
         )
     if best is None:
-        return f"Do not distribute: no setting with several workers fits or can be predicted on {advice.where}."
+        return "Do not distribute: no setting with several workers fits in memory, or could be measured or predicted."
     start = "Distribute" if advice.distribute else "Do not distribute"
     took = "take" if best.basis == MEASURED else "would take"
     longer = "times as long as" if best.relative.value >= 1 else "of the time of"
-    one = "one process" if best.machines == 1 else "one"
+    one = "one process" if best.machines == 1 or alone.where != best.where else "one"
+    one += f" of the {alone.where}" if alone.where != best.where else ""
     basis = best.basis.upper() if best.basis == EXTRAPOLATED else best.basis
     return f"{start}: {setting(best)} {took} {within(best.relative)} {longer} {one} ({basis}); {_cost(best)}."
 
@@ -96,13 +96,13 @@ def _cost(best: Choice) -> str:
     )
 
 
-def _reasons(advice: Advice, alone: Choice) -> list[str]:
+def _reasons(advice: Advice) -> list[str]:
     best = advice.best
     found = []
     if best and advice.alone:
         found.append(
             f"Probability that it is at least {percent(advice.margin)} faster than one process: {_probability(best)} "
-            f"({'at least' if advice.distribute else 'less than'} the 90 % that it takes)."
+            f"({'at least' if advice.distribute else 'less than'} the {percent(SURE)} required)."
         )
         found.append(
             f"What limits it: {MEANING.get(best.limit, best.limit)}; without that, a step would take "
@@ -112,7 +112,7 @@ def _reasons(advice: Advice, alone: Choice) -> list[str]:
         if best.beyond:
             found.append(f"Beyond what was measured: {'; '.join(best.beyond)}.")
     found.append(_changes(advice))
-    found.append(_length(advice, alone))
+    found.append(_length(advice))
     found.append(_learning(advice))
     found += [_memory(advice), _here(advice)]
     if best and advice.distribute and not (advice.here and advice.here.command == best.command):
@@ -120,7 +120,7 @@ def _reasons(advice: Advice, alone: Choice) -> list[str]:
     for what, chosen in (("the deadline", advice.for_deadline), ("the budget", advice.for_budget)):
         if chosen:
             found.append(f"Best for {what}: {setting(chosen)}, {_taking(chosen, advice)}: `{chosen.command}`")
-    return [*found, _prices(advice), _probes(advice, alone)]
+    return [*found, _prices(advice), _probes(advice)]
 
 
 def _probability(each: Choice) -> str:
@@ -129,21 +129,21 @@ def _probability(each: Choice) -> str:
 
 def _changes(advice: Advice) -> str:
     """Which links would change the verdict, or keep it."""
-    worth = [point for point in advice.links if point.faster >= 0.9]
     if not advice.links:
         return ""
+    worth = [point for point in advice.links if point.faster >= SURE]
+    start = "On separate machines" if advice.distribute else "What would change it: with a machine for each worker,"
     if not worth:
         fastest, most = max(point.rate for point in advice.links), max(point.workers for point in advice.links)
         best = min((point for point in advice.links if point.rate == fastest), key=lambda point: point.relative.value)
         return (
-            f"What would change it: no link does; over {link(fastest)} links, up to {most} machines would take "
-            f"{within(best.relative)} times as long as one at best."
+            f"On up to {most} separate machines it would not be worth it with any link up to {link(fastest)}: at best "
+            f"{within(best.relative)} times as long as one (predicted)."
         )
     first = min(worth, key=lambda point: (point.rate, point.relative.value))
-    start = "It is worth it" if advice.distribute else "What would change it: a machine for each worker,"
     more = [point for point in worth if point.workers > first.workers]
-    then = f"; {_from(min(more, key=lambda point: (point.rate, -point.workers)))}" if more else ""
-    return f"{start} {_from(first)}{then} (predicted)."
+    then = f", {_from(min(more, key=lambda point: (point.rate, -point.workers)))}" if more else ""
+    return f"{start} it is worth it {_from(first)}{then} (predicted for links that were not measured)."
 
 
 def _from(point: LinkPoint) -> str:
@@ -153,9 +153,12 @@ def _from(point: LinkPoint) -> str:
     )
 
 
-def _length(advice: Advice, alone: Choice) -> str:
-    if alone.seconds is None:
+def _length(advice: Advice) -> str:
+    alone = advice.alone or advice.best
+    if alone is None or alone.seconds is None:
         return ""
+    if advice.alone is None:
+        return f"The whole training takes {_time(alone)} with {setting(alone)}."
     other = advice.best if advice.distribute and advice.best else None
     then = f", and {_time(other)} with {setting(other)}" if other else ""
     return f"The whole training takes {_time(alone)} with one process{then}."
@@ -210,15 +213,16 @@ def _prices(advice: Advice) -> str:
     return f"Prices: {mark}{known.source}, of {known.dated}."
 
 
-def _probes(advice: Advice, alone: Choice) -> str:
+def _probes(advice: Advice) -> str:
     if not advice.probe_seconds:
         return ""
-    took = f"The {count(advice.runs, 'run')} that this rests on took {seconds(advice.probe_seconds)}"
-    if alone.seconds is None:
+    took = f"The {count(advice.runs, 'run')} behind this advice took {seconds(advice.probe_seconds)}"
+    whole = advice.alone or advice.best
+    if whole is None or whole.seconds is None:
         return f"{took}."
-    part = advice.probe_seconds / alone.seconds.value
-    more = ", which is more than 5 %: for so short a training, simply run it" if part > MOST_PROBES else ""
-    return f"{took}, {100 * part:.2g} % of the training{more}."
+    part = advice.probe_seconds / whole.seconds.value
+    more = f", more than {percent(MOST_PROBES)}: so short a training can simply be run" if part > MOST_PROBES else ""
+    return f"{took}, {100 * part:.2g} % of the time of the training{more}."
 
 
 def fits_nowhere(choices: Sequence[Choice]) -> str:

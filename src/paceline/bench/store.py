@@ -24,7 +24,7 @@ from paceline.run.records import COMPLETED, Bench, Summary
 COMMON = {"version": "version of paceline", "source": "source code of paceline", "torch": "version of torch",
           "machine": "machine", "processor": "processor", "cores": "number of cores"}  # fmt: skip
 # Packages that only read runs: changing them does not change results.
-READERS = ("analysis", "bench", "cli", "predict", "report")
+READERS = ("advise", "analysis", "bench", "cli", "predict", "report")
 
 
 def here() -> dict[str, Any]:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.advise.advice import Advice
-from paceline.advise.decide import MARGIN, Question, Training, advise
-from paceline.advise.learned import learned
+from paceline.advise.advice import MARGIN, Advice
+from paceline.advise.decide import STAGES, Question, Training, advise
+from paceline.advise.learned import LEAST_PART, learned
 from paceline.advise.places import asked_places, own_place
 from paceline.advise.prices import Prices, read_length, read_money, read_prices
 from paceline.advise.probing import ProbesFailed, Probing
@@ -27,14 +28,13 @@ from paceline.cli.predict import worker_numbers
 from paceline.data.course import Course
 from paceline.emulation.table import TABLE as DEVICES
 from paceline.errors import EXIT_OK, UsageError, unknown, visible
-from paceline.lab.plan import Table
-from paceline.layout import cores
+from paceline.lab.plan import MOST_PREDICTED_RATE, Table
 from paceline.options import LEARNING, PROBLEM
 from paceline.predict.anatomy import data_of
 from paceline.predict.device import device_named, on_device
 from paceline.predict.fit import fit_probes
 from paceline.predict.forecast import Predictor, unsupported
-from paceline.predict.probes import Probe, check_alike, checked_probe
+from paceline.predict.probes import Probe, check_alike, checked_probe, usable_probes
 from paceline.run.folder import find_folders
 from paceline.spec import FIELDS, OWN, RunSpec, resolve
 from paceline.strategies.table import TABLE
@@ -49,8 +49,8 @@ EPILOG = """\
 examples:
   paceline advise -- train --model mine.py:build --data images:photos --workers 1,2,4
   paceline advise --link 1gbit -- train --model resnet50 --data cifar10 --epochs 90
-  paceline advise runs/advice --link 10gbit --workers 1,2,4,8,16 --epochs 90 -o advice.html
-  paceline advise runs/advice --epochs 90 --prices prices.toml --deadline 6h --budget 50EUR
+  paceline advise runs/advise-resnet50-cifar10 --link 10gbit --workers 1,2,4,8,16 --epochs 90 -o advice.html
+  paceline advise runs/advise-resnet50-cifar10 --epochs 90 --prices prices.toml --deadline 6h --budget 50EUR
 
 With a training after --, short runs of it are made first, one after the other. Stop with Ctrl-C; run the same command
 again to continue. The verdict is about this machine, or the machines of --link, --cluster or --prices.
@@ -79,8 +79,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     length.add_argument("--epochs", type=int, metavar="N", help="RUNS: length of the training, in epochs")
     length.add_argument("--steps", type=int, metavar="N", help="RUNS: length of the training, in updates")
     parser.add_argument("--lab", metavar="LAB", help="make the runs in a lab: a preset, such as 1gbit, or a lab file")
-    parser.add_argument("--runs-dir", type=Path, default=Path("runs/advice"), metavar="DIR",
-                        help="folder of the runs that are made (runs/advice)")  # fmt: skip
+    parser.add_argument("--runs-dir", type=Path, metavar="DIR",
+                        help="folder of the runs that are made (runs/advise-MODEL-DATA)")  # fmt: skip
+    parser.add_argument("--batches", action="store_true",
+                        help="also make a tenth of the training with 1, 2 and 8 times the batch, to learn how many "
+                        "updates larger batches need")  # fmt: skip
     parser.add_argument("--time-limit", default=TIME_LIMIT, metavar="TIME",
                         help=f"no further round of runs after this time ({TIME_LIMIT})")  # fmt: skip
     parser.add_argument("--fresh", action="store_true", help="remove earlier runs in --runs-dir first")
@@ -125,6 +128,8 @@ def run(args: argparse.Namespace) -> int:
         print(dump(asdict(advice) | page))
         return EXIT_OK
     print(visible(rendered(advice)))
+    if args.command:
+        print(visible(f"\nFor other machines: paceline advise {shlex.quote(str(_runs_dir(args)))} --link 10gbit"))
     if args.output:
         print(visible(f"\nThe page is {args.output.resolve()}"))
     return EXIT_OK
@@ -141,10 +146,12 @@ def _check(args: argparse.Namespace) -> None:
             raise UsageError(f"--{name} {value}: give a whole number, at least 1")
     if args.budget and not args.prices:
         raise UsageError("--budget without --prices: give a file that says what machines cost (examples/prices.toml)")
+    if args.device and not (args.link or args.cluster or args.prices):
+        raise UsageError(f"--device {args.device} is about other machines: give their --link, --cluster or --prices")
     for name in ("workers", "strategy", "batch", "epochs", "steps"):
         if args.command and getattr(args, name) is not None:
             raise UsageError(f"--{name}: give it after --, as an option of the training")
-    for name in ("lab",):
+    for name in ("lab", "batches"):
         if args.runs and getattr(args, name):
             raise UsageError(f"--{name} is for runs that are made now: leave it out, or give a training after --")
 
@@ -155,7 +162,7 @@ def _wanted(args: argparse.Namespace) -> dict[str, Any]:
     sizes = Table({"--memory": args.memory} if args.memory else {}, "paceline advise", ("--memory",))
     prices = read_prices(args.prices) if args.prices else None
     return {
-        "rate": table.rate("--link"),
+        "rate": table.rate("--link", MOST_PREDICTED_RATE),
         "memory": sizes.size("--memory"),
         "prices": prices,
         "deadline": read_length(args.deadline, "--deadline") if args.deadline else None,
@@ -180,11 +187,20 @@ def _from_runs(args: argparse.Namespace) -> Advice:
         and FIELDS[name].metadata["affects"] in (PROBLEM, LEARNING)
         and (value != FIELDS[name].default or name in ("model", "data"))
     }
+    # Those of the strategies, too: a command has those of its own.
+    for probe in probes:
+        options |= {name: value for name, value in probe.spec.values().items()
+                    if (name in OWN or name == "accumulate") and value not in (None, FIELDS[name].default)}  # fmt: skip
+    options.pop("best_by", None)  # without a validation
     length = {"steps": args.steps} if args.steps else {"epochs": epochs} if epochs else {}
     training = _training(spec, options | length, batch, steps, samples)
-    workers = worker_numbers(args.workers) if args.workers else WORKERS
+    workers = _workers(args.workers) if args.workers else WORKERS
     names = _strategies(args.strategy) if args.strategy else None
-    return _advice(Asked(args, training, tuple(workers), names, **wanted), probes, runs, _spent(probes), unused)
+    return _advice(Asked(args, training, workers, names, **wanted), probes, runs, _spent(probes), unused)
+
+
+def _workers(text: str) -> tuple[int, ...]:
+    return tuple(sorted(set(worker_numbers(text))))
 
 
 def _read(paths: Sequence[Path]) -> tuple[list[Run], list[Probe], list[str]]:
@@ -227,6 +243,8 @@ def _strategies(text: str) -> tuple[str, ...]:
             raise unknown("strategy", name, [each.name for each in TABLE.values() if each.simulation])
         if not TABLE[name].simulation or TABLE[name].single:
             raise UsageError(f"--strategy {name}: give strategies of several workers whose steps can be predicted")
+        if not TABLE[name].exact:
+            raise UsageError(f"--strategy {name} trains another model, and how many updates it needs is not known")
     return tuple(names)
 
 
@@ -240,33 +258,47 @@ def _from_training(args: argparse.Namespace) -> Advice:
         )
     batch = spec.update_batch
     probing = Probing(
-        options,
-        names or USUAL,
-        workers,
-        batch,
-        args.lab,
-        args.runs_dir,
-        f"Runs for advice on {shlex.join(args.command)}",
+        options, names or USUAL, workers, batch, args.lab, _runs_dir(args), f"Runs for {shlex.join(args.command)}"
     )
-    limit, samples = read_length(args.time_limit, "--time-limit"), None
-    advice, why = None, ""
+    limit = read_length(args.time_limit, "--time-limit")
+    asked, advice, why = None, None, ""
     rounds = probing.rounds(lambda *said: _say(args.json, *said), fresh=args.fresh)
     for number, (probes, unused, spent) in enumerate(rounds, 1):
         why = unused[0] if unused else "no run could be used"
-        if not _complete(probes, probing):
-            continue
-        if samples is None:
-            samples = data_of(spec).train - spec.validation_samples(data_of(spec))
-        steps = spec.steps or Course(samples, batch).per_epoch * spec.epochs
-        training = _training(spec, options, batch, steps, samples)
-        asked = Asked(args, training, workers, names, **wanted)
-        advice = _advice(asked, probes, [probe.run for probe in probes], spent, [])
-        if (number > 1 and _clear(advice)) or spent * (number + 1) / number > limit or _enough(advice, spent):
+        if _complete(probes, probing):
+            if asked is None:
+                samples = data_of(spec).train - spec.validation_samples(data_of(spec))
+                steps = spec.steps or Course(samples, batch).per_epoch * spec.epochs
+                training = _training(spec, options, batch, steps, samples)
+                asked = Asked(args, training, workers, names, **wanted)
+            # A deadline that is missed now may be met with more certainty.
+            advice = _from_probes(replace(asked, deadline=None, budget=None), probes)
+            if (number > 1 and _clear(advice)) or _enough(advice):
+                break
+            _say(args.json, f"After {number} round{'s' * (number > 1)}: {_so_far(advice)}", "\n")
+        if spent * (number + 1) / number > limit:
             break
-        _say(args.json, f"After {number} round{'s' * (number > 1)}: {_so_far(advice)}", "\n")
-    if advice is None:
+    if advice is None or asked is None:
         raise ProbesFailed(f"no verdict: {why}; end other programs, and run the same command with --fresh")
-    return advice
+    if not args.batches:
+        return _from_probes(asked, probes)
+    part = math.ceil(LEAST_PART * (asked.training.steps or 0) * batch)
+    folders = probing.branches(part, asked.training.lr, spec.optimizer, lambda *said: _say(args.json, *said))
+    branches = [run for run in map(read_run, folders) if isinstance(run, Run)]
+    return _from_probes(asked, [*probes, *usable_probes(folders)[0]], branches)
+
+
+def _from_probes(asked: Asked, probes: Sequence[Probe], others: Sequence[Run] = ()) -> Advice:
+    return _advice(asked, probes, [*others, *(probe.run for probe in probes)], _spent(probes), [])
+
+
+def _runs_dir(args: argparse.Namespace) -> Path:
+    """The folder of the runs that are made: that of the model and data, unless it is given."""
+    if args.runs_dir:
+        return Path(args.runs_dir)
+    _, spec, _, _ = job_of(args.command)
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in f"advise-{spec.model}-{spec.data}")
+    return Path("runs", name)
 
 
 def job_of(words: list[str]) -> tuple[dict[str, Any], RunSpec, tuple[int, ...], tuple[str, ...] | None]:
@@ -277,22 +309,32 @@ def job_of(words: list[str]) -> tuple[dict[str, Any], RunSpec, tuple[int, ...], 
         )
     parser = Parser(prog="paceline train", allow_abbrev=False)
     train.add_arguments(parser)
+    layers = train.layers_of(parser.parse_args(words[1:]))
     given: dict[str, Any] = {}
-    for _, values in train.layers_of(parser.parse_args(words[1:])):
+    for _, values in layers:
         given |= values
     workers, strategy = given.pop("workers", None), given.pop("strategy", None)
-    names = _strategies(strategy) if strategy else None
-    numbers = tuple(worker_numbers(str(workers))) if workers else WORKERS
-    spec = resolve(("flag", {name: value for name, value in given.items() if name not in OWN}), here=False).spec
+    names = _strategies(str(strategy)) if strategy else None
+    numbers = _workers(str(workers)) if workers else WORKERS
+    decided = ("workers", "strategy")
+    plain = [(source, {key: value for key, value in values.items() if key not in decided}) for source, values in layers]
+    alone = [(source, {key: value for key, value in values.items() if key not in OWN}) for source, values in plain]
+    spec = resolve(*alone, here=False).spec
     for name in names or USUAL:  # refuses wrong values before any run
-        resolve(("flag", {**given, "strategy": name, "workers": 2} if name in TABLE else given), here=False)
+        few = max(2, *numbers) if TABLE[name].part else 2
+        own = [(source, {key: value for key, value in values.items() if key not in OWN or key in TABLE[name].names})
+               for source, values in plain]  # fmt: skip
+        resolve(*own, ("flag", {"strategy": name, "workers": few}), here=False)
+    known = {key for name in names or TABLE for key in TABLE[name].names}
+    for key in given:
+        if key in OWN and key not in known:
+            raise UsageError(f"--{key.replace('_', '-')}: {', '.join(names or ())} has no such option; leave it out")
     return given, spec, numbers, names
 
 
 def _complete(probes: Sequence[Probe], probing: Probing) -> bool:
     """Whether there is a run of one process, and one of several if that is possible."""
-    several = {number for number in probing.workers if 1 < number <= (4 if probing.lab else cores())}
-    there = {probe.workers for probe in probes}
+    several, there = set(probing.several), {probe.workers for probe in probes}
     return 1 in there and (not several or bool(several & there))
 
 
@@ -300,10 +342,10 @@ def _clear(advice: Advice) -> bool:
     return advice.best is None or not CLEAR < advice.best.faster < 1 - CLEAR
 
 
-def _enough(advice: Advice, spent: float) -> bool:
+def _enough(advice: Advice) -> bool:
     """Whether the runs have taken their part of the training's time."""
     alone = advice.alone
-    return bool(alone and alone.seconds and spent > MOST_PROBES * alone.seconds.value)
+    return bool(alone and alone.seconds and advice.probe_seconds > MOST_PROBES * alone.seconds.value)
 
 
 def _so_far(advice: Advice) -> str:
@@ -325,7 +367,7 @@ def _advice(asked: Asked, probes: Sequence[Probe], runs: Sequence[Run], spent: f
         left_out += [reason for reason in reasons.values() if reason]
         others = [name for name, each in TABLE.items() if each.simulation and not each.exact]
         left_out.append(f"{', '.join(others)}: they train another model, and how many updates it needs is not known")
-    ranks = max(asked.workers) + max(1, *(probe.servers for probe in probes))
+    ranks = max(*asked.workers, *STAGES) + max(1, *(probe.servers for probe in probes))
     own = own_place(probes, asked.memory)
     places = asked_places(
         fit, probes, ranks, rate=asked.rate, cluster=args.cluster, prices=asked.prices, memory=asked.memory

@@ -15,7 +15,7 @@ from paceline.cli.main import add_json
 from paceline.cli.output import check_output, make_folder, write_text
 from paceline.emulation.table import TABLE as DEVICES
 from paceline.errors import EXIT_OK, UsageError, unknown, visible
-from paceline.lab.plan import PRESETS, Table, read_plan
+from paceline.lab.plan import MOST_PREDICTED_RATE, PRESETS, Table, read_plan
 from paceline.predict.calibration import (
     SHIPPED,
     UNCALIBRATED,
@@ -197,7 +197,7 @@ def _strategies(text: str | None, probes: list[Probe], given: Mapping[str, Any])
 def _cluster(args: argparse.Namespace, probes: list[Probe], workers: int) -> Cluster | None:
     ranks = workers + max(1, *(probe.servers for probe in probes))
     if args.link:
-        rate = Table({"--link": args.link}, "paceline predict", ("--link",)).rate("--link")
+        rate = Table({"--link": args.link}, "paceline predict", ("--link",)).rate("--link", MOST_PREDICTED_RATE)
         return alike(ranks, rate or 0, 1.0 if args.device else probes[0].cluster.nodes[0].speed)
     plan = read_plan(args.lab) if args.lab and args.lab not in PRESETS else None
     if plan and any(node.processes for node in plan.nodes):

@@ -18,6 +18,7 @@ LAB = "PACELINE_LAB"
 MOST_NODES = 64
 # A slower link could not carry a few frames in a burst; a faster one exceeds the kernel's token bucket.
 LEAST_RATE, MOST_RATE = 100_000, 30_000_000_000
+MOST_PREDICTED_RATE = 1_000_000_000_000  # of links that no lab has
 MOST_NOISE = 2.0
 NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
@@ -204,10 +205,10 @@ class Table:
             raise self._wrong(key, f"a number {'from 0' if above is None else f'above {above:g}'} to {most:g}")
         return float(value)
 
-    def rate(self, key: str) -> int | None:
+    def rate(self, key: str, most: int = MOST_RATE) -> int | None:
         """Bits per second."""
         value = self.values.get(key)
-        return None if value is None else self._quantity(key, BITS, LEAST_RATE, MOST_RATE, '"100mbit" or "1gbit"')
+        return None if value is None else self._quantity(key, BITS, LEAST_RATE, most, '"100mbit" or "1gbit"')
 
     def size(self, key: str) -> int | None:
         """Bytes."""

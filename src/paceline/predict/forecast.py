@@ -116,7 +116,8 @@ class Predictor:
         places = spread(spec.ranks, len(here.nodes))
         known = replace(fit, slowdown=0.0) if own else fit  # it is a part of what was measured there
         doubt = crowd_error(probes, spec) if own else 0.0
-        return Simulated(spec, here, places, known, seconds, doubt, self.seed)
+        # Errors of one process are others than those of several.
+        return Simulated(spec, here, places, known, seconds, doubt, self.seed + (spec.ranks == 1))
 
     def alone(self, given: Mapping[str, Any]) -> Array:
         """Samples per second of one process."""
@@ -250,7 +251,10 @@ def setting_spec(probes: Sequence[Probe], strategy: str, workers: int, given: Ma
     other = {*OWNED, *(FIELDS.keys() - slow), *(OWN.keys() - set(method.names))}
     kept: dict[str, Any] = {}
     for probe in sorted(probes, key=lambda probe: (probe.run.summary.strategy == strategy, probe.workers)):
-        kept |= {name: value for name, value in probe.spec.values().items() if name not in other}
+        same = probe.run.summary.strategy == strategy
+        # What another strategy has chosen for itself is chosen anew.
+        chosen = [name for name in OWN if not same and FIELDS[name].default is None]
+        kept |= {name: value for name, value in probe.spec.values().items() if name not in (*other, *chosen)}
     # Checked with few workers: a data set may be too small for a batch of many, which `beyond` says.
     few = 1 if method.single else min(workers, 2)
     own = [probe for probe in probes if probe.run.summary.strategy == strategy]

@@ -36,11 +36,18 @@ MEANING = {
 
 @dataclass(frozen=True)
 class Limit:
-    """A cause, and the seconds of a step that would be saved without it. `saved` are those of all causes."""
+    """A cause, and the seconds of a step that would be saved without it. `saved` are those of all causes, and `whole`
+    are those of the step as it is.
+    """
 
     cause: str
     seconds: float
     saved: Mapping[str, float]
+    whole: float = 0.0
+
+    def without(self, cause: str) -> float:
+        """The seconds of a step without this cause."""
+        return max(0.0, self.whole - self.saved.get(cause, 0.0))
 
 
 def limit_of(case: Case, seconds: float, *, noise: bool = True) -> Limit:
@@ -57,16 +64,16 @@ def limit_of(case: Case, seconds: float, *, noise: bool = True) -> Limit:
     even = whole if len(set(times)) == 1 else _step(replace(case, compute=mean))
     saved[SLOWEST] = (_step(case) if noise else whole) - even
     if not case.options["servers"]:
-        return most_saved(saved | {LINK: whole - _step(_faster_links(steady))})
+        return most_saved(saved | {LINK: whole - _step(_faster_links(steady))}, whole)
     # What links save is not counted twice: those of servers belong to the servers.
     served = _faster_servers(steady)
     without = _step(served)
-    return most_saved(saved | {SERVER: whole - without, LINK: without - _step(_faster_links(served))})
+    return most_saved(saved | {SERVER: whole - without, LINK: without - _step(_faster_links(served))}, whole)
 
 
-def most_saved(saved: Mapping[str, float]) -> Limit:
+def most_saved(saved: Mapping[str, float], whole: float = 0.0) -> Limit:
     cause = max((each for each in CAUSES if each in saved), key=lambda each: saved[each])
-    return Limit(cause, max(0.0, saved[cause]), saved)
+    return Limit(cause, max(0.0, saved[cause]), saved, whole)
 
 
 def _step(case: Case) -> float:
