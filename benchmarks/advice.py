@@ -33,9 +33,9 @@ from paceline.predict.probes import Probe, usable_probes
 from paceline.spec import OWN
 from paceline.strategies.table import TABLE, default
 
-ALONE, SEVERAL, REAL = 2, 1, 3  # runs of one process and of several in a lab, and of each on this machine
+ALONE, SEVERAL, REAL = 2, 1, 2  # runs of one process and of several in a lab, and of each on this machine
 MEASURED, CLEAR = 2, 0.01  # settings that are measured; only the best if its probability is so close to 0 or 1
-REAL_STEPS = 60
+REAL_STEPS = 40
 NODES = 8  # of a scenario
 
 

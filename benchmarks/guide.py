@@ -23,7 +23,7 @@ CLUSTERS = {
     "four laptops, Wi-Fi of 50 Mbit/s": ["--link", "50mbit", "--workers", "1,2,4"],
     "four cloud nodes, 10 Gbit/s": ["--link", "10gbit", "--workers", "1,2,4"],
     "a supercomputer, V100 GPUs, 100 Gbit/s": ["--link", "100gbit", "--workers", "1,4,16,64", "--device", "v100",
-                                               "--batch", "2048", "--memory", "1000GB"],
+                                               "--batch", "2048"],
 }  # fmt: skip
 
 

@@ -258,7 +258,10 @@ def test_too_small_a_budget_names_the_cheapest(runs: Path, tmp_path: Path, capsy
     (tmp_path / "prices.toml").write_text(PRICES + 'link = "10gbit"\n')
     words = ["--epochs", "50", "--prices", str(tmp_path / "prices.toml"), "--budget", "0.01EUR"]
     assert main(["advise", str(runs), *words]) == 2
-    assert "nothing costs at most 0.0100 EUR: the cheapest setting, one process, costs" in capsys.readouterr().err
+    assert (
+        "nothing costs at most 0.0100 EUR: the cheapest setting, one of the machines “node”, costs"
+        in capsys.readouterr().err
+    )
 
 
 def test_runs_that_cannot_be_compared_are_refused(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

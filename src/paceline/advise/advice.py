@@ -8,6 +8,7 @@ from paceline.predict.ranges import Range
 
 # It is worth it from this probability on that it is faster by the margin.
 SURE, MARGIN = 0.9, 0.1
+OWN_MACHINE = "processes on this machine"  # how sentences call them
 MEASURED, PREDICTED, EXTRAPOLATED = BASES = ("measured", "predicted", "extrapolated")
 
 
@@ -90,6 +91,7 @@ class Advice:
     `alone` is the best single process; None if the model fits on no machine. `best` is the best distributed setting
     where it was asked for, `here` the best one on the machine of the runs, beside one process there. `front` are the
     settings of which no other is both faster and cheaper. `for_deadline` and `for_budget` are the best ones for these.
+    `untried` divides the model in a way that no run had, and would be worth it; but no verdict rests on its prediction.
     """
 
     model: str
@@ -116,3 +118,4 @@ class Advice:
     probe_seconds: float = 0.0
     runs: int = 0
     left_out: tuple[str, ...] = ()
+    untried: Choice | None = None

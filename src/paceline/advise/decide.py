@@ -148,6 +148,7 @@ def advise(question: Question, predictor: Predictor, law: StepsLaw | None, learn
         raise UsageError(words.fits_nowhere([found.choice(each) for each in asked]))
     several = [each for each in fitting if each.workers > 1]
     best = next((each for each in several if each.sure), None) if alone.fits else fitting[0]
+    untried = next((each for each in several if not each.sure and found.faster(found.relative(each)) >= SURE), None)
     distribute = not alone.fits or (best is not None and found.faster(found.relative(best)) >= SURE)
     own = [each for each in everything if each.place == question.own and each.fits and each.sure]
     near = _Found(question, predictor, law, min([each for each in own if each.workers == 1] or [alone], key=_at_most))
@@ -181,6 +182,7 @@ def advise(question: Question, predictor: Predictor, law: StepsLaw | None, learn
         question.probe_seconds,
         len(predictor.probes),
         tuple(dict.fromkeys(left_out)),
+        found.choice(untried) if untried and not distribute else None,
     )
     return words.said(advice, found.choice(alone))
 
@@ -192,7 +194,7 @@ def _at_most(each: Candidate) -> float:
 def _links(found: _Found, batch: int) -> list[LinkPoint]:
     """The best setting for each number of machines, over links of many speeds."""
     question, fit = found.question, found.predictor.fit
-    speed = 1.0 if fit.device else found.predictor.probes[0].cluster.nodes[0].speed
+    speed = found.alone.found.cluster.nodes[0].speed
     averaging = [name for name in question.strategies if TABLE[name].averaging]
     names = [name for name in averaging if TABLE[name].averaging in fit.costs] or averaging[:1]
     most = max(question.workers)

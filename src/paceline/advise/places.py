@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from paceline.advise.advice import OWN_MACHINE
 from paceline.advise.prices import Prices
 from paceline.advise.search import Place
 from paceline.errors import UsageError
@@ -26,7 +27,7 @@ def own_place(probes: Sequence[Probe], memory: int | None = None) -> Place:
         return Place(f"nodes of the lab ({speeds} links)", None, MOST_WORKERS, memory=memory)
     there = max((node.memory_bytes or 0 for node in run.nodes.values()), default=0) or None
     here = memory or (None if run.emulated else there)  # an emulated device has a memory of its own
-    return Place("processes on this machine", None, int(probes[0].cluster.cores), memory=here, shared=True)
+    return Place(OWN_MACHINE, None, int(probes[0].cluster.cores), memory=here, shared=True)
 
 
 def asked_places(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from paceline.advise.advice import EXTRAPOLATED, MEASURED, SURE, Advice, Choice, LinkPoint
+from paceline.advise.advice import EXTRAPOLATED, MEASURED, OWN_MACHINE, SURE, Advice, Choice, LinkPoint
 from paceline.analysis.wording import count, link, number, percent, seconds, size
 from paceline.predict.limits import MEANING
 from paceline.predict.ranges import Range
@@ -61,7 +61,7 @@ def said(advice: Advice, alone: Choice) -> Advice:
 def setting(each: Choice) -> str:
     """2 machines over 1 Gbit/s links with ring"""
     if each.workers == 1:
-        return "one process"
+        return "one process" if each.where == OWN_MACHINE else f"one of the {each.where}"
     servers = each.machines - each.workers
     besides = f" and {count(servers, 'server')}" if servers > 0 else ""
     return f"{each.workers:,} {each.where} with {each.strategy}{besides}"
@@ -80,8 +80,7 @@ def _verdict(advice: Advice, alone: Choice) -> str:
     start = "Distribute" if advice.distribute else "Do not distribute"
     took = "take" if best.basis == MEASURED else "would take"
     longer = "times as long as" if best.relative.value >= 1 else "of the time of"
-    one = "one process" if best.machines == 1 or alone.where != best.where else "one"
-    one += f" of the {alone.where}" if alone.where != best.where else ""
+    one = "one" if best.machines > 1 and alone.where == best.where else setting(alone)
     basis = best.basis.upper() if best.basis == EXTRAPOLATED else best.basis
     return f"{start}: {setting(best)} {took} {within(best.relative)} {longer} {one} ({basis}); {_cost(best)}."
 
@@ -111,7 +110,7 @@ def _reasons(advice: Advice) -> list[str]:
         )
         if best.beyond:
             found.append(f"Beyond what was measured: {'; '.join(best.beyond)}.")
-    found.append(_changes(advice))
+    found += [_untried(advice), _changes(advice)]
     found.append(_length(advice))
     found.append(_learning(advice))
     found += [_memory(advice), _here(advice)]
@@ -121,6 +120,17 @@ def _reasons(advice: Advice) -> list[str]:
         if chosen:
             found.append(f"Best for {what}: {setting(chosen)}, {_taking(chosen, advice)}: `{chosen.command}`")
     return [*found, _prices(advice), _probes(advice)]
+
+
+def _untried(advice: Advice) -> str:
+    each = advice.untried
+    if each is None:
+        return ""
+    return (
+        f"{setting(each)} might be worth it: {within(each.relative)} of the time of one process ({each.basis}). But no "
+        f"run had {each.strategy}, and no verdict rests on such a prediction: try it, or ask again with "
+        f"`--strategy {each.strategy}` after `-- train`."
+    )
 
 
 def _probability(each: Choice) -> str:

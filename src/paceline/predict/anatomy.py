@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -97,11 +97,14 @@ def data_of(spec: RunSpec) -> DataInfo:
     """What is known of the data set; a user's own is opened, which imports torch."""
     from paceline.data import table as datasets
 
-    if known := datasets.describe(spec.data):
-        return known
+    return datasets.describe(spec.data) or _opened(spec.data, spec.data_dir)
+
+
+@cache
+def _opened(name: str, folder: str | None) -> DataInfo:
     from paceline.data.load import load
 
-    return load(spec.data, Path(spec.data_dir) if spec.data_dir else None).info
+    return load(name, Path(folder) if folder else None).info
 
 
 def build_model(spec: RunSpec) -> tuple[DataInfo, nn.Module]:
