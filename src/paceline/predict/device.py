@@ -40,6 +40,7 @@ def on_device(fit: Fit, probes: Sequence[Probe], device: Device) -> Fit:
         fit,
         per_sample=found.seconds * spec.accumulate,
         fixed=0.0,
+        least=0.0,
         compute_error=DERIVED_ERROR if found.derived else FIGURE_ERROR,
         overhead=0.0,
         emulated=True,  # workers do not compute on the cores of the probes

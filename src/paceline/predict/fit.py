@@ -61,9 +61,10 @@ class Fit:
     overlap: bool | None = None  # what `auto` has chosen
     slowdown: float = 0.0  # of computing while a rank communicates
     device: str = ""  # of compute that was not measured: how it is known
+    least: float = 0.0  # seconds for a sample, of the most efficient batch: fixed is negative if that is a small one
 
     def compute_seconds(self, samples: int) -> float:
-        return self.fixed + samples * self.per_sample
+        return Line(self.per_sample, self.fixed, self.least).seconds(samples)
 
     def channel(self, name: str) -> Costs:
         """The costs of a channel, or what is assumed of it."""
@@ -77,11 +78,10 @@ class Fit:
 
 def fit_probes(probes: Sequence[Probe], draws: int = 200) -> Fit:
     """Raises UsageError if the probes do not tell enough."""
-    per_sample, fixed, doubt = compute_line(_whole(probes) if probes[0].run.emulated else _least(probes))
+    line, doubt = compute_line(_whole(probes) if probes[0].run.emulated else _least(probes))
     anatomy, noise = shape_of(probes[0]), _noise(probes)
-    start = Fit(anatomy, per_sample, fixed, doubt, noise, 0.0, {}, {}, {}, probes[0].run.emulated)
-    overhead = _overhead(probes)
-    start = replace(start, overhead=overhead)
+    start = Fit(anatomy, line.per_sample, line.fixed, doubt, noise, _overhead(probes), {}, {}, {},
+                probes[0].run.emulated, least=line.least)  # fmt: skip
     channels: dict[str, list[Probe]] = {}
     for probe in probes:
         if probe.workers > 1 or probe.servers:
@@ -136,8 +136,22 @@ def _whole(probes: Sequence[Probe]) -> list[Probe]:
     return [probe for probe in probes if not probe.run.method.part] or telling(probes)
 
 
-def compute_line(probes: Sequence[Probe]) -> tuple[float, float, float]:
-    """Seconds for a sample, and fixed, at speed 1, with the relative error."""
+@dataclass(frozen=True)
+class Line:
+    """Seconds of compute for a batch, at speed 1. Where small batches are the more efficient ones, as they fit into
+    caches, `fixed` is negative; still smaller ones are taken to be no more efficient.
+    """
+
+    per_sample: float
+    fixed: float
+    least: float = 0.0  # for a sample
+
+    def seconds(self, samples: int) -> float:
+        return max(self.fixed + samples * self.per_sample, samples * self.least)
+
+
+def compute_line(probes: Sequence[Probe]) -> tuple[Line, float]:
+    """How compute depends on the batch, with the relative error."""
     points = [(probe.samples, probe.compute_seconds) for probe in probes]
     errors = np.array([_relative_error(probe.compute.mean(axis=1)) for probe in probes])
     sizes = {samples for samples, _ in points}
@@ -145,13 +159,13 @@ def compute_line(probes: Sequence[Probe]) -> tuple[float, float, float]:
         weights = np.array([probe.compute.size for probe in probes], dtype=float)
         weights /= weights.sum()
         seconds = sum(weight * seconds / samples for weight, (samples, seconds) in zip(weights, points, strict=True))
-        return float(seconds), 0.0, float(np.sqrt(np.sum((weights * errors) ** 2)))
+        return Line(float(seconds), 0.0), float(np.sqrt(np.sum((weights * errors) ** 2)))
     batches, times = np.array(points).T
     error = float(errors.max())
     slope, intercept = np.polyfit(batches, times, 1)
-    if slope <= 0 or intercept < 0:
-        slope, intercept = float(np.mean(times / batches)), 0.0
-    return float(slope), float(intercept), error
+    if slope <= 0:
+        return Line(float(np.mean(times / batches)), 0.0), error
+    return Line(float(slope), float(intercept), float(np.min(times / batches)) if intercept < 0 else 0.0), error
 
 
 def _relative_error(times: Array, centre: Callable[..., Array] = np.median) -> float:

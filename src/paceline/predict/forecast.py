@@ -287,8 +287,8 @@ def shared_compute(probes: Sequence[Probe], spec: RunSpec) -> float:
     """Seconds of compute on the machine of the probes, whose cores workers share: as with the nearest number."""
     probes = telling(probes)
     nearest = min((probe.workers for probe in probes), key=lambda workers: abs(workers - (spec.workers or 1)))
-    per_sample, fixed, _ = compute_line([probe for probe in probes if probe.workers == nearest])
-    return fixed + per_sample * spec.batch_size
+    line, _ = compute_line([probe for probe in probes if probe.workers == nearest])
+    return line.seconds(spec.batch_size)
 
 
 def crowd_error(probes: Sequence[Probe], spec: RunSpec) -> float:

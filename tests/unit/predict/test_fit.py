@@ -208,3 +208,14 @@ def test_emulated_and_real_runs_are_not_mixed(tmp_path: Path) -> None:
     emulated(tmp_path / "b")
     with pytest.raises(UsageError, match="emulated and real runs cannot be mixed"):
         read_probes([tmp_path])
+
+
+@pytest.mark.parametrize(("half", "quarter"), [(0.06, 0.04), (0.04, 0.02)])
+def test_compute_at_measured_batches_is_what_was_measured(tmp_path: Path, half: float, quarter: float) -> None:
+    """Also if the smaller batch is the more efficient one; a still smaller one is not more efficient than that."""
+    for batch, seconds in ((64, 0.1), (32, half)):
+        write_run(tmp_path / str(batch), steady(seconds, 60), batch=batch, compute=[0.7])
+    fit = fit_probes(read_probes([tmp_path]))
+    assert fit.compute_seconds(64) == pytest.approx(0.07, rel=0.01)
+    assert fit.compute_seconds(32) == pytest.approx(0.7 * half, rel=0.01)
+    assert fit.compute_seconds(16) == pytest.approx(0.7 * quarter, rel=0.01)
