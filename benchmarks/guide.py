@@ -48,7 +48,8 @@ def main() -> int:
         folder = folder_of(args.output, each["name"])
         cells = []
         for number, words in enumerate(CLUSTERS.values()):
-            advice = ask([str(folder / "probes"), *words], folder / f"guide-{number}.json")
+            asked = [str(folder / "probes"), "--strategy", "allreduce,ring", *words]
+            advice = ask(asked, folder / f"guide-{number}.json")
             cells.append(cell(advice))
         print(f"| {each['name']} | {each['options']['batch_size']} | " + " | ".join(cells) + " |", flush=True)
         changes = [line for line in json.loads((folder / "guide-1.json").read_text())["reasons"] if "from" in line]
