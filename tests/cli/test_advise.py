@@ -124,6 +124,8 @@ def test_money_is_machines_times_price_times_hours_and_the_runs(
             continue
         hours = each["seconds"]["value"] * each["machines"] + found["probe_seconds"]
         assert each["money"]["value"] == pytest.approx(0.5 * hours / 3600)
+    (front,) = [line for line in found["reasons"] if line.startswith("No setting is both faster and cheaper than")]
+    assert front.count(" EUR") == min(5, len(found["front"]))
     times = [each["seconds"]["value"] for each in found["front"]]
     money = [each["money"]["value"] for each in found["front"]]
     assert times == sorted(times)

@@ -16,6 +16,7 @@ from paceline.spec import OWN
 if TYPE_CHECKING:
     from paceline.advise.search import Candidate
 
+MOST_OF_FRONT = 5  # settings in a sentence
 MOST_PROBES = 0.05  # of the time of the training
 # Options that the advice decides about, and those that say where a run is.
 DECIDED = ("strategy", "workers", "batch_size", "global_batch", "scale_lr", "name", "output_dir")
@@ -119,7 +120,7 @@ def _reasons(advice: Advice) -> list[str]:
     for what, chosen in (("the deadline", advice.for_deadline), ("the budget", advice.for_budget)):
         if chosen:
             found.append(f"Best for {what}: {setting(chosen)}, {_taking(chosen, advice)}: `{chosen.command}`")
-    return [*found, _prices(advice), _probes(advice)]
+    return [*found, _front(advice), _prices(advice), _probes(advice)]
 
 
 def _untried(advice: Advice) -> str:
@@ -213,6 +214,14 @@ def _here(advice: Advice) -> str:
 def _taking(each: Choice, advice: Advice) -> str:
     money = f", {within(each.money)} {advice.pricing.currency}" if each.money and advice.pricing else ""
     return f"{_time(each)}{money}"
+
+
+def _front(advice: Advice) -> str:
+    if len(advice.front) < 2:
+        return ""
+    each = [f"{setting(choice)}: {_taking(choice, advice)}" for choice in advice.front[:MOST_OF_FRONT]]
+    more = f"; and {len(advice.front) - MOST_OF_FRONT} cheaper ones" if len(advice.front) > MOST_OF_FRONT else ""
+    return f"No setting is both faster and cheaper than these: {'; '.join(each)}{more}."
 
 
 def _prices(advice: Advice) -> str:
