@@ -38,9 +38,17 @@ def test_every_option_says_what_it_affects() -> None:
     for name, made in FIELDS.items():
         found[made.metadata["affects"]].add(name)
     saving = {"resume", "checkpoint_every", "checkpoint_seconds", "keep_checkpoints", "on_nan"}
-    assert {"seed", "name", "output_dir", "timeout", "log_every", "check_replicas", "tensorboard", *saving} == found[
-        NOTHING
-    ]
+    assert {
+        "seed",
+        "name",
+        "output_dir",
+        "timeout",
+        "log_every",
+        "check_replicas",
+        "record_norms",
+        "tensorboard",
+        *saving,
+    } == found[NOTHING]
     assert {"epochs", "steps", "test", "validation", "evaluate_every", "patience"} == found[LENGTH]
     assert {"model", "data", "optimizer", "dtype", "compute", "shrink", "sync_batchnorm"} <= found[PROBLEM]
     assert {"lr", "momentum", "weight_decay", "staleness_lr"} <= found[LEARNING]

@@ -17,8 +17,8 @@ from paceline.data.table import describe
 from paceline.errors import UsageError
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
-# The file that benchmarks/prediction.py draws experiments from is not one itself.
-FILES = sorted(path for path in EXPERIMENTS.glob("*.toml") if path.stem != "prediction")
+# The files that benchmarks/prediction.py and benchmarks/advice.py read are no experiments themselves.
+FILES = sorted(path for path in EXPERIMENTS.glob("*.toml") if path.stem not in ("prediction", "advice"))
 DEMO = EXPERIMENTS.parent / "examples" / "demo.toml"
 GRID = """
 repeats = 3
