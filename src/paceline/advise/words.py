@@ -241,7 +241,7 @@ def _probes(advice: Advice) -> str:
         return f"{took}."
     part = advice.probe_seconds / whole.seconds.value
     more = f", more than {percent(MOST_PROBES)}: so short a training can simply be run" if part > MOST_PROBES else ""
-    return f"{took}, {100 * part:.2g} % of the time of the training{more}."
+    return f"{took}, {number(100 * part)} % of the time of the training{more}."
 
 
 def fits_nowhere(choices: Sequence[Choice]) -> str:
