@@ -48,6 +48,7 @@ class Probing:
     lab: str | None
     folder: Path
     title: str
+    emulated: bool = False  # compute takes as long for a sample with any batch
 
     def rounds(self, say: Say, *, fresh: bool = False) -> Iterator[tuple[list[Probe], list[str], float]]:
         """After each round: the runs that can be used, why others cannot, and the seconds that all of them took.
@@ -109,10 +110,6 @@ class Probing:
         most = min(self.batch, LAB_WORKERS if self.lab else cores())
         return [number for number in self.workers if 1 < number <= most]
 
-    @property
-    def emulated(self) -> bool:
-        return str(self.options.get("compute", "real")) != "real"
-
     def _steps(self, strategy: str, workers: int, steps: int) -> int:
         """Where each worker makes updates of its own, as many rounds of them."""
         return steps * workers if TABLE[strategy].updates_by_worker else steps
@@ -136,6 +133,7 @@ class Probing:
     def _run(self, experiment: Experiment, store: Store, say: Say, *, fresh: bool = False) -> None:
         outcome = bench(experiment, store, say, fresh=fresh)
         if outcome.stopped:
+            say("The same command continues", "\n")
             raise KeyboardInterrupt
         if outcome.failed:
             raise ProbesFailed(f"a run failed: {next(iter(outcome.failed.values()))}")

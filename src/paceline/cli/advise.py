@@ -257,9 +257,8 @@ def _from_training(args: argparse.Namespace) -> Advice:
             "nothing about an idle one. End the other programs, and run the same command again"
         )
     batch = spec.update_batch
-    probing = Probing(
-        options, names or USUAL, workers, batch, args.lab, _runs_dir(args), f"Runs for {shlex.join(args.command)}"
-    )
+    title = f"Runs for {shlex.join(args.command)}"
+    probing = Probing(options, names or USUAL, workers, batch, args.lab, _runs_dir(args), title, emulated=spec.emulated)
     limit = read_length(args.time_limit, "--time-limit")
     asked, advice, why = None, None, ""
     rounds = probing.rounds(lambda *said: _say(args.json, *said), fresh=args.fresh)
