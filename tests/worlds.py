@@ -34,7 +34,7 @@ from paceline.launch.spawn import Process, _mpi_variables, _mpiexec_command
 from paceline.launch.zygote import Zygote
 
 HERE = Path(__file__).parent
-TRANSPORTS = ("threads", "gloo", "mpi")
+TRANSPORTS = ("threads", "shm", "gloo", "mpi")
 PATIENCE = 60.0
 COMM_TIMEOUT = 20.0
 

@@ -90,7 +90,7 @@ def test_the_meter_counts_messages_and_bytes_exactly(world: World) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("transport", ["threads", "gloo"])  # MPI's abort ends the processes: see tests/process
+@pytest.mark.parametrize("transport", ["threads", "shm", "gloo"])  # MPI's abort ends the processes: see tests/process
 def test_an_abort_ends_the_waits_of_the_others(worlds: Worlds, transport: str, size: int) -> None:
     for nested in (False, True):
         messages = worlds.get(transport, size).run(cases.one_aborts, nested=nested)

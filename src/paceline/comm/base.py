@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -19,6 +19,26 @@ class Work(Protocol):
 
     def wait(self) -> None:
         """Return when it is done; raise CommTimeout, naming both ranks, after the communicator's timeout."""
+
+
+class SharedSum(Protocol):
+    """Vectors of all ranks, one for each dtype, and their sum, in memory that the ranks share.
+
+    A rank writes to `mine`, and gives spans of it, in the same order on all ranks. After `finish`, all ranks read the
+    sums in `total`, which is one memory for all: nobody else may write to it.
+    """
+
+    @property
+    def mine(self) -> Mapping[torch.dtype, Tensor]: ...
+
+    @property
+    def total(self) -> Mapping[torch.dtype, Tensor]: ...
+
+    def give(self, dtype: torch.dtype, start: int, stop: int) -> None:
+        """This span of `mine` is complete, and stays so until `finish`. Spans that all ranks have given are summed."""
+
+    def finish(self) -> None:
+        """Return when all spans that were given are summed."""
 
 
 class Comm(ABC):
@@ -67,6 +87,13 @@ class Comm(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close sockets and stop threads; may be called twice."""
+
+    def shared_sum(self, lengths: dict[torch.dtype, int]) -> SharedSum | None:
+        """Memory to sum vectors of these lengths in, without sending them; None if the transport shares no memory.
+
+        All ranks must call it. It uses this communicator until its last `finish`.
+        """
+        return None
 
     def read_records(self, path: Path, offsets: Tensor, length: int) -> Tensor:
         """Read `length` bytes at each of this rank's offsets in a file, [offsets, length]; all ranks must call it."""
@@ -127,7 +154,8 @@ def lost(comm: Comm, peer: int | None) -> int | None:
     return None if peer is None else comm.name(peer)
 
 
-def took_too_long(comm: Comm, what: str, peer: int | None = None, tag: int = 0) -> str:
-    """The message of a CommTimeout."""
-    whom = "the other ranks" if peer is None else f"rank {comm.name(peer)} (tag {tag})"
+def took_too_long(comm: Comm, what: str, peer: int | None = None, tag: int | None = None) -> str:
+    """The message of a CommTimeout; messages have tags, collectives do not."""
+    whom = "the other ranks" if peer is None else f"rank {comm.name(peer)}"
+    whom += "" if peer is None or tag is None else f" (tag {tag})"
     return f"{whoami(comm)} waited {comm.timeout:g} s to {what} {whom} over {comm.transport}"

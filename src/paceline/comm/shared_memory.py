@@ -24,7 +24,7 @@ class SharedMemory:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor, self.size = descriptor, os.fstat(descriptor).st_size
-        self._memory = mmap.mmap(descriptor, self.size)
+        self.buffer = mmap.mmap(descriptor, self.size)
 
     @classmethod
     def create(cls, size: int) -> SharedMemory:
@@ -36,18 +36,18 @@ class SharedMemory:
         """`length` values from the byte `start` on. The memory stays mapped as long as a tensor uses it."""
         if not length:
             return torch.empty(0, dtype=dtype)
-        return torch.frombuffer(self._memory, dtype=dtype, count=length, offset=start)
+        return torch.frombuffer(self.buffer, dtype=dtype, count=length, offset=start)
 
     def semaphores(self, start: int, count: int) -> list[Semaphore]:
-        place = ctypes.addressof(ctypes.c_char.from_buffer(self._memory, start))
+        place = ctypes.addressof(ctypes.c_char.from_buffer(self.buffer, start))
         return [Semaphore(self, place + LINE * i) for i in range(count)]
 
     def send(self, connection: socket.socket, message: bytes) -> None:
         """Give the other side of a Unix socket this memory, with a message."""
         socket.send_fds(connection, [message], [self.descriptor])
 
-    def seal(self) -> None:
-        """Close the descriptor: nobody else will get this memory."""
+    def close(self) -> None:
+        """Close the descriptor, when nobody else needs it; the memory stays mapped."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -68,9 +68,9 @@ class Semaphore:
         self._memory = memory  # keeps it mapped
         self._place = ctypes.c_void_p(place)
 
-    def initialise(self) -> None:
-        """Set it to 0; one process does, before the others use it."""
-        if _libc.sem_init(self._place, 1, 0):
+    def initialise(self, value: int = 0) -> None:
+        """Set its value; one process does, before the others use it."""
+        if _libc.sem_init(self._place, 1, value):
             raise OSError("this system has no semaphores for several processes")
 
     def post(self) -> None:

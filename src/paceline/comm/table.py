@@ -27,6 +27,7 @@ class Transport:
     about: str
     world: str | None = None  # module:function that takes a seat and a timeout and returns the Comm of all ranks
     in_one_process: bool = False  # ranks are threads
+    on_one_machine: bool = False  # its ranks are processes of one machine
     moves_gpu_tensors: bool = False
     reads_files_together: bool = False
     by_mpiexec: bool = False  # its ranks must be started by mpiexec, or by another launcher that supports MPI
@@ -79,6 +80,9 @@ def _needs_mpi(started: bool, here: bool) -> str | None:
 
 
 GLOO = Transport("gloo", "torch.distributed's sockets; the default on CPUs", "paceline.comm.process_group:gloo_world")
+SHM = Transport(
+    "shm", "memory that ranks share; the default on one machine", "paceline.comm.shm:shm_world", on_one_machine=True
+)
 MPI = Transport(
     "mpi",
     "mpi4py; starts mpiexec itself from a plain shell",
@@ -96,7 +100,7 @@ NCCL = Transport(
 )
 ZMQ = Transport("zmq", "ZeroMQ; only for parameter servers and their workers", for_servers=True)
 THREADS = Transport("threads", "ranks as threads of one process; for tests and for a quick try", in_one_process=True)
-TABLE = Table("paceline.transports", Transport, (THREADS, GLOO, NCCL, MPI, ZMQ))
+TABLE = Table("paceline.transports", Transport, (THREADS, SHM, GLOO, NCCL, MPI, ZMQ))
 
 
 def choose(launcher: str | None, *, servers: bool = False, files: bool = False, gpu: bool = False) -> tuple[str, str]:
