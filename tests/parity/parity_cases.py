@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import fields
@@ -15,7 +16,7 @@ from fitting import fitting
 from plain_loop import Data, Recipe, Trained
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from worlds import World
+from worlds import Case, World
 
 import paceline
 from paceline.comm.base import Comm
@@ -28,6 +29,7 @@ from paceline.run.folder import read_summary
 from paceline.run.recorder import Recorder
 from paceline.run.records import Summary
 from paceline.spec import Resolved, RunSpec, resolve
+from paceline.strategies.engine import Lockstep
 from paceline.strategies.setup import choose_place
 from paceline.training.console import Console
 from paceline.training.driver import Job, train
@@ -132,10 +134,16 @@ def model_of(values: dict[str, Any]) -> nn.Module:
 
 
 def check_trains(
-    world: World, folder: Path, values: dict[str, Any], wanted: Trained, tolerance: float = 1e-12
+    world: World,
+    folder: Path,
+    values: dict[str, Any],
+    wanted: Trained,
+    tolerance: float = 1e-12,
+    case: Case | None = None,
+    **more: Any,
 ) -> Summary:
     """Train in this world, and compare steps, weights, buffers, losses and accuracy with the plain loop's."""
-    assert world.run(train_here, folder=str(folder), values=values) == [wanted.steps] * world.size
+    assert world.run(case or train_here, folder=str(folder), values=values, **more) == [wanted.steps] * world.size
     summary = read_summary(folder)
     assert summary is not None
     check_trained(summary, load_file(folder / "model.safetensors"), wanted, tolerance)
@@ -177,4 +185,18 @@ def train_from_pictures(comm: Comm, folder: str, values: dict[str, Any], cache: 
     """Train on a folder of images; a rank's process packs it into a cache of the test's own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", cache)
+        return train_here(comm, folder, values)
+
+
+def train_with_late_updates(comm: Comm, folder: str, values: dict[str, Any], late: int) -> int:
+    """Train; one rank waits between the sum of gradients and its update, while the others go on to the next step."""
+    update = Lockstep.update
+
+    def wait_first(self: Lockstep, *arguments: Any) -> None:
+        time.sleep(0.01)
+        update(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if comm.rank == late:
+            patch.setattr(Lockstep, "update", wait_first)
         return train_here(comm, folder, values)

@@ -42,6 +42,7 @@ class Recipe:
     normalize: bool = False
     sync_batchnorm: bool = False
     microbatches: int = 1
+    clip_norm: float | None = None
     replicas: int = 1
     parts: tuple[int, ...] = ()
     seed: int = 0
@@ -86,6 +87,8 @@ def train(model: nn.Module, start: Path, data: Data, recipe: Recipe) -> Trained:
             done = epoch * steps + step
             parts = recipe.parts[done] if recipe.parts else recipe.replicas
             loss_sum += _gradients(model, images[chosen], labels[chosen], parts, recipe)
+            if recipe.clip_norm:
+                nn.utils.clip_grad_norm_(model.parameters(), recipe.clip_norm)
             lr = _rate(recipe, done, steps)
             with torch.no_grad():
                 for p in model.parameters():

@@ -40,6 +40,18 @@ def test_workers_train_the_model_of_the_plain_loop(
         check_trains(world, tmp_path / setting, values, expected(values), tolerance)
 
 
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_a_rank_that_updates_late_reads_the_sums_that_the_others_have_clipped(
+    worlds: Worlds, expected: Any, tmp_path: Path, overlap: str
+) -> None:
+    """The sums lie in memory that all ranks read: nobody may write to them, in this step or in the next."""
+    for workers, late in ((2, 0), (3, 1)):
+        values = values_for("cnn-adam", workers, strategy="allreduce", clip_norm=0.3, bucket_mb=0.1, overlap=overlap)
+        summary = check_trains(worlds.get("shm", workers), tmp_path / str(workers), values, expected(values),
+                               case=cases.train_with_late_updates, late=late)  # fmt: skip
+        assert summary.wire == "exact"
+
+
 @pytest.mark.parametrize("averaging", AVERAGINGS)
 def test_one_worker_that_averages_with_nobody_trains_it_too(expected: Any, tmp_path: Path, averaging: str) -> None:
     values = values_for("norm-sgd", 1, strategy=averaging)

@@ -29,6 +29,10 @@ class SharedSum(Protocol):
     """
 
     @property
+    def moved(self) -> int:
+        """Bytes that this rank has read of other ranks' vectors and sums: as many as they have read of its own."""
+
+    @property
     def mine(self) -> Mapping[torch.dtype, Tensor]: ...
 
     @property

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from paceline.comm.base import Comm, Work
+from paceline.comm.base import Comm, SharedSum, Work
 
 
 @dataclass
@@ -73,6 +75,10 @@ class MeteredComm(Comm):
         self.inner.barrier()
         self._collective(start, 0)
 
+    def shared_sum(self, lengths: dict[torch.dtype, int]) -> SharedSum | None:
+        inner = self.inner.shared_sum(lengths)
+        return inner and _MeteredSum(inner, self.meter)
+
     def read_records(self, path: Path, offsets: Tensor, length: int) -> Tensor:
         return self.inner.read_records(path, offsets, length)  # from a disk, not from other ranks
 
@@ -103,3 +109,27 @@ class _Timed:
         start = time.perf_counter()
         self.work.wait()
         self.meter.seconds += time.perf_counter() - start
+
+
+class _MeteredSum:
+    """Counts what a rank reads of other ranks' memory as received, and what they read of its own as sent."""
+
+    def __init__(self, inner: SharedSum, meter: Meter) -> None:
+        self.inner, self.meter, self.mine, self.total = inner, meter, inner.mine, inner.total
+
+    @property
+    def moved(self) -> int:
+        return self.inner.moved
+
+    def give(self, dtype: torch.dtype, start: int, stop: int) -> None:
+        self._count(lambda: self.inner.give(dtype, start, stop))
+
+    def finish(self) -> None:
+        self._count(self.inner.finish)
+
+    def _count(self, action: Callable[[], None]) -> None:
+        start, before = time.perf_counter(), self.moved
+        action()
+        self.meter.seconds += time.perf_counter() - start
+        self.meter.bytes_received += self.moved - before
+        self.meter.bytes_sent += self.moved - before

@@ -460,7 +460,7 @@ class ShmSum:
     """
 
     def __init__(self, comm: ShmComm, lengths: dict[torch.dtype, int]) -> None:
-        self._comm = comm
+        self._comm, self.moved = comm, 0
         places, region = dict[torch.dtype, int](), 0
         for dtype, length in lengths.items():
             places[dtype], region = region, region + -(-length * dtype.itemsize // PAGE) * PAGE
@@ -501,6 +501,10 @@ class ShmSum:
             own = share(stop - start, self._comm.size, self._comm.rank)
             rows = [row[start + own.start : start + own.stop] for row in self._all[dtype]]
             add_up(rows[:-1], rows[-1])
+            others = (
+                (self._comm.size - 1) * len(own) + stop - start - len(own)
+            )  # parts of their vectors, and their sums
+            self.moved += others * dtype.itemsize
 
 
 def shm_world(seat: Seat, timeout: float) -> ShmComm:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
+from paceline.collectives.native import NATIVE
 from paceline.collectives.plan import Averaging
 from paceline.comm.base import Comm
 from paceline.comm.words import all_or_none
@@ -23,7 +24,8 @@ from paceline.strategies.replicas import check_same_model
 class Bucket:
     """Consecutive parameters, last layer first, whose gradients are stored side by side in `flat`.
 
-    Gradients in half precision are summed in float32. `gradients` is `flat` without the tail of the last bucket.
+    Gradients in half precision are summed in float32. `gradients` is `flat` without the tail of the last bucket, and
+    `summed` is where their sums will be: the same memory, unless they are summed in place.
     """
 
     dtype: torch.dtype
@@ -33,6 +35,7 @@ class Bucket:
     missing: int = 0
     flat: Tensor = field(init=False)
     gradients: Tensor = field(init=False)
+    summed: Tensor = field(init=False)
 
 
 @dataclass
@@ -48,6 +51,7 @@ class Slot:
     version: int = 0  # version counter of the parameter when backward began
     own: Tensor | None = None  # an existing gradient tensor, to which the sum must be written
     view: Tensor = field(init=False)
+    summed: Tensor = field(init=False)  # the place of the sum
 
     def holds(self, gradient: Tensor) -> bool:
         """Whether the gradient is stored in the bucket."""
@@ -65,6 +69,9 @@ class GradientBuckets:
     takes part in the sums and sets a flag in the tail; then all ranks resolve it together. The same holds for a rank
     whose parameters have been frozen or unfrozen: buckets are laid out again once all ranks agree.
 
+    With `in_place`, if the transport shares memory and its own all-reduce was chosen, gradients are written to that
+    memory, and every .grad is a view of the sums of all ranks, which nobody may change: see `scale`.
+
     `on_backward` is called when a backward has reached a parameter, and nobody has called `begin`.
 
     If `own_squares` is a list, the squares of this rank's scaled gradients are appended to it before they are summed
@@ -79,7 +86,12 @@ class GradientBuckets:
         bucket_bytes: int,
         extras: int = 0,
         on_backward: Callable[[], None] | None = None,
+        *,
+        in_place: bool = False,
     ) -> None:
+        # Its own communicator: a thread's messages must not mix with the main thread's.
+        self.comm = comm.dup() if comm.size > 1 else comm
+        self._in_place = in_place and averaging is NATIVE and comm.size > 1
         self.model, self.averaging, self.bucket_bytes, self._on_backward = model, averaging, bucket_bytes, on_backward
         self.known = list(model.parameters())
         self.problem = ""
@@ -90,8 +102,6 @@ class GradientBuckets:
         self.own_squares: list[Tensor] | None = None
         self._lay_out(extras)
         self.extras = torch.zeros_like(self.tail[:extras])
-        # Its own communicator: the thread's messages must not mix with the main thread's.
-        self.comm = comm.dup() if comm.size > 1 else comm
 
     def refuse(self, problem: str) -> None:
         """Make every rank raise this error at the end of the step; the first problem counts."""
@@ -158,11 +168,13 @@ class GradientBuckets:
             self._send_next()
         if self.thread:
             self.thread.wait()
-        *flags, troubled, shares = self.tail.tolist()
+        if self.shared:
+            self.shared.finish()
+        *flags, troubled, shares = self._tail_sum.tolist()
         if troubled:
             self._resolve()
             return
-        self.extras.copy_(self.tail[count:-2])
+        self.extras.copy_(self._tail_sum[count:-2])
         for flag, slot in zip(flags, self.slots, strict=False):
             self._give(slot, any_rank=flag > 0)
         tolerance = max(1e-4, 4 * self.comm.size * torch.finfo(self.tail.dtype).eps)
@@ -173,8 +185,20 @@ class GradientBuckets:
             )
 
     def sums(self) -> list[Tensor]:
-        """The gradients of all buckets, without the tail."""
-        return [bucket.gradients for bucket in self.buckets]
+        """The sums of the gradients of all buckets, without the tail."""
+        return [bucket.summed for bucket in self.buckets]
+
+    @torch.no_grad()
+    def scale(self, factor: float) -> None:
+        """Multiply all gradients, after `finish`. What was summed in place is copied to this rank's own memory."""
+        for bucket in self.buckets:
+            torch.mul(bucket.summed, factor, out=bucket.gradients)
+        for slot in self.slots:
+            if slot.parameter.grad is not None:
+                if slot.view.dtype != slot.dtype:
+                    slot.parameter.grad.copy_(slot.view)
+                elif self.shared:
+                    slot.parameter.grad = slot.view.detach()
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -185,9 +209,11 @@ class GradientBuckets:
 
     def _open(self, overlap: bool) -> None:
         # A single bucket is complete when backward ends: there is nothing to overlap.
-        if overlap and self.thread is None and self.comm.size > 1 and len(self.buckets) > 1:
+        # Sums in place are made between two gradients by the thread that computes, and need no other.
+        if overlap and self.thread is None and self.comm.size > 1 and len(self.buckets) > 1 and not self.shared:
             self.thread = CommThread(lambda flat: self.averaging.run(self.comm, flat))
-        self._overlap, self._next = overlap and self.thread is not None and len(self.buckets) > 1, 0
+        self._overlap = overlap and bool(self.thread or self.shared) and len(self.buckets) > 1
+        self._next = 0
 
     @torch.no_grad()
     def begin(self, scale: float, *, overlap: bool, share: float | None = None) -> None:
@@ -204,7 +230,7 @@ class GradientBuckets:
             slot.seen, slot.version, slot.own = False, slot.parameter._version, slot.parameter.grad
             if slot.own is not None and not slot.own.is_sparse and slot.holds(slot.own):
                 inside += 1
-        if self._changed or sum(map(_uses, self.storages)) > self._own_uses + inside:
+        if not self.shared and (self._changed or sum(map(_uses, self.storages)) > self._own_uses + inside):
             # A gradient of an earlier step is still referenced, or the sums of this step will be discarded.
             self._allocate()
 
@@ -288,17 +314,19 @@ class GradientBuckets:
         slot.own = None
         if not any_rank:
             parameter.grad = None
-        elif parameter.grad is None:
-            parameter.grad = slot.view.detach().to(slot.dtype)
+        elif parameter.grad is None or (self.shared and slot.holds(parameter.grad)):
+            parameter.grad = slot.summed.detach().to(slot.dtype)
         elif not slot.holds(parameter.grad):
-            parameter.grad.copy_(slot.view)
+            parameter.grad.copy_(slot.summed)
 
     def _send_next(self) -> None:
         bucket = self.buckets[self._next]
         self._next += 1
         if self.own_squares is not None:
             self.own_squares += squares(bucket.gradients)
-        if self._overlap and self.thread:
+        if self.shared:
+            self.shared.give(bucket.dtype, bucket.start, bucket.stop)
+        elif self._overlap and self.thread:
             self.thread.put(bucket.flat)
         elif self.comm.size > 1:
             self.averaging.run(self.comm, bucket.flat)
@@ -353,6 +381,7 @@ class GradientBuckets:
             bucket.stop = self._sizes[dtype] = start + p.numel()
         last, self._tail = self.buckets[-1], tail(len(trained), extras)
         last.stop = self._sizes[last.dtype] = last.stop + self._tail
+        self.shared = self.comm.shared_sum(self._sizes) if self._in_place else None
         self._allocate()
         for hook in self._hooks:
             hook.remove()
@@ -363,18 +392,25 @@ class GradientBuckets:
             self._hooks += [node.register_prehook(lambda _: begin()) for node in self._nodes[:2]]
 
     def _allocate(self) -> None:
-        """Allocate new memory for the buckets; existing references keep the old memory."""
+        """Find memory for the buckets, new unless it is shared; existing references keep the old memory."""
         device = self.slots[0].parameter.device
-        memory = {dtype: torch.zeros(size, dtype=dtype, device=device) for dtype, size in self._sizes.items()}
+        if self.shared:
+            memory, sums = self.shared.mine, self.shared.total
+        else:
+            sums = memory = {n: torch.zeros(size, dtype=n, device=device) for n, size in self._sizes.items()}
         for bucket in self.buckets:
-            bucket.flat = bucket.gradients = memory[bucket.dtype][bucket.start : bucket.stop]
+            span = slice(bucket.start, bucket.stop)
+            bucket.flat = bucket.gradients = memory[bucket.dtype][span]
+            bucket.summed = sums[bucket.dtype][span]
         for slot in self.slots:
-            p = slot.parameter
-            slot.view = memory[slot.bucket.dtype][slot.start : slot.start + p.numel()].as_strided(p.shape, p.stride())
+            p, span = slot.parameter, slice(slot.start, slot.start + slot.parameter.numel())
+            slot.view = memory[slot.bucket.dtype][span].as_strided(p.shape, p.stride())
+            slot.summed = sums[slot.bucket.dtype][span].as_strided(p.shape, p.stride())
         last = self.buckets[-1]
-        last.gradients, self.tail = last.flat[: -self._tail], last.flat[-self._tail :]
+        self.tail, self._tail_sum = last.flat[-self._tail :], last.summed[-self._tail :]
+        last.gradients, last.summed = last.flat[: -self._tail], last.summed[: -self._tail]
         self.storages = [each.untyped_storage() for each in memory.values()]
-        del memory
+        del memory, sums
         self._own_uses = sum(map(_uses, self.storages))
 
 

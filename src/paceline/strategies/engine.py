@@ -241,8 +241,6 @@ class Lockstep(Engine):
 
         `squares` is the sum of the squares of all gradients, by default of those that this rank has.
         """
-        import torch
-
         if not weight:
             raise AgreedError(f"{NOTHING_COUNTS}; use a larger batch, or leave out samples without targets")
         factor = nominal / weight
@@ -250,10 +248,15 @@ class Lockstep(Engine):
             norm = factor * math.sqrt(self.squares() if squares is None else squares)
             factor *= min(1.0, self.clip / (norm + 1e-6))
         if factor != 1.0:
-            torch._foreach_mul_([p.grad for p in self.model.parameters() if p.grad is not None], factor)
+            self.scale_gradients(factor)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.step()
+
+    def scale_gradients(self, factor: float) -> None:
+        import torch
+
+        torch._foreach_mul_([p.grad for p in self.model.parameters() if p.grad is not None], factor)
 
     def squares(self) -> float:
         """The sum of the squares of this rank's gradients; 0 if they are not clipped."""

@@ -66,7 +66,7 @@ class LocalSGD(Synchronous):
     momentum of each worker.
     """
 
-    own_moments = True
+    own_moments, in_place = True, False
 
     def __init__(
         self, comm: Comm, model: nn.Module, optimizer: Optimizer, averaging: Averaging, every: int, first: int = 0

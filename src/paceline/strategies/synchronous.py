@@ -75,7 +75,7 @@ class Options:
     check_replicas: int = 0
     record_norms: int = 0
 
-    def parallel(self, model: nn.Module, comm: Comm, extras: int = 0) -> Averager:
+    def parallel(self, model: nn.Module, comm: Comm, extras: int = 0, *, in_place: bool = False) -> Averager:
         from paceline.strategies.averager import Averager
 
         return Averager(
@@ -86,6 +86,7 @@ class Options:
             overlap=self.overlap,
             sync_batchnorm=self.sync_batchnorm,
             extras=extras,
+            in_place=in_place,
         )
 
 
@@ -111,13 +112,14 @@ class Synchronous(Lockstep):
     """A step sends only buckets; the last one also carries the sums of the step and what ranks ask for."""
 
     replicated = True
+    in_place = True  # whether gradients may lie in memory that ranks share: every update uses those of the buckets
 
     def __init__(self, comm: Comm, model: nn.Module, optimizer: Optimizer | None, options: Options) -> None:
         super().__init__(comm, model, optimizer)
         self.options, self._steps = options, 0
 
     def setup(self) -> None:
-        self.parallel = self.options.parallel(self.model, self.comm, RIDERS)
+        self.parallel = self.options.parallel(self.model, self.comm, RIDERS, in_place=self.in_place)
         self.buckets, self.overlap = self.parallel.buckets, self.parallel.overlap
 
     def step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
@@ -156,6 +158,12 @@ class Synchronous(Lockstep):
         summed = chain.from_iterable(map(squares, self.buckets.sums()))
         return _norm(summed, nominal, weight), _norm(self.buckets.own_squares, nominal, own_weight)
 
+    def scale_gradients(self, factor: float) -> None:
+        if self.buckets.shared:
+            self.buckets.scale(factor)
+        else:
+            super().scale_gradients(factor)
+
     def check_replicas(self) -> None:
         self.parallel.check_replicas(self._steps)
 
@@ -183,7 +191,7 @@ class Synchronous(Lockstep):
         average_buffers(self.model, self.comm, weight)
 
     def notes(self) -> dict[str, Any]:
-        exact = AVERAGINGS[self.options.averaging].cost(2, 1).exact
+        exact = bool(self.buckets.shared) or AVERAGINGS[self.options.averaging].cost(2, 1).exact
         return {"overlap": self.overlap.chosen, "wire": "exact" if exact else "opaque"}
 
     def gradient_meter(self) -> Meter:
