@@ -398,10 +398,13 @@ def read_config(path: str) -> dict[str, Any]:
     return {name: values[key] for key, name in known.items()}
 
 
-def resolve(*layers: tuple[str, Mapping[str, Any]], world: World | None = None, here: bool = True) -> Resolved:
+def resolve(
+    *layers: tuple[str, Mapping[str, Any]], world: World | None = None, here: bool = True, one_machine: bool = True
+) -> Resolved:
     """Put layers of values (source, values) over the defaults, later ones winning; fill in the rest; check it all.
 
-    `here` is false for a run that other machines will start later: this one need not have their GPUs.
+    `here` is false for a run that other machines will start later: this one need not have their GPUs. `one_machine`
+    is false if ranks may be on several, or on nodes of a lab.
     """
     values: dict[str, Any] = {name: f.default for name, f in FIELDS.items()}
     sources = dict.fromkeys(FIELDS, "default")
@@ -411,7 +414,7 @@ def resolve(*layers: tuple[str, Mapping[str, Any]], world: World | None = None, 
             values[name] = _checked(name, value, source)
             sources[name] = source
     given = frozenset(source for source, _ in layers)
-    choose(values, sources, world)
+    choose(values, sources, world, one_machine=one_machine)
     for source, layer in layers:
         if source.startswith(CONFIG):
             _drop_foreign_defaults(values, sources, source, layer)

@@ -23,7 +23,7 @@ ADAMW_WEIGHT_DECAY = 0.01  # as in PyTorch
 DEFAULT_DECAY_FACTOR = 0.1
 
 
-def choose(values: dict[str, Any], sources: dict[str, str], world: World | None) -> None:
+def choose(values: dict[str, Any], sources: dict[str, str], world: World | None, *, one_machine: bool) -> None:
     """Fill in values that were not given, each with the reason as its source."""
 
     def fill(name: str, value: Any, why: str) -> None:
@@ -58,6 +58,7 @@ def choose(values: dict[str, Any], sources: dict[str, str], world: World | None)
             servers=method.servers(values) > 0,
             files=values["read"] == "mpi-io",
             gpu=values["device"] == "cuda" and values["workers"] > 1,
+            one_machine=one_machine and asked is None,  # emulated compute is there to study messages
         )
         fill("transport", found, why)
 

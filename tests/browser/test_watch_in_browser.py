@@ -129,7 +129,7 @@ def test_a_run_is_followed_from_its_first_steps_to_its_end(driver: Chrome, tmp_p
 
 
 def test_a_run_that_is_killed_with_its_launcher_is_shown_as_killed(driver: Chrome, tmp_path: Path) -> None:
-    with LiveRun([*LAUNCHERS["gloo"][:2], "--workers", "2", *ENDLESS], tmp_path) as run:
+    with LiveRun([*LAUNCHERS["shm"][:2], "--workers", "2", *ENDLESS], tmp_path) as run:
         run.wait_until_training()
         with serving(run.folder) as server:
             visit(driver, server)

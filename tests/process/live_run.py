@@ -32,7 +32,8 @@ NO_TCP = ["--mca", "pml", "ob1", "--mca", "btl", "^tcp"]
 def launchers(ranks: int) -> dict[str, list[str]]:
     """The same training under every launcher."""
     return {
-        "gloo": [*PACELINE, "--workers", str(ranks)],
+        "shm": [*PACELINE, "--workers", str(ranks)],
+        "gloo": [*PACELINE, "--workers", str(ranks), "--transport", "gloo"],
         "mpi": [*PACELINE, "--workers", str(ranks), "--transport", "mpi"],
         "torchrun": [str(BIN / "torchrun"), "--nproc-per-node", str(ranks), "--no-python", *PACELINE],
         "mpiexec": [*MPIEXEC, *NO_TCP, "-n", str(ranks), *PACELINE],
@@ -40,6 +41,7 @@ def launchers(ranks: int) -> dict[str, list[str]]:
 
 
 LAUNCHERS = launchers(3)
+OURS = ("shm", "gloo", "mpi")  # transports of runs that our own launcher starts
 # Long enough that a test, not the run, decides when it ends.
 ENDLESS = ["--model", "mlp", "--strategy", "ring", "--steps", "1000000"]
 PATIENCE = 60.0

@@ -26,7 +26,7 @@ def test_a_killed_rank_is_named(launcher: str, tmp_path: Path) -> None:
         kills.kill_rank(run, launcher, 1)
 
 
-@pytest.mark.parametrize("launcher", ["gloo", "mpi", "torchrun"])
+@pytest.mark.parametrize("launcher", ["shm", "mpi", "torchrun"])
 def test_an_error_in_one_rank_is_told_first_and_written_to_its_log(launcher: str, tmp_path: Path) -> None:
     with LiveRun(LAUNCHERS[launcher] + ENDLESS, tmp_path, fault="2 5") as run:
         assert run.end() == 1
@@ -39,11 +39,11 @@ def test_an_error_in_one_rank_is_told_first_and_written_to_its_log(launcher: str
         assert (summary.status, summary.failed_rank) == (FAILED, 2)
         assert str(summary.error).startswith(message)
         assert "sitecustomize.py, line" in str(summary.error)  # where the user's code failed
-        assert summary.steps == 5 or launcher != "gloo"  # other launchers give ranks no time to write their last lines
+        assert summary.steps == 5 or launcher != "shm"  # other launchers give ranks no time to write their last lines
         run.check_nothing_is_left()
 
 
-@pytest.mark.parametrize(("launcher", "strategy"), [("gloo", "ring"), ("mpiexec", "allreduce")])
+@pytest.mark.parametrize(("launcher", "strategy"), [("shm", "allreduce"), ("gloo", "ring"), ("mpiexec", "allreduce")])
 def test_a_rank_that_stops_answering_is_found_at_the_deadline(launcher: str, strategy: str, tmp_path: Path) -> None:
     command = [*LAUNCHERS[launcher], *ENDLESS, "--timeout", "2", "--strategy", strategy]
     with LiveRun(command, tmp_path) as run:
@@ -107,14 +107,14 @@ def test_a_training_that_diverges_in_its_last_step_says_so_and_saves_nothing(tmp
         run.check_nothing_is_left()
 
 
-@pytest.mark.parametrize("launcher", ["gloo", "mpi"])
+@pytest.mark.parametrize("launcher", ["shm", "mpi"])
 def test_nothing_survives_the_launchers_own_death_and_the_run_has_ended(launcher: str, tmp_path: Path) -> None:
     with LiveRun(among(launcher) + ENDLESS, tmp_path) as run:
         run.wait_until_training()
         os.kill(run.pid(1), signal.SIGSTOP)  # so that the others cannot end their step
         kills.kill_launcher(run)
         # mpiexec continues stopped ranks before it ends them, so that they finish their step and save.
-        if launcher == "gloo" or run.summary().status == FAILED:
+        if launcher == "shm" or run.summary().status == FAILED:
             assert run.summary().error == "the launcher was killed"
             assert not (run.folder / HELD).exists()
 

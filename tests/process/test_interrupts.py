@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from paceline.run.records import INTERRUPTED
 
 
-@pytest.mark.parametrize(("launcher", "ranks"), [("gloo", 3), ("mpi", 2), ("torchrun", 2)])
+@pytest.mark.parametrize(("launcher", "ranks"), [("shm", 3), ("mpi", 2), ("torchrun", 2)])
 def test_a_signal_to_all_finishes_a_common_step_and_saves(launcher: str, ranks: int, tmp_path: Path) -> None:
     with LiveRun(launchers(ranks)[launcher] + ENDLESS, tmp_path) as run:
         run.wait_until_training()
@@ -35,7 +35,7 @@ def test_a_signal_to_all_finishes_a_common_step_and_saves(launcher: str, ranks: 
 
 
 def test_a_signal_to_one_stage_of_a_pipeline_stops_all_and_saves(tmp_path: Path) -> None:
-    with LiveRun([*LAUNCHERS["gloo"], *ENDLESS, "--strategy", "pipeline"], tmp_path) as run:
+    with LiveRun([*LAUNCHERS["shm"], *ENDLESS, "--strategy", "pipeline"], tmp_path) as run:
         run.wait_until_training()
         kills.interrupt_rank(run, 2)
 
@@ -104,7 +104,7 @@ def test_a_rank_ends_with_its_exit_code_and_without_tearing_the_interpreter_down
     assert done.stdout.splitlines() == expected
 
 
-@pytest.mark.parametrize("launcher", ["gloo", "mpi"])
+@pytest.mark.parametrize("launcher", ["shm", "mpi"])
 def test_an_interrupt_before_the_ranks_are_up_ends_at_once(launcher: str, tmp_path: Path) -> None:
     with LiveRun(launchers(2)[launcher] + ENDLESS, tmp_path) as run:
         until("the folder is there", (run.folder / "summary.json").exists)
@@ -115,7 +115,7 @@ def test_an_interrupt_before_the_ranks_are_up_ends_at_once(launcher: str, tmp_pa
         run.check_nothing_is_left()
 
 
-@pytest.mark.parametrize("launcher", ["gloo", "mpi"])
+@pytest.mark.parametrize("launcher", ["shm", "mpi"])
 def test_the_second_interrupt_does_not_wait_for_anybody(launcher: str, tmp_path: Path) -> None:
     with LiveRun(launchers(2)[launcher] + ENDLESS, tmp_path) as run:
         run.wait_until_training()

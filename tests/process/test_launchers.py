@@ -29,21 +29,21 @@ SHORT = [
 ]
 # `python -m` puts the working folder first on the import path.
 EVERY = LAUNCHERS | {
-    "gloo": [sys.executable, "-m", "paceline", *LAUNCHERS["gloo"][1:]],
+    "shm": [sys.executable, "-m", "paceline", *LAUNCHERS["shm"][1:]],
     "threads": [*PACELINE, "--workers", "3", "--transport", "threads"],
 }
 Trained = tuple[dict[str, Tensor], dict[str, Any]]  # the weights and the summary
 
 
 @pytest.fixture(scope="module")
-def by_gloo(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return train_by("gloo", tmp_path_factory.mktemp("gloo"))
+def by_shm(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    return train_by("shm", tmp_path_factory.mktemp("shm"))
 
 
-@pytest.mark.parametrize("launcher", [name for name in EVERY if name != "gloo"])
-def test_every_launcher_trains_the_same_model(launcher: str, by_gloo: Trained, tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", [name for name in EVERY if name != "shm"])
+def test_every_launcher_trains_the_same_model(launcher: str, by_shm: Trained, tmp_path: Path) -> None:
     """Bit for bit: the ring adds in the same order on every transport."""
-    (wanted, first), (found, summary) = by_gloo, train_by(launcher, tmp_path)
+    (wanted, first), (found, summary) = by_shm, train_by(launcher, tmp_path)
     assert all((found[key] == wanted[key]).all() for key in wanted)
     assert summary["test_loss"] == pytest.approx(first["test_loss"], rel=1e-14)  # transports have orders of their own
 
@@ -64,7 +64,7 @@ def train_by(launcher: str, folder: Path) -> Trained:
         run.check_nothing_is_left()
         summary = json.loads(lines[0])
         assert summary["status"] == "completed"
-        assert summary["transport"] == {"torchrun": "gloo", "mpiexec": "mpi"}.get(launcher, launcher)
+        assert summary["transport"] == {"torchrun": "shm", "mpiexec": "mpi"}.get(launcher, launcher)
         return load_file(run.folder / "model.safetensors"), summary
 
 
@@ -163,7 +163,7 @@ def test_quiet_shows_nothing_on_a_terminal_and_the_log_has_it_all(tmp_path: Path
     assert "Total run time" in (tmp_path / "run" / "logs" / "rank_0.log").read_text()
 
 
-@pytest.mark.parametrize("launcher", ["gloo", "mpi", "torchrun"])
+@pytest.mark.parametrize("launcher", ["shm", "mpi", "torchrun"])
 def test_quiet_shows_warnings_and_verbose_where_ranks_run(launcher: str, tmp_path: Path) -> None:
     for flag in ("--quiet", "--verbose"):
         output = tmp_path / flag

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from live_run import ENDLESS, LiveRun, launchers, until
+from live_run import ENDLESS, OURS, LiveRun, launchers, until
 from own_modules import LEAKING
 
 from paceline.control_groups import mounted
@@ -62,7 +62,7 @@ def test_a_rank_that_the_kernel_killed_is_named_with_its_memory_and_the_limit(
         error = str(summary.error)
         assert error.startswith("its process was killed by the kernel because memory ran out: "), error
         assert error.endswith(f"the control group {group} is limited to 1.00 GiB"), error
-        if launcher in ("gloo", "mpi"):  # our launcher watches its ranks
+        if launcher in OURS:  # our launcher watches its ranks
             used = re.search(r": it used at least (\d\.\d\d) GiB, and the", error)
             assert used, error
             assert float(used[1]) > 0.4, "without the leak it is less"
@@ -73,7 +73,7 @@ def test_a_rank_that_the_kernel_killed_is_named_with_its_memory_and_the_limit(
 def test_a_worker_of_a_parameter_server_is_lost_with_a_warning_that_says_why(group: Path, tmp_path: Path) -> None:
     (tmp_path / "leaking.py").write_text(LEAKING)
     words = ["--model", "leaking:build", "--strategy", "ps-async", "--steps", "2000", "--worker-timeout", "2"]
-    with LiveRun(inside(group, "gloo", *words), tmp_path, cwd=tmp_path) as run:
+    with LiveRun(inside(group, "shm", *words), tmp_path, cwd=tmp_path) as run:
         assert run.end() == 0, run.stderr()
         (warning,) = [line for line in run.stderr().splitlines() if "because memory ran out" in line]
         assert "rank 1: its process was killed by the kernel" in warning
@@ -82,12 +82,12 @@ def test_a_worker_of_a_parameter_server_is_lost_with_a_warning_that_says_why(gro
         run.check_nothing_is_left()
 
 
-@pytest.mark.parametrize("launcher", ["gloo", "torchrun"])
+@pytest.mark.parametrize("launcher", ["shm", "torchrun"])
 def test_a_rank_that_was_killed_by_hand_did_not_run_out_of_memory(launcher: str, group: Path, tmp_path: Path) -> None:
     with LiveRun(inside(group, launcher, *ENDLESS), tmp_path) as run:
         until("it trains", lambda: run.process.poll() is not None or run.logged() > 3)
         os.kill(run.pid(1), signal.SIGKILL)
         assert run.end() == 1, run.stderr()
-        how = "was killed by signal 9" if launcher == "gloo" else "exited without an error message"
+        how = "was killed by signal 9" if launcher == "shm" else "exited without an error message"
         assert (run.summary().failed_rank, run.summary().error) == (1, f"its process {how}")
         run.check_nothing_is_left()

@@ -50,9 +50,9 @@ IMAGE = (["--model", "mlp", "--data", "images:pictures"], ["broken.png"])
 @pytest.mark.parametrize(
     ("launcher", "arguments", "parts"),
     [
-        *((launcher, *MODEL) for launcher in ("gloo", "mpi", "torchrun")),
-        ("gloo", *LABELS),
-        ("gloo", *RANDOM),
+        *((launcher, *MODEL) for launcher in ("shm", "mpi", "torchrun")),
+        ("shm", *LABELS),
+        ("shm", *RANDOM),
         ("mpiexec", *IMAGE),
     ],
     ids=lambda part: part if isinstance(part, str) else part[1] if part[0].startswith("--") else "",

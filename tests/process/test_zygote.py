@@ -124,6 +124,6 @@ def test_importing_what_ranks_need_runs_no_torch_operation() -> None:
 
 
 def test_all_ranks_have_one_parent_and_die_with_it(tmp_path: Path) -> None:
-    with LiveRun(LAUNCHERS["gloo"] + ENDLESS, tmp_path) as run:
+    with LiveRun(LAUNCHERS["shm"] + ENDLESS, tmp_path) as run:
         run.wait_until_training()
         kills.kill_zygote(run)

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from live_run import ENDLESS, LAUNCHERS, LiveRun, until
+from live_run import ENDLESS, LAUNCHERS, OURS, LiveRun, until
 from safetensors.torch import load_file
 
 from paceline.run.folder import read_summary
@@ -22,10 +22,10 @@ STRATEGIES = ("allreduce", "ring", "reduce-bcast", "gather", "pipeline")
 
 def trial(seed: int, folder: Path) -> Counter[str]:
     dice = random.Random(seed)
-    launcher, strategy = dice.choice(["gloo", "gloo", *LAUNCHERS]), dice.choice(STRATEGIES)
-    ours = launcher in ("gloo", "mpi")
+    launcher, strategy = dice.choice(["shm", "shm", *LAUNCHERS]), dice.choice(STRATEGIES)
+    ours = launcher in OURS
     victims = ["rank", "rank", *(["launcher", "starting launcher", "interrupted rank"] if ours else [])]
-    victim = dice.choice([*victims, *(["zygote", "starting rank"] if launcher == "gloo" else [])])
+    victim = dice.choice([*victims, *(["zygote", "starting rank"] if launcher == "shm" else [])])
     rank, step, moment = dice.randrange(3), dice.randint(4, 100), dice.uniform(0, 3)
     with LiveRun([*LAUNCHERS[launcher], *ENDLESS, "--strategy", strategy], folder) as run:
         if victim == "starting launcher":
@@ -56,7 +56,7 @@ def kill_rank(run: LiveRun, launcher: str, rank: int) -> None:
     assert code == 137 if launcher == "mpiexec" else code == 1, run.stderr()
     summary = run.summary()
     assert (summary.status, summary.failed_rank) == (FAILED, rank), run.stderr()
-    if launcher in ("gloo", "mpi"):
+    if launcher in OURS:
         assert f"paceline: rank {rank} failed: its process" in run.stderr()
         assert f"logs/rank_{rank}.log" in run.stderr()
     run.check_nothing_is_left()

@@ -23,7 +23,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-CAMPAIGNS = ("storms", "kills", "server_kills", "resumes", "saves", "labs", "random_options", "slow_ranks")
+CAMPAIGNS = (
+    "storms",
+    "kills",
+    "server_kills",
+    "resumes",
+    "saves",
+    "labs",
+    "random_options",
+    "slow_ranks",
+    "shared_memory",
+)
 # A trial that takes longer has failed: everything in it that waits gives up much earlier.
 TRIAL_SECONDS = 600.0
 # What cleans up after a launcher that was killed waits for its ranks, and completes the summary.

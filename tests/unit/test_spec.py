@@ -34,7 +34,7 @@ def refusal(values: Values, world: World | None = None) -> str:
 def test_without_a_word_one_worker_trains_alone() -> None:
     spec = resolve().spec
     assert (spec.model, spec.data, spec.strategy, spec.workers) == ("mnist-cnn", "mnist-mini", "sequential", 1)
-    assert (spec.transport, spec.lr, spec.batch_size, spec.update_batch) == ("gloo", 0.001, 128, 128)
+    assert (spec.transport, spec.lr, spec.batch_size, spec.update_batch) == ("shm", 0.001, 128, 128)
     assert spec.normalize is False
 
 
@@ -62,7 +62,7 @@ def test_flags_win_over_the_config_file(tmp_path: Path) -> None:
         ({"strategy": "ring"}, None, "workers", 2, "default for ring"),
         ({"workers": 3}, None, "strategy", "allreduce", "default for the workers"),
         ({}, World(4, "torchrun"), "workers", 4, "from torchrun"),
-        ({}, World(4, "torchrun"), "transport", "gloo", "auto"),
+        ({}, World(4, "torchrun"), "transport", "shm", "auto: one machine"),
         ({"optimizer": "sgd"}, None, "lr", 0.01, "default for sgd"),
         ({"optimizer": "sgd", "lr": 0.5}, None, "lr", 0.5, "flag"),
     ],

@@ -81,7 +81,7 @@ def test_the_lines_say_where_each_value_came_from() -> None:
 def test_the_introduction_shows_each_value_with_its_source() -> None:
     resolved = resolve(("config file run.toml", {"epochs": 2, "scale_lr": False}), ("flag", {"workers": 3, "lr": 0.1}))
     heading, rate, *rows = replace(resolved, verbose=True).introduction()
-    assert heading == "mnist-cnn on mnist-mini: allreduce, 3 workers x batch 128 = global batch 384, gloo"
+    assert heading == "mnist-cnn on mnist-mini: allreduce, 3 workers x batch 128 = global batch 384, shm"
     assert rate == "  learning rate 0.1, then falling to 0 along a cosine"
     shown: dict[str, str] = {}
     source = ""
@@ -108,7 +108,7 @@ def test_without_being_asked_it_shows_what_was_given_and_derived_and_the_rate_th
     )
     text = "\n".join(lines)
     assert "workers 4, epochs 2, lr 0.01" in text
-    assert "  derived  normalize false, strategy allreduce, transport gloo" in lines
+    assert "  derived  normalize false, strategy allreduce, transport shm" in lines
     assert "momentum" not in text
     assert "--verbose" in lines[-1]
     assert len(lines) == 5

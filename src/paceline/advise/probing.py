@@ -49,6 +49,7 @@ class Probing:
     folder: Path
     title: str
     emulated: bool = False  # compute takes as long for a sample with any batch
+    transport: str | None = None  # of workers that average with each other; the default unless given
 
     def rounds(self, say: Say, *, fresh: bool = False) -> Iterator[tuple[list[Probe], list[str], float]]:
         """After each round: the runs that can be used, why others cannot, and the seconds that all of them took.
@@ -101,6 +102,7 @@ class Probing:
             parts = max(several, default=2) * int(self.options.get("accumulate", 1))
             found.append(alone | {"batch_size": -(-self.batch // parts)})
         found += [{"workers": number, "strategy": strategy, "steps": self._steps(strategy, number, steps)}
+                  | ({"transport": self.transport} if self.transport and "servers" not in TABLE[strategy].names else {})
                   for number in several for strategy in self.strategies]  # fmt: skip
         return found
 

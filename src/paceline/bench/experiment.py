@@ -260,7 +260,7 @@ def _point(values: Mapping[str, Any], folder: Path) -> Point:
         raise UsageError("global_batch and batch_size are both given; leave one out")
     if spec.get("threads") == ALL_CORES:
         spec["threads"] = cores()
-    resolved = resolve((GIVEN, spec))
+    resolved = resolve((GIVEN, spec), one_machine="lab" not in values)
     ranks = resolved.spec.ranks
     nodes = values.get("nodes", ranks)
     if "lab" not in values:

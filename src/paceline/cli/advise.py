@@ -25,6 +25,7 @@ from paceline.cli import train
 from paceline.cli.main import Parser, add_json
 from paceline.cli.output import check_output, make_folder, write_text
 from paceline.cli.predict import worker_numbers
+from paceline.comm.table import GLOO
 from paceline.data.course import Course
 from paceline.emulation.table import TABLE as DEVICES
 from paceline.errors import EXIT_OK, UsageError, unknown, visible
@@ -258,7 +259,10 @@ def _from_training(args: argparse.Namespace) -> Advice:
         )
     batch = spec.update_batch
     title = f"Runs for {shlex.join(args.command)}"
-    probing = Probing(options, names or USUAL, workers, batch, args.lab, _runs_dir(args), title, emulated=spec.emulated)
+    # Messages between other machines go through sockets: then those of the runs do, too.
+    elsewhere = GLOO.name if args.link or args.cluster or args.prices else None
+    probing = Probing(options, names or USUAL, workers, batch, args.lab, _runs_dir(args), title, emulated=spec.emulated,
+                      transport=options.get("transport") or elsewhere)  # fmt: skip
     limit = read_length(args.time_limit, "--time-limit")
     asked, advice, why = None, None, ""
     rounds = probing.rounds(lambda *said: _say(args.json, *said), fresh=args.fresh)

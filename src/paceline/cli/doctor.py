@@ -6,7 +6,7 @@ import shutil
 import sys
 
 from paceline.cli.main import add_json
-from paceline.comm.table import mpiexec
+from paceline.comm.table import SHM, mpiexec
 from paceline.launch.env import find_seat
 from paceline.layout import cores
 from paceline.strict_json import dump
@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
         ("Python", sys.version.split()[0]),
         ("torch", version("torch")),
         ("cores", str(cores())),
+        ("transport shm", SHM.requires(True, True) or "yes"),
         ("transport gloo", "yes"),
         ("transport mpi", f"mpi4py {version('mpi4py')}, mpiexec: {mpiexec() or 'not found'}"),
         ("transport zmq", f"pyzmq {version('pyzmq')}"),

@@ -13,6 +13,7 @@ import numpy as np
 
 from paceline.cli.main import add_json
 from paceline.cli.output import check_output, make_folder, write_text
+from paceline.comm import table as transports
 from paceline.emulation.table import TABLE as DEVICES
 from paceline.errors import EXIT_OK, UsageError, unknown, visible
 from paceline.lab.plan import MOST_PREDICTED_RATE, PRESETS, Table, read_plan
@@ -196,6 +197,8 @@ def _strategies(text: str | None, probes: list[Probe], given: Mapping[str, Any])
 
 def _cluster(args: argparse.Namespace, probes: list[Probe], workers: int) -> Cluster | None:
     ranks = workers + max(1, *(probe.servers for probe in probes))
+    if args.link or args.lab:
+        _check_sent(probes)
     if args.link:
         rate = Table({"--link": args.link}, "paceline predict", ("--link",)).rate("--link", MOST_PREDICTED_RATE)
         return alike(ranks, rate or 0, 1.0 if args.device else probes[0].cluster.nodes[0].speed)
@@ -205,6 +208,17 @@ def _cluster(args: argparse.Namespace, probes: list[Probe], workers: int) -> Clu
     if args.lab in PRESETS:
         return of_lab(read_plan(f"{args.lab}:{ranks}"))
     return of_lab(plan) if plan else None
+
+
+def _check_sent(probes: list[Probe]) -> None:
+    """Refuse runs whose ranks sent no messages: they do not tell what messages cost."""
+    together = [probe for probe in probes if probe.workers > 1]
+    used = [transports.TABLE.get(probe.spec.transport) for probe in together]
+    if used and all(each and each.on_one_machine for each in used):
+        raise UsageError(
+            f"the workers of {together[0].run.folder} share memory, which does not tell what messages between machines "
+            "cost: make the runs with `paceline probe`, or with --transport gloo"
+        )
 
 
 def _where(args: argparse.Namespace) -> str:

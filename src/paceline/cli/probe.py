@@ -19,6 +19,7 @@ from paceline.bench.store import Store
 from paceline.cli import train
 from paceline.cli.main import Parser, add_json
 from paceline.cli.predict import rows_of, worker_numbers
+from paceline.comm.table import GLOO
 from paceline.data import table as datasets
 from paceline.data.course import Course
 from paceline.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UsageError
@@ -124,8 +125,11 @@ def _experiment(
     several = [number for number in numbers if number > 1]
     # Where each worker makes updates of its own, as many rounds of them.
     each = TABLE[strategy].updates_by_worker
+    # Messages between machines go through sockets: probes have them, too, unless they are told otherwise.
+    sent = {} if spec.carrier.for_servers or "transport" in fixed else {"transport": GLOO.name}
     grids = [
-        {"workers": number, "strategy": strategy, "steps": args.steps * (number if each else 1)} for number in several
+        {"workers": number, "strategy": strategy, "steps": args.steps * (number if each else 1), **sent}
+        for number in several
     ]
     grids += [{"workers": 1, "strategy": default(1).name}] if 1 in numbers else []
     title = f"Probes of {shlex.join(args.command)}"

@@ -149,7 +149,7 @@ def check_training(flags: list[str], tasks: int) -> Resolved:
         raise UsageError("--cluster, --role and --index under srun: its ranks find each other; leave them out")
     # A single task starts its workers itself, as from a plain shell.
     world = World(tasks, "srun") if tasks > 1 else None
-    resolved = resolve(*train.layers_of(args), world=world, here=False)
+    resolved = resolve(*train.layers_of(args), world=world, here=False, one_machine=world is None)
     train.check_processes(resolved.spec, world)
     return resolved
 

@@ -17,7 +17,7 @@ from paceline.comm import table as transports
 from paceline.comm.seat import Seat
 from paceline.errors import UsageError, visible
 from paceline.launch.cluster import Cluster, read_cluster, split_address
-from paceline.launch.env import find_seat, in_lab
+from paceline.launch.env import find_lab, find_seat, in_lab
 from paceline.launch.run import launch
 from paceline.launch.signals import quiet_interrupt
 from paceline.messages import LOGGER, quiet
@@ -155,7 +155,8 @@ def run(args: argparse.Namespace) -> int:
     elif args.role is not None or args.index is not None:
         raise UsageError("--role and --index say which rank of a cluster file this is: give --cluster FILE, too")
     world = World(seat.size, seat.launcher) if seat else None
-    resolved = replace(resolve(*layers, world=world), verbose=args.verbose)
+    one_machine = (seat is None or seat.one_node) and find_lab() is None
+    resolved = replace(resolve(*layers, world=world, one_machine=one_machine), verbose=args.verbose)
     check_processes(resolved.spec, world)
     if seat:
         with quiet_interrupt():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -68,6 +69,10 @@ def _needs_gpu(started: bool, here: bool) -> str | None:
     return "an NVIDIA GPU, and this machine has none: use --transport gloo or mpi" if here and not has_gpu() else None
 
 
+def _needs_linux(started: bool, here: bool) -> str | None:
+    return None if hasattr(os, "memfd_create") else "Linux: use --transport gloo"
+
+
 def _needs_mpi(started: bool, here: bool) -> str | None:
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py, which is not installed: pip install 'paceline[mpi]'"
@@ -79,9 +84,15 @@ def _needs_mpi(started: bool, here: bool) -> str | None:
     return None
 
 
-GLOO = Transport("gloo", "torch.distributed's sockets; the default on CPUs", "paceline.comm.process_group:gloo_world")
+GLOO = Transport(
+    "gloo", "torch.distributed's sockets; the default between machines", "paceline.comm.process_group:gloo_world"
+)
 SHM = Transport(
-    "shm", "memory that ranks share; the default on one machine", "paceline.comm.shm:shm_world", on_one_machine=True
+    "shm",
+    "memory that ranks share; the default on one machine",
+    "paceline.comm.shm:shm_world",
+    on_one_machine=True,
+    requires=_needs_linux,
 )
 MPI = Transport(
     "mpi",
@@ -103,13 +114,16 @@ THREADS = Transport("threads", "ranks as threads of one process; for tests and f
 TABLE = Table("paceline.transports", Transport, (THREADS, SHM, GLOO, NCCL, MPI, ZMQ))
 
 
-def choose(launcher: str | None, *, servers: bool = False, files: bool = False, gpu: bool = False) -> tuple[str, str]:
+def choose(
+    launcher: str | None, *, servers: bool = False, files: bool = False, gpu: bool = False, one_machine: bool = False
+) -> tuple[str, str]:
     """The default transport, and why."""
     reasons = (
         (servers, ZMQ, "parameter servers"),
         (launcher == "mpiexec", MPI, "started by mpiexec"),
         (files, MPI, "--read mpi-io"),
         (gpu, NCCL, "--device cuda"),
+        (one_machine and _needs_linux(True, True) is None, SHM, "one machine"),
     )
     found = next(((transport, f"auto: {why}") for holds, transport, why in reasons if holds), (GLOO, "auto"))
     return found[0].name, found[1]

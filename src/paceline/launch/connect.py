@@ -18,7 +18,8 @@ def connect(transport: str = "auto", timeout: float = 120.0, seat: Seat | None =
     seat = seat or find_seat()
     if seat is None or seat.size == 1:
         return SingleComm(timeout)
-    name = transports.choose(seat.launcher)[0] if transport == "auto" else transport
+    chosen, _ = transports.choose(seat.launcher, one_machine=seat.one_node and not seat.in_lab)
+    name = chosen if transport == "auto" else transport
     if name not in transports.TABLE:
         raise unknown("transport", name, ("auto", *transports.TABLE))
     atexit.register(leave, seat)

@@ -12,7 +12,7 @@ from paceline import own_code
 from paceline.data.prepare import prepare
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, PacelineError, UsageError, visible
 from paceline.launch.diagnose import Ending
-from paceline.launch.env import find_seat
+from paceline.launch.env import find_lab, find_seat
 from paceline.launch.folder import remove_failed_start, watch_hint
 from paceline.launch.notebook import StepBar, bar_stream, has_descriptor
 from paceline.launch.placement import find_places
@@ -84,7 +84,7 @@ def train(spec: RunSpec, *, show: TextIO | None = None) -> Summary:
             f"run `paceline train` under {seat.launcher}, or call paceline.train() from a plain script"
         )
     chosen = {name: value for name, value in vars(spec).items() if value != FIELDS[name].default}
-    folder, ending = launch(resolve(("Python", chosen)), show, bar_stream(show))
+    folder, ending = launch(resolve(("Python", chosen), one_machine=find_lab() is None), show, bar_stream(show))
     if ending.exit_code == EXIT_USAGE:
         raise UsageError(ending.message)
     if ending.exit_code not in (EXIT_OK, EXIT_INTERRUPTED) or ending.summary is None:

@@ -24,4 +24,4 @@ def test_the_files_of_a_run_have_what_was_asked_for(tmp_path: Path) -> None:
     assert read_plan(words[5]) == replace(task.point.plan, shared=("/größe", str(out)))
     given = read_config(words[words.index("--config") + 1])
     assert given == {"model": "mlp", "hidden": [16, 8], "workers": 2, "lr": 1e-3}
-    assert resolve(("run.toml", given)).spec == task.point.resolved.spec
+    assert resolve(("run.toml", given), one_machine=False).spec == task.point.resolved.spec
