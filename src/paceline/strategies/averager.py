@@ -35,6 +35,7 @@ class Averager:
         sync_batchnorm: bool,
         extras: int = 0,
         on_backward: Callable[[], None] | None = None,
+        kind: type[GradientBuckets] = GradientBuckets,
     ) -> None:
         if averaging not in AVERAGINGS:
             raise unknown("averaging", averaging, AVERAGINGS)
@@ -47,7 +48,7 @@ class Averager:
         self.synchronised = synchronised_layers(model)
         broadcast_state(model, comm)
         size = int(bucket_mb * 2**20)
-        self.buckets = GradientBuckets(model, comm, AVERAGINGS[averaging], size, extras, on_backward)
+        self.buckets = kind(model, comm, AVERAGINGS[averaging], size, extras, on_backward)
 
     @property
     def needs_everyone(self) -> bool:

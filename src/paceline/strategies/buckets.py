@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from paceline.comm.words import all_or_none
 from paceline.errors import UsageError
 from paceline.strategies.bucket_layout import assign, tail
 from paceline.strategies.comm_thread import CommThread
+from paceline.strategies.finite import is_finite
 from paceline.strategies.replicas import check_same_model
 
 
@@ -23,7 +26,7 @@ from paceline.strategies.replicas import check_same_model
 class Bucket:
     """Consecutive parameters, last layer first, whose gradients are stored side by side in `flat`.
 
-    Gradients in half precision are summed in float32. `gradients` is `flat` without the tail of the last bucket.
+    Gradients in half precision are summed in float32. `gradients` is `flat` without the tail, which the last one has.
     """
 
     dtype: torch.dtype
@@ -149,20 +152,17 @@ class GradientBuckets:
             for slot in self.slots:
                 if not slot.seen:
                     self._take(slot)
-        count = len(self.slots)
-        numbers: list[float] = [*(slot.seen for slot in self.slots), *[0] * len(self.extras)]
-        numbers += [bool(self.problem) or self._changed, self._share]
-        self.tail.copy_(torch.tensor(numbers, dtype=self.tail.dtype))
-        self.tail[count:-2].copy_(self.extras)
-        while self._next < len(self.buckets):
+        while self._next < len(self.buckets) - 1:
             self._send_next()
+        self._fill_tail()
+        self._send_next()
         if self.thread:
             self.thread.wait()
         *flags, troubled, shares = self.tail.tolist()
         if troubled:
             self._resolve()
             return
-        self.extras.copy_(self.tail[count:-2])
+        self.extras.copy_(self.tail[len(self.slots) : -2])
         for flag, slot in zip(flags, self.slots, strict=False):
             self._give(slot, any_rank=flag > 0)
         tolerance = max(1e-4, 4 * self.comm.size * torch.finfo(self.tail.dtype).eps)
@@ -172,9 +172,28 @@ class GradientBuckets:
                 f"by that of all ranks (Sampler.share)"
             )
 
+    def _fill_tail(self) -> None:
+        """Write what this rank says in the tail; all other buckets have been sent."""
+        numbers: list[float] = [*(slot.seen for slot in self.slots), *[0] * len(self.extras)]
+        numbers += [bool(self.problem) or self._changed, self._share]
+        self.tail.copy_(torch.tensor(numbers, dtype=self.tail.dtype))
+        self.tail[len(self.slots) : -2].copy_(self.extras)
+
     def sums(self) -> list[Tensor]:
         """The gradients of all buckets, without the tail."""
         return [bucket.gradients for bucket in self.buckets]
+
+    def finite(self) -> bool:
+        """Whether all sums are finite; the same on all ranks."""
+        return all(map(is_finite, self.sums()))
+
+    def squares(self) -> float:
+        """The sum of the squares of all sums."""
+        return math.fsum(map(float, chain.from_iterable(map(squares, self.sums()))))
+
+    def gather_weights(self) -> None:
+        """After an update: get the weights that other ranks have updated. Each has updated all of them."""
+        return
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -186,7 +205,7 @@ class GradientBuckets:
     def _open(self, overlap: bool) -> None:
         # A single bucket is complete when backward ends: there is nothing to overlap.
         if overlap and self.thread is None and self.comm.size > 1 and len(self.buckets) > 1:
-            self.thread = CommThread(lambda flat: self.averaging.run(self.comm, flat))
+            self.thread = CommThread(self._sum)
         self._overlap, self._next = overlap and self.thread is not None and len(self.buckets) > 1, 0
 
     @torch.no_grad()
@@ -301,7 +320,11 @@ class GradientBuckets:
         if self._overlap and self.thread:
             self.thread.put(bucket.flat)
         elif self.comm.size > 1:
-            self.averaging.run(self.comm, bucket.flat)
+            self._sum(bucket.flat)
+
+    def _sum(self, flat: Tensor) -> None:
+        """Sum a bucket over ranks, in place."""
+        self.averaging.run(self.comm, flat)
 
     def _resolve(self) -> None:
         """Raise a rank's problem on all ranks; or, if parameters have changed, lay buckets out and average again."""
@@ -351,7 +374,7 @@ class GradientBuckets:
             self.slots.append(Slot(name, p, p.dtype, bucket, start))
             bucket.parameters += 1
             bucket.stop = self._sizes[dtype] = start + p.numel()
-        last, self._tail = self.buckets[-1], tail(len(trained), extras)
+        last, self._tail = self._last_bucket(), tail(len(trained), extras)
         last.stop = self._sizes[last.dtype] = last.stop + self._tail
         self._allocate()
         for hook in self._hooks:
@@ -361,6 +384,10 @@ class GradientBuckets:
         if begin := self._on_backward:
             # Usually backward begins with the last layer: before it accumulates, so that no gradient has to be copied.
             self._hooks += [node.register_prehook(lambda _: begin()) for node in self._nodes[:2]]
+
+    def _last_bucket(self) -> Bucket:
+        """The bucket that gets the tail."""
+        return self.buckets[-1]
 
     def _allocate(self) -> None:
         """Allocate new memory for the buckets; existing references keep the old memory."""

@@ -17,7 +17,7 @@ from paceline.collectives.native import NATIVE
 from paceline.options import option
 from paceline.strategies import options
 from paceline.strategies.base import Strategy
-from paceline.strategies.engine import Engine, Lockstep, StepResult, StepTimer
+from paceline.strategies.engine import Engine, StepResult, StepTimer
 from paceline.strategies.synchronous import RIDERS, Synchronous, accumulate
 from paceline.strategies.synchronous import Options as Averaging
 from paceline.tasks.base import Sums
@@ -93,7 +93,7 @@ class LocalSGD(Synchronous):
             if score:
                 (score.loss * (1 / nominal)).backward()
             timer.mark("backward")
-            if sums.finite and Lockstep.gradients_finite(self):
+            if sums.finite and self.gradients_finite():
                 if sums.weight:
                     self.update(lr, nominal, sums.weight)
             else:  # the other workers learn of it with the next average
