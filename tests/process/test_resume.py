@@ -70,7 +70,10 @@ def train(output: Path, *words: str, code: int = 0, name: str = "run") -> subpro
 CHAIN_DATA = ["--data", "synthetic:1x28x28,classes=10,train=310,test=20"]
 CHAIN = [
     ["--strategy", "sequential"],
+    ["--strategy", "sharded", "--workers", "3"],
+    ["--strategy", "sharded", "--workers", "2"],
     ["--strategy", "ring", "--workers", "2"],
+    ["--strategy", "sharded", "--workers", "3", "--transport", "threads", "--bucket-mb", "0.05"],
     ["--strategy", "ps-sync", "--workers", "3", "--servers", "2"],
     ["--strategy", "pipeline", "--workers", "2", "--microbatches", "2", "--cut", "layers"],
     ["--strategy", "tensor", "--workers", "2"],
@@ -82,7 +85,7 @@ CHAIN = [
 ]
 
 
-@pytest.mark.parametrize(("optimizer", "chain"), [("sgd", CHAIN), ("adamw", CHAIN[:5])])
+@pytest.mark.parametrize(("optimizer", "chain"), [("sgd", CHAIN), ("adamw", CHAIN[:8])])
 def test_every_synchronous_strategy_continues_every_other(
     optimizer: str, chain: list[list[str]], tmp_path: Path
 ) -> None:
