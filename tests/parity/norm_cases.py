@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from paceline.comm.base import Comm
 from paceline.data.batch import IGNORED, Batch
-from paceline.errors import UsageError
 from paceline.layout import share
 from paceline.strategies.engine import StepTimer
 from paceline.strategies.sharded import Options as ShardedOptions
@@ -81,20 +80,6 @@ def measure(comm: Comm, overlap: str, clip: float, parts: int, sharded: bool) ->
         found.append((advance(engine, *whole), wanted))
     engine.close()
     return found
-
-
-def refused_when_frozen(comm: Comm) -> str:
-    """What a sharded run says if a parameter is frozen on the last rank after the first step."""
-    engine = make_engine(comm, "off", sharded=True)
-    advance(engine, *samples(0))
-    next(engine.model.parameters()).requires_grad_(comm.rank < comm.size - 1)
-    try:
-        advance(engine, *samples(1))
-    except UsageError as error:
-        return str(error)
-    finally:
-        engine.close()
-    return ""
 
 
 def measured_after_changes(comm: Comm, overlap: str) -> list[bool]:

@@ -93,7 +93,8 @@ class SometimesUsed(nn.Module):
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(channels, 6, 3, stride=2).to(memory_format=torch.channels_last)
+        self.conv = nn.Conv2d(channels, 6, 3, stride=2)
+        self.conv.weight.data = self.conv.weight.data.contiguous(memory_format=torch.channels_last)
         self.across = nn.Parameter(torch.randn(8, 6).t())
         self.frozen = nn.Parameter(torch.randn(8), requires_grad=False)
         self.sometimes = nn.Parameter(torch.randn(8))
@@ -113,10 +114,10 @@ class OneNumber(nn.Module):
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.slope = nn.Parameter(torch.ones(()))
-        self.register_buffer("levels", torch.arange(classes) / classes)
+        self.classes = classes
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.slope * x.mean((1, 2, 3))[:, None] * self.levels
+        return self.slope * x.mean((1, 2, 3))[:, None] * torch.arange(self.classes) / self.classes
 
 
 def tinted() -> Any:

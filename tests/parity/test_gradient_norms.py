@@ -34,11 +34,6 @@ def test_steps_without_an_update_or_with_new_buckets_record_no_norm(overlap: str
     assert ThreadWorld(2).run(cases.measured_after_changes, overlap=overlap) == [wanted] * 2
 
 
-def test_a_sharded_run_refuses_on_all_ranks_to_train_other_parameters_than_at_its_start() -> None:
-    for message in ThreadWorld(3).run(cases.refused_when_frozen):
-        assert "parameters were added, replaced, frozen or unfrozen during training" in message
-
-
 def recorded(folder: Path, workers: int, **more: Any) -> list[dict[str, list[int]]]:
     """The steps that have each of the norms in a run of 21 steps, by rank."""
     data = "synthetic:1x16x16,train=240,test=30"  # every rank has samples in every step
