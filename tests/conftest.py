@@ -130,7 +130,9 @@ class Expected:
         path = self._folder / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.safetensors"
         if not path.exists():
             state = cases.model_of(values).state_dict()
-            save_file({name: tensor.clone() for name, tensor in state.items()}, path)
+            save_file(
+                {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}, path
+            )
         return path
 
     def __call__(self, values: dict[str, Any]) -> Trained:

@@ -31,7 +31,6 @@ def sums_in_place(comm: Comm, lengths: list[int], turns: int, seed: int) -> list
     metered = MeteredComm(comm.dup())
     length = dict(zip(KINDS, lengths, strict=True))
     memory = metered.shared_sum(length)
-    assert memory is not None
     found = []
     for turn in range(turns):
         cuts = {kind: sorted(random.Random(turn).sample(range(1, length[kind]), 2)) for kind in KINDS}
@@ -106,7 +105,6 @@ def bytes_of_one_sum(comm: Comm, length: int) -> int:
     """The bytes that the meter counts for one sum of float64."""
     metered = MeteredComm(comm.dup())
     memory = metered.shared_sum({torch.float64: length})
-    assert memory is not None
     memory.give(torch.float64, 0, length)
     memory.finish()
     return metered.meter.bytes_received

@@ -2,6 +2,7 @@
 
 import collective_cases as cases
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import ThreadWorld, World
@@ -9,6 +10,7 @@ from worlds import ThreadWorld, World
 from paceline.collectives.choose import TABLE
 from paceline.collectives.plan import PIECE, Recv, Send
 from paceline.collectives.reduce_bcast import plan as tree_plan
+from paceline.collectives.ring import ALL_GATHER, REDUCE_SCATTER, RING
 from paceline.collectives.ring import plan as ring_plan
 
 # Fewer values than ranks, uneven chunks, several pieces a chunk.
@@ -27,6 +29,31 @@ def test_sum_is_right_and_equal_on_all_ranks_and_bytes_are_as_priced(world: Worl
         assert tuple(r["bytes_sent"] for r in of_rank) == cost.bytes_sent
         assert tuple(r["bytes_received"] for r in of_rank) == cost.bytes_received
         assert tuple(r["messages_sent"] for r in of_rank) == cost.messages_sent
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_halves_of_the_ring_leave_each_rank_its_sum_and_everyones_chunk_for_the_bytes_they_price(
+    world: World, dtype: str
+) -> None:
+    results, itemsize = world.run(cases.halves_and_meters, lengths=LENGTHS, dtype=dtype), getattr(torch, dtype).itemsize
+    for i, length in enumerate(LENGTHS):
+        for half, collective in enumerate((REDUCE_SCATTER, ALL_GATHER)):
+            of_rank = [result[i][half] for result in results]
+            assert all(r["right"] for r in of_rank)
+            cost = collective.cost(world.size, length, itemsize)
+            for name in ("bytes_sent", "bytes_received", "messages_sent"):
+                assert tuple(r[name] for r in of_rank) == getattr(cost, name)
+
+
+@given(ranks=st.integers(1, 9), length=st.integers(0, 500))
+def test_the_halves_of_the_ring_are_the_ring(ranks: int, length: int) -> None:
+    for rank in range(ranks):
+        halves = REDUCE_SCATTER.plan(rank, ranks, length), ALL_GATHER.plan(rank, ranks, length)
+        whole = RING.plan(rank, ranks, length)
+        for kind in (Send, Recv):
+            assert [i for half in halves for i in half if isinstance(i, kind)] == [
+                i for i in whole if isinstance(i, kind)
+            ]
 
 
 @settings(max_examples=40)
@@ -70,7 +97,7 @@ def test_the_ring_of_three_is_the_table_in_its_comment() -> None:
     sends = {
         rank: [i.start for i in ring_plan(rank, 3, 3) if isinstance(i, Send)] for rank in range(3)
     }  # chunk c of 3 values is value c
-    assert sends == {0: [0, 2, 1, 0], 1: [1, 0, 2, 1], 2: [2, 1, 0, 2]}
+    assert sends == {0: [2, 1, 0, 2], 1: [0, 2, 1, 0], 2: [1, 0, 2, 1]}
     adds = [i.add for i in ring_plan(0, 3, 3) if isinstance(i, Recv)]
     assert adds == [True, True, False, False]
 

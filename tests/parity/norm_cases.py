@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,8 @@ from paceline.comm.base import Comm
 from paceline.data.batch import IGNORED, Batch
 from paceline.layout import share
 from paceline.strategies.engine import StepTimer
+from paceline.strategies.sharded import Options as ShardedOptions
+from paceline.strategies.sharded import Sharded
 from paceline.strategies.synchronous import Options, Synchronous
 from paceline.tasks.scoring import Scorer
 from paceline.tasks.table import LANGUAGE_MODEL
@@ -21,13 +24,17 @@ TOKENS = 5
 Norms = tuple[float | None, float | None]  # over all samples, over those of this rank
 
 
-def make_engine(comm: Comm, overlap: str) -> Synchronous:
+def make_engine(comm: Comm, overlap: str, *, sharded: bool = False) -> Synchronous:
     """Its buckets are so small that there are several."""
     torch.set_num_threads(1)
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 4)).double()
-    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
-    engine = Synchronous(comm, model, optimizer, Options("ring", 0.001, overlap, record_norms=1))
+    sgd, how = partial(torch.optim.SGD, momentum=0.9), ("ring", 0.001, overlap)
+    engine = (
+        Sharded(comm, model, ShardedOptions(*how, record_norms=1), sgd)
+        if sharded
+        else Synchronous(comm, model, sgd(model.parameters()), Options(*how, record_norms=1))
+    )
     engine.scorer = Scorer(LANGUAGE_MODEL)
     engine.setup()
     assert len(engine.buckets.buckets) > 2
@@ -63,9 +70,9 @@ def plain_norm(model: nn.Module, inputs: Tensor, targets: Tensor) -> float | Non
     return float(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]).norm())
 
 
-def measure(comm: Comm, overlap: str, clip: float, parts: int) -> list[tuple[Norms, Norms]]:
+def measure(comm: Comm, overlap: str, clip: float, parts: int, sharded: bool) -> list[tuple[Norms, Norms]]:
     """For each step, the norms that were measured, and those by plain autograd with the same weights."""
-    engine, found = make_engine(comm, overlap), list[tuple[Norms, Norms]]()
+    engine, found = make_engine(comm, overlap, sharded=sharded), list[tuple[Norms, Norms]]()
     engine.clip, engine.accumulate = clip, parts
     for step in range(len(SIZES)):
         model, whole = copy.deepcopy(engine.model), samples(step)

@@ -88,6 +88,40 @@ class TinyNorm(nn.Module):
         return out
 
 
+class SometimesUsed(nn.Module):
+    """A frozen parameter, and one that gets a gradient in about half of the steps: the weights decide, so that all
+    workers agree. Parameters are laid out in memory in three ways.
+    """
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 6, 3, stride=2)
+        self.conv.weight.data = self.conv.weight.data.contiguous(memory_format=torch.channels_last)
+        self.across = nn.Parameter(torch.randn(8, 6).t())
+        self.frozen = nn.Parameter(torch.randn(8), requires_grad=False)
+        self.sometimes = nn.Parameter(torch.randn(8))
+        self.dense = nn.Linear(8, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x).relu().mean((2, 3)) @ self.across + self.frozen
+        if int(self.dense.bias.detach()[0].abs() * 1e4) % 2:
+            x = x + self.sometimes
+        out: Tensor = self.dense(x)
+        return out
+
+
+class OneNumber(nn.Module):
+    """Has a single trained value."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.ones(()))
+        self.classes = classes
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.slope * x.mean((1, 2, 3))[:, None] * torch.arange(self.classes) / self.classes
+
+
 def tinted() -> Any:
     """149 training and 30 test images of 3 channels that differ in mean and deviation."""
     rng = np.random.default_rng(5)

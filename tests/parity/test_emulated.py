@@ -66,7 +66,15 @@ def check_claims_nothing(summary: Summary, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "overlap"),
-    [("allreduce", "on"), ("ring", "on"), ("ring", "off"), ("reduce-bcast", "off"), ("gather", "on")],
+    [
+        ("allreduce", "on"),
+        ("ring", "on"),
+        ("ring", "off"),
+        ("reduce-bcast", "off"),
+        ("gather", "on"),
+        ("sharded", "on"),
+        ("sharded", "off"),
+    ],
 )
 def test_ranks_that_average_move_the_bytes_of_a_real_run(tmp_path: Path, strategy: str, overlap: str) -> None:
     values = values_for("mlp-float32", 2, strategy=strategy, test=False) | {"overlap": overlap, "bucket_mb": 0.01}

@@ -15,11 +15,12 @@ from worlds import ThreadWorld
 from paceline.strategies.table import TABLE
 
 
+@pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
 @pytest.mark.parametrize("overlap", ["on", "off"])
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize(("clip", "parts"), [(0.0, 1), (0.01, 1), (0.0, 2)], ids=["plain", "clipped", "accumulated"])
-def test_norms_are_those_of_plain_autograd(overlap: str, workers: int, clip: float, parts: int) -> None:
-    ranks = ThreadWorld(workers).run(cases.measure, overlap=overlap, clip=clip, parts=parts)
+def test_norms_are_those_of_plain_autograd(overlap: str, workers: int, clip: float, parts: int, sharded: bool) -> None:
+    ranks = ThreadWorld(workers).run(cases.measure, overlap=overlap, clip=clip, parts=parts, sharded=sharded)
     for measured, wanted in chain.from_iterable(ranks):
         assert measured == tuple(norm and pytest.approx(norm, rel=1e-10) for norm in wanted)
     without = [[own is None for (_, own), _ in steps] for steps in ranks]

@@ -34,8 +34,9 @@ def spoiled(**more: Any) -> dict[str, Any]:
     return values
 
 
-def test_a_bad_gradient_in_the_last_step_is_found_and_its_rank_is_named(tmp_path: Path) -> None:
-    answers = ThreadWorld(WORKERS).run(cases.fails, folder=str(tmp_path), values=spoiled(strategy="ring"))
+@pytest.mark.parametrize("strategy", ["ring", "sharded"])
+def test_a_bad_gradient_in_the_last_step_is_found_and_its_rank_is_named(tmp_path: Path, strategy: str) -> None:
+    answers = ThreadWorld(WORKERS).run(cases.fails, folder=str(tmp_path), values=spoiled(strategy=strategy))
     for message, rank in answers:
         assert f"a gradient is not finite after step {STEPS}" in message
         assert "the first tensor that is not finite is last.weight" in message
@@ -86,7 +87,7 @@ DIVIDED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("strategy", "workers"), [("sequential", 1), ("pipeline", 2), ("tensor", 2)])
+@pytest.mark.parametrize(("strategy", "workers"), [("sequential", 1), ("sharded", 2), ("pipeline", 2), ("tensor", 2)])
 def test_a_last_step_that_overflows_is_blamed_on_the_learning_rate(tmp_path: Path, strategy: str, workers: int) -> None:
     values = values_for("mlp-sgd", workers, strategy=strategy, **OVERFLOW, **DIVIDED.get(strategy, {}))
     for message, rank in ThreadWorld(workers).run(cases.fails, folder=str(tmp_path), values=values):

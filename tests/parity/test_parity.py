@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import parity_cases as cases
 import pytest
+import torch
 from parity_cases import SETTINGS, check_trains, distance, values_for
 from PIL import Image
 from safetensors.torch import load_file
@@ -58,6 +59,29 @@ def test_one_worker_that_averages_with_nobody_trains_it_too(expected: Any, tmp_p
     check_trains(ThreadWorld(1), tmp_path, values, expected(values))
 
 
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("averaging", AVERAGINGS)
+def test_a_parameter_without_a_gradient_is_left_alone(
+    expected: Any, tmp_path: Path, averaging: str, workers: int
+) -> None:
+    """Neither decay nor what the optimizer kept moves it; a frozen one never moves."""
+    for number, more in enumerate(({}, {"overlap": "on", "bucket_mb": 0.001})):
+        model = {"model": "parity_cases:SometimesUsed", "optimizer": "adamw", "weight_decay": 0.1, "scale_lr": False}
+        values = values_for("norm-sgd", workers, strategy=averaging, **(model | more))
+        wanted = expected(values)
+        check_trains(ThreadWorld(workers), tmp_path / str(number), values, wanted)
+        start = cases.model_of(values).state_dict()
+        assert torch.equal(start["frozen"].double(), wanted.weights["frozen"])
+        assert not torch.equal(start["sometimes"].double(), wanted.weights["sometimes"])
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_ranks_without_a_value_to_update_take_part(expected: Any, tmp_path: Path, workers: int) -> None:
+    """In buckets of one parameter most slices of a few values are empty."""
+    values = values_for("norm-sgd", workers, strategy="sharded", model="parity_cases:OneNumber")
+    check_trains(ThreadWorld(workers), tmp_path, values, expected(values))
+
+
 def test_the_learning_rate_is_scaled_warmed_up_and_let_fall_as_asked(expected: Any, tmp_path: Path) -> None:
     asked: list[dict[str, Any]] = [
         {"scale_lr": False},
@@ -79,12 +103,13 @@ def test_the_learning_rate_is_scaled_warmed_up_and_let_fall_as_asked(expected: A
     ],
     ids=["on", "auto"],
 )
+@pytest.mark.parametrize("strategy", ["ring", "sharded"])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_options_that_must_not_change_the_result_do_not(
-    worlds: Worlds, expected: Any, tmp_path: Path, transport: str, more: dict[str, Any]
+    worlds: Worlds, expected: Any, tmp_path: Path, transport: str, strategy: str, more: dict[str, Any]
 ) -> None:
     for setting in ("cnn-adam", "sync-norm-adam"):
-        values = values_for(setting, 3, strategy="ring", **more)
+        values = values_for(setting, 3, strategy=strategy, **more)
         check_trains(worlds.get(transport, 3), tmp_path / setting, values, expected(values))
 
 

@@ -45,9 +45,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return weights
 
 
+@pytest.mark.parametrize("strategy", ["ring", "sharded"])
 @pytest.mark.parametrize("data", DATA)
-def test_workers_train_the_resnet_of_one_process(worlds: Worlds, alone: Any, tmp_path: Path, data: str) -> None:
-    values = values_for(data, 3, strategy="ring", sync_batchnorm=True)
+def test_workers_train_the_resnet_of_one_process(
+    worlds: Worlds, alone: Any, tmp_path: Path, data: str, strategy: str
+) -> None:
+    values = values_for(data, 3, strategy=strategy, sync_batchnorm=True)
     assert worlds.get("gloo", 3).run(cases.train_here, folder=str(tmp_path), values=values) == [STEPS] * 3
     assert distance(load_file(tmp_path / "model.safetensors"), alone(data)) <= 1e-10
 

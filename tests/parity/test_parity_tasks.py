@@ -59,6 +59,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "ring": {"overlap": "on", "bucket_mb": 0.01},
     "reduce-bcast": {},
     "gather": {},
+    "sharded": {"overlap": "on", "bucket_mb": 0.01},
     "tensor": {},
     "pipeline": {"microbatches": 3, "cut": "parameters"},
 }
@@ -258,7 +259,9 @@ def test_servers_clip_by_the_norm_of_the_whole_model(
     check(*train_served(values | bound, tmp_path), expected("language-model", 0.4))
 
 
-@pytest.mark.parametrize(("strategy", "workers"), [("ring", 3), ("pipeline", 2), ("tensor", 2), ("ps-sync", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "workers"), [("ring", 3), ("sharded", 3), ("pipeline", 2), ("tensor", 2), ("ps-sync", 2)]
+)
 def test_predictions_are_counted_by_class(tmp_path: Path, strategy: str, workers: int) -> None:
     values = {"model": "mlp", "data": "synthetic:1x12x12,classes=4,train=64,test=21", "hidden": (192, 96), "steps": 6,
               "global_batch": 16, "dtype": "float64", "timeout": 20.0, "log_every": 0}  # fmt: skip

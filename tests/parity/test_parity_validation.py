@@ -28,7 +28,7 @@ VALIDATED: dict[str, Any] = {
 }
 STOPPING: dict[str, Any] = VALIDATED | {"evaluate_every": 3, "patience": 3}
 STRATEGIES: dict[str, dict[str, Any]] = {
-    **{name: {} for name in ("allreduce", "ring", "reduce-bcast", "gather", "tensor")},
+    **{name: {} for name in ("allreduce", "ring", "reduce-bcast", "gather", "sharded", "tensor")},
     "local-sgd": {"sync_every": 1, "averaging": "ring"},
     "pipeline": {"microbatches": 2, "cut": "parameters"},
     "ps-sync": {"servers": 2},

@@ -25,15 +25,17 @@ from trace_check import check_trace, slices
 from paceline.analysis.runs import Run, read_run
 from paceline.cli.main import main
 from paceline.cli.schema import published
+from paceline.errors import UsageError
 from paceline.predict.fit import PRIOR, Fit, case_of, typical_step
 from paceline.predict.noise import Noise
-from paceline.predict.probes import probe_of, shape_of
+from paceline.predict.probes import checked_probe, probe_of, shape_of
 
 DOCS = Path(__file__).parents[2] / "docs" / "schemas"
 STEPS, BATCH = 24, 32
 FAMILIES = {
     "sequential": ["--strategy", "sequential"],
     "synchronous": ["--strategy", "ring", "--workers", "2"],
+    "sharded": ["--strategy", "sharded", "--workers", "2"],
     "local": ["--strategy", "local-sgd", "--workers", "2", "--sync-every", "4"],
     "servers": ["--strategy", "ps-async", "--workers", "2"],
     "pipeline": ["--strategy", "pipeline", "--workers", "2", "--microbatches", "4"],
@@ -89,6 +91,10 @@ def test_a_run_is_read_and_simulated_for_predictions(trained: Trained) -> None:
     """Its compute is that of the lines, and the simulation of its steps takes at least that."""
     run = read_run(trained.folder)
     assert isinstance(run, Run)
+    if not run.method.simulation:
+        with pytest.raises(UsageError, match="steps of sharded cannot be predicted"):
+            checked_probe(run)
+        return
     probe, last = probe_of(run), trained.steps(len(trained.lines) - 1)
     own = [sum(step["spans"][name] for name in ("forward", "backward")) for step in last]
     count = len(probe.compute)
@@ -105,7 +111,7 @@ def test_a_run_is_read_and_simulated_for_predictions(trained: Trained) -> None:
 
 
 def test_only_replicas_that_average_gradients_record_their_norms_in_every_tenth_step(trained: Trained) -> None:
-    wanted = [0, 10, 20] if trained.summary["strategy"] == "ring" else []
+    wanted = [0, 10, 20] if trained.summary["strategy"] in ("ring", "sharded") else []
     for rank in range(len(trained.lines)):
         for name in ("norm", "own_norm"):
             assert [step["step"] for step in trained.steps(rank) if step.get(name, 0.0) > 0] == wanted

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 STRATEGIES = {
     "ring": ["--workers", "2"],
+    "sharded": ["--workers", "3"],
     "ps-sync": ["--workers", "2", "--servers", "2"],
     "pipeline": ["--workers", "2", "--microbatches", "2", "--cut", "layers"],
     "tensor": ["--workers", "2"],

@@ -17,7 +17,7 @@ from paceline.run.liveness import current_summary
 from paceline.run.records import FAILED, INTERRUPTED, RUNNING
 
 TRIALS = 300
-STRATEGIES = ("allreduce", "ring", "reduce-bcast", "gather", "pipeline")
+STRATEGIES = ("allreduce", "ring", "reduce-bcast", "gather", "sharded", "pipeline")
 
 
 def trial(seed: int, folder: Path) -> Counter[str]:

@@ -44,7 +44,7 @@ SERVED = {"servers": ("1", "2", "3"), "checkpoint-every": ("0", "1", "3"), "rest
 DIVIDED = {"averaging": ("allreduce", "ring", "reduce-bcast", "gather"), "transport": ("gloo", "threads", "mpi")}
 HOW: dict[str, dict[str, tuple[str, ...]]] = {
     "sequential": {"microbatches": ("1", "2", "3")},
-    **dict.fromkeys(("allreduce", "ring", "reduce-bcast", "gather"), DATA_PARALLEL),
+    **dict.fromkeys(("allreduce", "ring", "reduce-bcast", "gather", "sharded"), DATA_PARALLEL),
     "ps-sync": SERVED,
     "ps-bounded": SERVED | {"staleness": ("0", "1", "4")},
     "ps-async": SERVED | {"staleness-lr": ("yes",)},

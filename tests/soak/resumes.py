@@ -35,6 +35,7 @@ DATA = ["--data", "synthetic:1x16x16,classes=10,train=1500,test=100", "--augment
 FAMILIES = {
     "ring-gloo": ["--strategy", "ring", "--workers", "3"],
     "ring-mpi": ["--strategy", "ring", "--workers", "2", "--transport", "mpi"],
+    "sharded": ["--strategy", "sharded", "--workers", "3"],
     "ps-sync": ["--strategy", "ps-sync", "--workers", "2", "--servers", "2"],
     "pipeline": ["--strategy", "pipeline", "--workers", "3", "--microbatches", "2", "--cut", "layers"],
     "tensor": ["--strategy", "tensor", "--workers", "2"],

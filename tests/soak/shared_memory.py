@@ -114,7 +114,6 @@ def sums(comm: Comm, length: int, root: int, turn: int) -> bool:
 
 def sums_in_place(comm: Comm, length: int, root: int, turn: int) -> bool:
     memory = comm.shared_sum({torch.float64: length})
-    assert memory is not None
     for again in range(3):
         memory.mine[torch.float64].copy_(_values(comm.rank, turn + again, length))
         for start in range(0, length, 100_000):

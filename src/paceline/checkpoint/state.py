@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,9 +105,8 @@ def load_optimizer(
     """Restore what the optimizer kept, in the memory layout of its parameters."""
     keys = optimizer_keys(checkpoint)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    listed = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    whole, state = optimizer.state_dict(), {}
-    for number, parameter in enumerate(listed):
+
+    def kept(parameter: Tensor) -> dict[str, Tensor]:
         name = names[id(parameter)]
         mine: dict[str, Tensor] = {}
         for key in keys.get(name, []):
@@ -117,10 +116,49 @@ def load_optimizer(
             like = tuple(shape) == (cut.shape if cut else tuple(parameter.shape))
             value = _value(checkpoint, full, cut if like else None, rank)
             mine[key] = torch.empty_like(parameter).copy_(value) if like else value
-        if mine:
-            state[number] = mine
-    whole["state"] = state
-    optimizer.load_state_dict(whole)
+        return mine
+
+    set_state(optimizer, kept)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Values of a parameter, in the order of its memory, for which an optimizer has state."""
+
+    name: str
+    parameter: Tensor
+    start: int
+    stop: int
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The parameter's dimensions as they are in its memory; empty if that is their own order."""
+        p, strides = self.parameter, self.parameter.stride()
+        return () if p.is_contiguous() else tuple(sorted(range(p.dim()), key=lambda dim: -strides[dim]))
+
+    def hold(self, state: Mapping[str, Tensor]) -> Iterator[Held]:
+        """What an optimizer keeps for it; what it has once for a parameter is saved with the first value."""
+        for key, value in sorted(state.items()):
+            name = f"{OPTIMIZER}{self.name}.{key}"
+            if value.dim():
+                yield Held(name, value, tuple(self.parameter.shape), self.start, self.order)
+            elif self.start == 0:
+                yield Held(name, value, ())
+
+    def load(self, checkpoint: Checkpoint, keys: Iterable[str]) -> dict[str, Tensor]:
+        found = {}
+        for key in keys:
+            name = f"{OPTIMIZER}{self.name}.{key}"
+            once = key == "step" or checkpoint.manifest.tensors[name][0][1].shape != tuple(self.parameter.shape)
+            found[key] = checkpoint.tensor(name) if once else checkpoint.read(name, self.start, self.stop, self.order)
+        return found
+
+
+def set_state(optimizer: Optimizer, kept: Callable[[Tensor], dict[str, Tensor]]) -> None:
+    """Give the optimizer what it kept for each of its parameters, if anything."""
+    listed = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    state = {number: mine for number, parameter in enumerate(listed) if (mine := kept(parameter))}
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
 def _value(checkpoint: Checkpoint, name: str, cut: Cut | None, rank: int | None) -> Tensor:

@@ -39,7 +39,14 @@ class SharedSum(Protocol):
     def total(self) -> Mapping[torch.dtype, Tensor]: ...
 
     def give(self, dtype: torch.dtype, start: int, stop: int) -> None:
-        """This span of `mine` is complete, and stays so until `finish`. Spans that all ranks have given are summed."""
+        """This span of `mine` is complete, and stays so until `finish`. Spans that all ranks have given are summed:
+        each rank sums its part (`layout.share`).
+        """
+
+    def wait(self) -> None:
+        """Return when this rank's own part of each span that was given is summed; then it may change `mine` again, as
+        soon as all ranks have come so far.
+        """
 
     def finish(self) -> None:
         """Return when all spans that were given are summed."""
@@ -60,6 +67,7 @@ class Comm(ABC):
     timeout: float
     device = torch.device("cpu")
     numbers: tuple[int, ...] | None = None  # of a group: the world ranks of its ranks
+    shares_memory = False  # has `shared_sum` and `shared_vector`
     allows_threads = True  # two threads may communicate at the same time, each with its own communicator
     # Called from another thread when a wait that cannot be interrupted exceeds its deadline; the rank must then exit.
     on_stuck: Callable[[CommError], object] | None = None
@@ -92,12 +100,15 @@ class Comm(ABC):
     def close(self) -> None:
         """Close sockets and stop threads; may be called twice."""
 
-    def shared_sum(self, lengths: dict[torch.dtype, int]) -> SharedSum | None:
-        """Memory to sum vectors of these lengths in, without sending them; None if the transport shares no memory.
-
-        All ranks must call it. It uses this communicator until its last `finish`.
+    def shared_sum(self, lengths: Mapping[torch.dtype, int]) -> SharedSum:
+        """Memory to sum vectors of these lengths in, without sending them. All ranks must call it. It uses this
+        communicator, which does nothing else while there are spans that were given and are not summed.
         """
-        return None
+        raise CommError(f"ranks share no memory over {self.transport}")
+
+    def shared_vector(self, dtype: torch.dtype, length: int) -> Tensor:
+        """One vector in memory that all ranks share; all must call this."""
+        raise CommError(f"ranks share no memory over {self.transport}")
 
     def read_records(self, path: Path, offsets: Tensor, length: int) -> Tensor:
         """Read `length` bytes at each of this rank's offsets in a file, [offsets, length]; all ranks must call it."""

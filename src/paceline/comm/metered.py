@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -47,6 +47,7 @@ class MeteredComm(Comm):
         self.inner, self.meter = inner, Meter()
         self.transport, self.rank, self.size, self.timeout = inner.transport, inner.rank, inner.size, inner.timeout
         self.device, self.allows_threads, self.numbers = inner.device, inner.allows_threads, inner.numbers
+        self.shares_memory = inner.shares_memory
 
     def isend(self, tensor: Tensor, to: int, tag: int = 0) -> Work:
         work = self.inner.isend(tensor, to, tag)
@@ -75,9 +76,11 @@ class MeteredComm(Comm):
         self.inner.barrier()
         self._collective(start, 0)
 
-    def shared_sum(self, lengths: dict[torch.dtype, int]) -> SharedSum | None:
-        inner = self.inner.shared_sum(lengths)
-        return inner and _MeteredSum(inner, self.meter)
+    def shared_sum(self, lengths: Mapping[torch.dtype, int]) -> SharedSum:
+        return _MeteredSum(self.inner.shared_sum(lengths), self.meter)
+
+    def shared_vector(self, dtype: torch.dtype, length: int) -> Tensor:
+        return self.inner.shared_vector(dtype, length)
 
     def read_records(self, path: Path, offsets: Tensor, length: int) -> Tensor:
         return self.inner.read_records(path, offsets, length)  # from a disk, not from other ranks
@@ -123,6 +126,9 @@ class _MeteredSum:
 
     def give(self, dtype: torch.dtype, start: int, stop: int) -> None:
         self._count(lambda: self.inner.give(dtype, start, stop))
+
+    def wait(self) -> None:
+        self._count(self.inner.wait)
 
     def finish(self) -> None:
         self._count(self.inner.finish)

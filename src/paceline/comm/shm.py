@@ -20,7 +20,7 @@ import os
 import struct
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +72,7 @@ class Layout:
 
 class ShmComm(Comm):
     transport = "shm"
+    shares_memory = True
 
     def __init__(
         self, links: Links, ranks: list[int], path: str, timeout: float, parent: ShmComm | None = None
@@ -91,6 +92,7 @@ class ShmComm(Comm):
         self._signal, self._item, self._room = rows[:n], rows[n : 2 * n], rows[2 * n :]  # each [from][to]
         self._bell, self._alarm = found[3 * n * n : -n], found[-n:]
         self._bytes = self._memory.tensor(torch.uint8, 0, self._layout.size)
+        self._made = 0  # sums and vectors
         self._turn = 0  # pieces that have gone through staging
         self._sending: list[deque[_Send]] = [deque() for _ in range(n)]
         self._sent, self._received = [0] * n, [0] * n  # pieces, by rank
@@ -103,7 +105,9 @@ class ShmComm(Comm):
         for number, semaphore in enumerate(memory.semaphores(0, self._layout.semaphores)):
             semaphore.initialise(SLOTS if 2 * n * n <= number < 3 * n * n else 0)
 
-    def allocate(self, name: str, size: int, initialise: Callable[[SharedMemory], None]) -> SharedMemory:
+    def allocate(
+        self, name: str, size: int, initialise: Callable[[SharedMemory], None] = lambda _: None
+    ) -> SharedMemory:
         """Memory of the group; all its ranks call this. The first rank initialises it."""
         if self.rank == 0:
             memory = SharedMemory.create(size)
@@ -284,8 +288,16 @@ class ShmComm(Comm):
         for _ in pieces[-BUFFERS:] if self.rank == root else ():
             self.collect(what)
 
-    def shared_sum(self, lengths: dict[torch.dtype, int]) -> SharedSum:
+    def shared_sum(self, lengths: Mapping[torch.dtype, int]) -> SharedSum:
         return ShmSum(self, lengths)
+
+    def shared_vector(self, dtype: torch.dtype, length: int) -> Tensor:
+        return self.allocate(self._name("vector"), length * dtype.itemsize).tensor(dtype, 0, length)
+
+    def _name(self, kind: str) -> str:
+        """The name of memory that all ranks create now."""
+        self._made += 1
+        return f"{self._path}/{kind} {self._made}"
 
     # Messages.
 
@@ -459,14 +471,12 @@ class ShmSum:
     `finish` has returned: then all have added up.
     """
 
-    def __init__(self, comm: ShmComm, lengths: dict[torch.dtype, int]) -> None:
+    def __init__(self, comm: ShmComm, lengths: Mapping[torch.dtype, int]) -> None:
         self._comm, self.moved = comm, 0
         places, region = dict[torch.dtype, int](), 0
         for dtype, length in lengths.items():
             places[dtype], region = region, region + -(-length * dtype.itemsize // PAGE) * PAGE
-        comm._groups[()] += 1
-        name = f"{comm._path}/sum {comm._groups[()]}"
-        memory = comm.allocate(name, region * (comm.size + 1), lambda _: None)
+        memory = comm.allocate(comm._name("sum"), region * (comm.size + 1))
         self._all = {
             dtype: [memory.tensor(dtype, region * row + places[dtype], length) for row in range(comm.size + 1)]
             for dtype, length in lengths.items()
@@ -482,9 +492,13 @@ class ShmSum:
         self._given.append((dtype, start, stop))
         self._advance(wait=False)
 
+    def wait(self) -> None:
+        """Return when this rank has added up its part of all spans."""
+        self._advance(wait=True)
+
     def finish(self) -> None:
         """Return when `total` is complete in all spans."""
-        self._advance(wait=True)
+        self.wait()
         self._comm.barrier()
 
     def _advance(self, *, wait: bool) -> None:

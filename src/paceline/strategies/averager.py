@@ -36,6 +36,7 @@ class Averager:
         extras: int = 0,
         on_backward: Callable[[], None] | None = None,
         in_place: bool = False,
+        kind: type[GradientBuckets] = GradientBuckets,
     ) -> None:
         if averaging not in AVERAGINGS:
             raise unknown("averaging", averaging, AVERAGINGS)
@@ -48,7 +49,7 @@ class Averager:
         self.synchronised = synchronised_layers(model)
         broadcast_state(model, comm)
         size = int(bucket_mb * 2**20)
-        self.buckets = GradientBuckets(model, comm, AVERAGINGS[averaging], size, extras, on_backward, in_place=in_place)
+        self.buckets = kind(model, comm, AVERAGINGS[averaging], size, extras, on_backward, in_place=in_place)
 
     @property
     def needs_everyone(self) -> bool:

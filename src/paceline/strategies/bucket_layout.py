@@ -42,6 +42,8 @@ def together(sizes: Sequence[int], limit: int) -> list[list[int]]:
     return [*found, small] if small else found
 
 
-def tail(parameters: int, extras: int) -> int:
-    """Values that the last bucket has besides gradients: a flag for each parameter, the extras, and two numbers."""
-    return parameters + extras + 2
+def tail(parameters: int, extras: int, *, sliced: bool = False) -> int:
+    """Values that the last bucket has besides gradients: a flag for each parameter, the extras, and two numbers; two
+    more if each rank sees only slices of the sums.
+    """
+    return parameters + extras + 2 + 2 * sliced

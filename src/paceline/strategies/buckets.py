@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from paceline.collectives.native import NATIVE
 from paceline.collectives.plan import Averaging
 from paceline.comm.base import Comm
 from paceline.comm.words import all_or_none
 from paceline.errors import UsageError
+from paceline.layout import share
 from paceline.strategies.bucket_layout import assign, tail
 from paceline.strategies.comm_thread import CommThread
+from paceline.strategies.finite import is_finite
 from paceline.strategies.replicas import check_same_model
 
 
@@ -69,14 +72,18 @@ class GradientBuckets:
     takes part in the sums and sets a flag in the tail; then all ranks resolve it together. The same holds for a rank
     whose parameters have been frozen or unfrozen: buckets are laid out again once all ranks agree.
 
-    With `in_place`, if the transport shares memory and its own all-reduce was chosen, gradients are written to that
-    memory, and every .grad is a view of the sums of all ranks, which nobody may change: see `scale`.
+    With `in_place`, if the transport shares memory, gradients are written to that memory, and every .grad is a view of
+    the sums of all ranks, which nobody may change: see `scale`. Then each rank sums its slice of every bucket. So the
+    tail is a bucket of its own, in float64, which is summed when the slices are: it also says what each rank has found
+    in its slices. That all ranks have sent it tells that all slices are summed.
 
     `on_backward` is called when a backward has reached a parameter, and nobody has called `begin`.
 
     If `own_squares` is a list, the squares of this rank's scaled gradients are appended to it before they are summed
     over ranks. It is None after a step for which buckets were laid out again.
     """
+
+    scattered = False  # whether a rank gets only the sums of its slices
 
     def __init__(
         self,
@@ -91,7 +98,8 @@ class GradientBuckets:
     ) -> None:
         # Its own communicator: a thread's messages must not mix with the main thread's.
         self.comm = comm.dup() if comm.size > 1 else comm
-        self._in_place = in_place and averaging is NATIVE and comm.size > 1
+        self._in_place = in_place and comm.shares_memory and comm.size > 1
+        self._sliced = self._in_place or self.scattered
         self.model, self.averaging, self.bucket_bytes, self._on_backward = model, averaging, bucket_bytes, on_backward
         self.known = list(model.parameters())
         self.problem = ""
@@ -159,22 +167,17 @@ class GradientBuckets:
             for slot in self.slots:
                 if not slot.seen:
                     self._take(slot)
-        count = len(self.slots)
-        numbers: list[float] = [*(slot.seen for slot in self.slots), *[0] * len(self.extras)]
-        numbers += [bool(self.problem) or self._changed, self._share]
-        self.tail.copy_(torch.tensor(numbers, dtype=self.tail.dtype))
-        self.tail[count:-2].copy_(self.extras)
-        while self._next < len(self.buckets):
+        while self._next < len(self.buckets) - 1:
             self._send_next()
+        self._fill_tail()
+        self._send_next()
         if self.thread:
             self.thread.wait()
-        if self.shared:
-            self.shared.finish()
         *flags, troubled, shares = self._tail_sum.tolist()
         if troubled:
             self._resolve()
             return
-        self.extras.copy_(self._tail_sum[count:-2])
+        self.extras.copy_(self._tail_sum[len(self.slots) : len(self.slots) + len(self.extras)])
         for flag, slot in zip(flags, self.slots, strict=False):
             self._give(slot, any_rank=flag > 0)
         tolerance = max(1e-4, 4 * self.comm.size * torch.finfo(self.tail.dtype).eps)
@@ -183,6 +186,26 @@ class GradientBuckets:
                 f"the ranks' shares add up to {shares:g}, not to 1: a share is the rank's number of samples divided "
                 f"by that of all ranks (Sampler.share)"
             )
+
+    def _fill_tail(self) -> None:
+        """Write what this rank says in the tail; all other buckets have been sent."""
+        numbers: list[float] = [*(slot.seen for slot in self.slots), *self.extras.tolist()]
+        if self._sliced:
+            if self.thread:
+                self.thread.wait()
+            if self.shared:
+                self.shared.wait()
+            slices = [bucket.summed[self.slice_of(bucket)] for bucket in self.buckets[:-1]]
+            total = math.fsum(float(part) for each in slices for part in squares(each))
+            finite = math.isfinite(total) or all(map(is_finite, slices))
+            numbers += [not finite, total]
+        numbers += [bool(self.problem) or self._changed, self._share]
+        self.tail.copy_(torch.tensor(numbers, dtype=self.tail.dtype))
+
+    def slice_of(self, bucket: Bucket) -> slice:
+        """The part of a bucket that this rank sums."""
+        mine = share(len(bucket.flat), self.comm.size, self.comm.rank)
+        return slice(mine.start, mine.stop)
 
     def sums(self) -> list[Tensor]:
         """The sums of the gradients of all buckets, without the tail."""
@@ -200,6 +223,20 @@ class GradientBuckets:
                 elif self.shared:
                     slot.parameter.grad = slot.view.detach()
 
+    def finite(self) -> bool:
+        """Whether all sums are finite; the same on all ranks."""
+        return not self._tail_sum[-4] if self._sliced else all(map(is_finite, self.sums()))
+
+    def squares(self) -> float:
+        """The sum of the squares of all sums."""
+        if self._sliced:
+            return float(self._tail_sum[-3])
+        return math.fsum(map(float, chain.from_iterable(map(squares, self.sums()))))
+
+    def gather_weights(self) -> None:
+        """After an update: get the weights that other ranks have updated. Each has updated all of them."""
+        return
+
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
@@ -211,7 +248,7 @@ class GradientBuckets:
         # A single bucket is complete when backward ends: there is nothing to overlap.
         # Sums in place are made between two gradients by the thread that computes, and need no other.
         if overlap and self.thread is None and self.comm.size > 1 and len(self.buckets) > 1 and not self.shared:
-            self.thread = CommThread(lambda flat: self.averaging.run(self.comm, flat))
+            self.thread = CommThread(self._sum)
         self._overlap = overlap and bool(self.thread or self.shared) and len(self.buckets) > 1
         self._next = 0
 
@@ -324,12 +361,18 @@ class GradientBuckets:
         self._next += 1
         if self.own_squares is not None:
             self.own_squares += squares(bucket.gradients)
-        if self.shared:
+        if self.shared and bucket is self.buckets[-1]:
+            self.comm.allreduce(bucket.flat)
+        elif self.shared:
             self.shared.give(bucket.dtype, bucket.start, bucket.stop)
         elif self._overlap and self.thread:
             self.thread.put(bucket.flat)
         elif self.comm.size > 1:
-            self.averaging.run(self.comm, bucket.flat)
+            self._sum(bucket.flat)
+
+    def _sum(self, flat: Tensor) -> None:
+        """Sum a bucket over ranks, in place."""
+        self.averaging.run(self.comm, flat)
 
     def _resolve(self) -> None:
         """Raise a rank's problem on all ranks; or, if parameters have changed, lay buckets out and average again."""
@@ -379,9 +422,13 @@ class GradientBuckets:
             self.slots.append(Slot(name, p, p.dtype, bucket, start))
             bucket.parameters += 1
             bucket.stop = self._sizes[dtype] = start + p.numel()
-        last, self._tail = self.buckets[-1], tail(len(trained), extras)
-        last.stop = self._sizes[last.dtype] = last.stop + self._tail
+        self._tail = tail(len(trained), extras, sliced=self._sliced)
         self.shared = self.comm.shared_sum(self._sizes) if self._in_place else None
+        if self._sliced:
+            self.buckets.append(Bucket(torch.float64, 0, self._tail))
+        else:
+            last = self.buckets[-1]
+            last.stop = self._sizes[last.dtype] = last.stop + self._tail
         self._allocate()
         for hook in self._hooks:
             hook.remove()
@@ -398,7 +445,7 @@ class GradientBuckets:
             memory, sums = self.shared.mine, self.shared.total
         else:
             sums = memory = {n: torch.zeros(size, dtype=n, device=device) for n, size in self._sizes.items()}
-        for bucket in self.buckets:
+        for bucket in self.buckets[:-1] if self._sliced else self.buckets:
             span = slice(bucket.start, bucket.stop)
             bucket.flat = bucket.gradients = memory[bucket.dtype][span]
             bucket.summed = sums[bucket.dtype][span]
@@ -407,6 +454,8 @@ class GradientBuckets:
             slot.view = memory[slot.bucket.dtype][span].as_strided(p.shape, p.stride())
             slot.summed = sums[slot.bucket.dtype][span].as_strided(p.shape, p.stride())
         last = self.buckets[-1]
+        if self._sliced:
+            last.flat = last.summed = torch.zeros(self._tail, dtype=last.dtype, device=device)
         self.tail, self._tail_sum = last.flat[-self._tail :], last.summed[-self._tail :]
         last.gradients, last.summed = last.flat[: -self._tail], last.summed[: -self._tail]
         self.storages = [each.untyped_storage() for each in memory.values()]

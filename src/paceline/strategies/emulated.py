@@ -54,7 +54,7 @@ class EmulatedSynchronous(Synchronous):
     def setup(self) -> None:
         o = self.options
         self.overlap = OverlapChoice(o.overlap, self.comm)
-        self.buckets = GradientBuckets(self.model, self.comm, AVERAGINGS[o.averaging], int(o.bucket_mb * 2**20), RIDERS)
+        self.buckets = o.buckets(self.model, self.comm, AVERAGINGS[o.averaging], int(o.bucket_mb * 2**20), RIDERS)
         for slot in self.buckets.slots:
             slot.view.zero_()  # new memory costs nothing until it is written to
             slot.parameter.grad = slot.view
@@ -64,7 +64,7 @@ class EmulatedSynchronous(Synchronous):
         """Do nothing: no buffer has changed."""
 
     def step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
-        device, extras = self.device, self.buckets.extras
+        device, extras = self.device, self.buckets.extras[:RIDERS]
         device.begin(batch.count)
         extras.copy_(torch.tensor([*Sums(), ask]))
         device.forward()
@@ -76,6 +76,7 @@ class EmulatedSynchronous(Synchronous):
         self.buckets.finish()
         self.overlap.took(time.perf_counter() - start)
         asked = extras[-1].item()
+        self.buckets.gather_weights()
         timer.mark("wait")
         return StepResult(Sums(), batch.global_count, asked)
 

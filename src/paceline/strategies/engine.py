@@ -256,7 +256,8 @@ class Lockstep(Engine):
     def scale_gradients(self, factor: float) -> None:
         import torch
 
-        torch._foreach_mul_([p.grad for p in self.model.parameters() if p.grad is not None], factor)
+        updated = (p for group in self.optimizer.param_groups for p in group["params"])
+        torch._foreach_mul_([p.grad for p in updated if p.grad is not None], factor)
 
     def squares(self) -> float:
         """The sum of the squares of this rank's gradients; 0 if they are not clipped."""
@@ -310,10 +311,21 @@ class Lockstep(Engine):
         own = self.comm.size > 1 and not self.replicated
         yield from state.hold_model(model, holders, cuts, own_buffers=self.own_buffers, own=own)
         if self._optimizer is not None:
-            yield from state.hold_optimizer(model, self._optimizer, holders, cuts, own=own or self.own_moments)
+            yield from self.hold_optimizer(own=own or self.own_moments)
         for name, tensor in best.items():
             yield state.hold(state.BEST + name, tensor, cuts.get(name), holders(name, cuts.get(name)))
         yield from state.random_state(self.comm.device)
+
+    def hold_optimizer(self, *, own: bool) -> Iterator[Held]:
+        """The state of this rank's optimizer; `own`: those of other ranks differ."""
+        from paceline.checkpoint import state
+
+        return state.hold_optimizer(self.named_model, self.optimizer, self.holders, self.cuts(), own=own)
+
+    def load_optimizer(self, checkpoint: Checkpoint, rank: int | None) -> None:
+        from paceline.checkpoint import state
+
+        state.load_optimizer(self.named_model, self.optimizer, checkpoint, self.cuts(), rank)
 
     def restore(self, checkpoint: Checkpoint, *, same: bool) -> Restored:
         """Continue from a checkpoint. `same`: this rank was there, and has the same part of the work as then."""
@@ -326,7 +338,7 @@ class Lockstep(Engine):
             if state.own_moments(checkpoint) and not (same and (self.own_moments or not self.replicated)):
                 discarded.append("each worker's own momentum: workers start without")
             else:
-                state.load_optimizer(model, self._optimizer, checkpoint, cuts, rank)
+                self.load_optimizer(checkpoint, rank)
         if same:
             state.set_random_state(checkpoint, self.comm.rank, self.comm.device)
         best = state.load_best(model, checkpoint, cuts)

@@ -67,6 +67,7 @@ class LocalSGD(Synchronous):
     """
 
     own_moments, in_place = True, False
+    squares, scale_gradients = Lockstep.squares, Lockstep.scale_gradients  # most gradients are not in buckets
 
     def __init__(
         self, comm: Comm, model: nn.Module, optimizer: Optimizer, averaging: Averaging, every: int, first: int = 0
@@ -93,7 +94,7 @@ class LocalSGD(Synchronous):
             if score:
                 (score.loss * (1 / nominal)).backward()
             timer.mark("backward")
-            if sums.finite and Lockstep.gradients_finite(self):
+            if sums.finite and self.gradients_finite():
                 if sums.weight:
                     self.update(lr, nominal, sums.weight)
             else:  # the other workers learn of it with the next average

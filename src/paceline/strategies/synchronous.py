@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from paceline.collectives.choose import TABLE as AVERAGINGS
 from paceline.collectives.gather import GATHER as AVERAGE_AT_ONE
@@ -21,7 +20,7 @@ from paceline.strategies.engine import Engine, Lockstep, Restored, StepResult, S
 from paceline.tasks.base import Sums
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
     from torch.optim import Optimizer
 
     from paceline.checkpoint.load import Checkpoint
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from paceline.comm.metered import Meter
     from paceline.spec import RunSpec
     from paceline.strategies.averager import Averager
+    from paceline.strategies.buckets import GradientBuckets
     from paceline.tasks.scoring import Score
     from paceline.training.driver import Job
 
@@ -75,6 +75,25 @@ class Options:
     check_replicas: int = 0
     record_norms: int = 0
 
+    @classmethod
+    def of(cls, spec: RunSpec) -> Self:
+        assert spec.method.averaging is not None
+        return cls(
+            spec.method.averaging,
+            spec.bucket_mb / spec.shrink,
+            spec.overlap,
+            spec.sync_batchnorm,
+            spec.check_replicas,
+            spec.record_norms,
+        )
+
+    @property
+    def buckets(self) -> type[GradientBuckets]:
+        """What sums the gradients."""
+        from paceline.strategies.buckets import GradientBuckets
+
+        return GradientBuckets
+
     def parallel(self, model: nn.Module, comm: Comm, extras: int = 0, *, in_place: bool = False) -> Averager:
         from paceline.strategies.averager import Averager
 
@@ -87,6 +106,7 @@ class Options:
             sync_batchnorm=self.sync_batchnorm,
             extras=extras,
             in_place=in_place,
+            kind=self.buckets,
         )
 
 
@@ -112,11 +132,15 @@ class Synchronous(Lockstep):
     """A step sends only buckets; the last one also carries the sums of the step and what ranks ask for."""
 
     replicated = True
-    in_place = True  # whether gradients may lie in memory that ranks share: every update uses those of the buckets
 
     def __init__(self, comm: Comm, model: nn.Module, optimizer: Optimizer | None, options: Options) -> None:
         super().__init__(comm, model, optimizer)
         self.options, self._steps = options, 0
+
+    @property
+    def in_place(self) -> bool:
+        """Whether gradients are summed in memory that ranks share, if they do share it."""
+        return self.options.averaging == NATIVE.name
 
     def setup(self) -> None:
         self.parallel = self.options.parallel(self.model, self.comm, RIDERS, in_place=self.in_place)
@@ -129,7 +153,7 @@ class Synchronous(Lockstep):
         self.buckets.own_squares = [] if every and self._steps % every == 0 else None
         self.optimizer.zero_grad(set_to_none=True)
         mine, score = accumulate(self, batch, timer, everyone=self.parallel.needs_everyone)
-        extras = self.buckets.extras
+        extras = self.buckets.extras[:RIDERS]
         extras.copy_(torch.tensor([*mine, ask], dtype=torch.float64))
         timer.mark("forward")
         self.parallel.compute(score.loss if score else None, 1 / batch.nominal)
@@ -138,11 +162,14 @@ class Synchronous(Lockstep):
         timer.mark("wait")
         *totals, asked = extras.tolist()
         sums = Sums(*totals)
-        finite = sums.finite and self.gradients_finite()  # the same on all ranks, as the sums are
+        finite = sums.finite and self.buckets.finite()  # the same on all ranks, as the sums are
         norm, own_norm = self._norms(batch.nominal, sums.weight, mine.weight) if finite else (None, None)
         if finite:
             self.update(lr, batch.nominal, sums.weight)
         timer.mark("optimizer")
+        if finite:
+            self.buckets.gather_weights()
+            timer.mark("wait")
         self._steps += 1
         if self.options.check_replicas and self._steps % self.options.check_replicas == 0:
             self.check_replicas()
@@ -151,12 +178,16 @@ class Synchronous(Lockstep):
 
     def _norms(self, nominal: float, weight: float, own_weight: float) -> tuple[float | None, float | None]:
         """The norms of the mean gradients over the samples of all ranks and of this one; None if not measured."""
-        from paceline.strategies.buckets import squares
-
-        if self.buckets.own_squares is None:
+        own = self.buckets.own_squares
+        if own is None:
             return None, None
-        summed = chain.from_iterable(map(squares, self.buckets.sums()))
-        return _norm(summed, nominal, weight), _norm(self.buckets.own_squares, nominal, own_weight)
+        return (
+            _norm(self.buckets.squares(), nominal, weight),
+            _norm(math.fsum(map(float, own)), nominal, own_weight),
+        )
+
+    def squares(self) -> float:
+        return self.buckets.squares()
 
     def scale_gradients(self, factor: float) -> None:
         if self.buckets.shared:
@@ -166,11 +197,6 @@ class Synchronous(Lockstep):
 
     def check_replicas(self) -> None:
         self.parallel.check_replicas(self._steps)
-
-    def gradients_finite(self) -> bool:
-        from paceline.strategies.finite import is_finite
-
-        return all(map(is_finite, self.buckets.sums()))
 
     def facts(self) -> dict[str, Any]:
         return {"overlap": self.overlap.chosen}
@@ -204,9 +230,9 @@ class Synchronous(Lockstep):
         self.buckets.close()
 
 
-def _norm(squares: Iterable[Tensor], nominal: float, weight: float) -> float | None:
+def _norm(squares: float, nominal: float, weight: float) -> float | None:
     """The norm of a gradient of loss / weight, from the squares of that of loss / nominal; None without samples."""
-    norm = math.sqrt(math.fsum(map(float, squares))) * nominal / weight if weight else math.inf
+    norm = math.sqrt(squares) * nominal / weight if weight else math.inf
     return norm if math.isfinite(norm) else None
 
 
@@ -214,16 +240,7 @@ def prepare(job: Job) -> Engine:
     from paceline.strategies.emulated import EmulatedSynchronous
     from paceline.strategies.replica import prepare_replica
 
-    spec = job.spec
-    assert spec.method.averaging is not None
-    own = Options(
-        spec.method.averaging,
-        spec.bucket_mb / spec.shrink,
-        spec.overlap,
-        spec.sync_batchnorm,
-        spec.check_replicas,
-        spec.record_norms,
-    )
+    own = Options.of(job.spec)
     return prepare_replica(
         job,
         lambda model, optimizer: Synchronous(job.comm, model, optimizer, own),

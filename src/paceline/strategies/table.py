@@ -12,6 +12,7 @@ from paceline.strategies.local_sgd import LOCAL_SGD
 from paceline.strategies.parameter_server import PS_ASYNC, PS_BOUNDED, PS_SYNC
 from paceline.strategies.pipeline import PIPELINE
 from paceline.strategies.sequential import SEQUENTIAL
+from paceline.strategies.sharded import SHARDED
 from paceline.strategies.synchronous import ALLREDUCE, GATHER, REDUCE_BCAST, RING
 from paceline.strategies.tensor import TENSOR
 
@@ -21,6 +22,7 @@ _OURS = (
     RING,
     REDUCE_BCAST,
     GATHER,
+    SHARDED,
     LOCAL_SGD,
     PS_SYNC,
     PS_ASYNC,
