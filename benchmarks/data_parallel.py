@@ -1,10 +1,13 @@
 """This project beside plain PyTorch and PyTorch DDP: samples/s on a model, interleaved in one run, as ratios.
 
     python benchmarks/data_parallel.py [--model mnist-cnn] [--rounds 5] [--steps 80] [--workers 2]
-    python benchmarks/data_parallel.py --model gpt-10m --steps 16
+    python benchmarks/data_parallel.py --model resnet50v2 --transports shm --strategies allreduce sharded --steps 16
+    python benchmarks/data_parallel.py --workers 8 --steps 40      # more processes than cores, beside as many as cores
 
 Every round runs every contender once, in a new random order, each in fresh processes with one thread; nothing else
 should run on the machine. A ratio compares the two sides within each round; shown are its median, smallest and largest.
+`at once` are as many processes that each train alone at the same time: what no data parallelism can exceed. `recovered`
+is the part of the time that tuned DDP loses to `at once` that a contender does not lose.
 """
 
 from __future__ import annotations
@@ -24,63 +27,80 @@ PEER = Path(__file__).parent / "peer.py"
 # What launch/memory.py does for this project's ranks.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(2047 << 20),
                "MALLOC_TOP_PAD_": str(64 << 20)}  # fmt: skip
-STRATEGIES = ("allreduce", "ring", "reduce-bcast", "gather")
+STRATEGIES = ("allreduce", "ring", "sharded", "reduce-bcast", "gather")
+ADAMW = ["--optimizer", "adamw"]
+# By model: samples of a process's batch, data, and what trains it otherwise than by default.
+MODELS = {
+    "mnist-cnn": (128, "mnist-mini", []),
+    "resnet18": (32, "synthetic:3x32x32,train=2000,test=100", []),
+    "resnet50v2": (16, "synthetic:3x64x64,classes=1000,train=2000,test=100", []),
+    "gpt-10m": (4, "shakespeare:block=256", ADAMW),
+}
+AT_ONCE, ALONE = "at once", "paceline alone"
+Commands = list[list[str]]  # that run at the same time
 
 
-# By model: samples of a process's batch, and what trains it otherwise than by default.
-MODELS = {"mnist-cnn": (128, []), "gpt-10m": (4, ["--data", "shakespeare:block=256", "--optimizer", "adamw"])}
-
-
-def contenders(model: str, steps: int, workers: int, transports: list[str]) -> dict[str, list[str]]:
+def contenders(
+    model: str, steps: int, workers: int, transports: list[str], strategies: list[str]
+) -> dict[str, Commands]:
     skip = min(30, steps // 4)  # as samples_per_second in a summary does
-    batch, more = MODELS[model]
-    both = ["--model", model, "--steps", str(steps)]
+    batch, data, more = MODELS[model]
+    both = ["--model", model, "--data", data, "--steps", str(steps)]
     peer = [str(PEER), *both, "--skip", str(skip), "--batch", str(batch)]
-    torchrun = [str(BIN / "torchrun"), "--nproc-per-node", str(workers)]
     ours = [str(BIN / "paceline"), "train", *both, *more, "--batch-size", str(batch), "--threads", "1", "--log-every",
             "0", "--no-test", "--resume", "never", "--json"]  # fmt: skip
     found = {
-        "plain PyTorch, 1 process": [sys.executable, *peer],
-        "plain PyTorch, tuned, 1 process": [sys.executable, *peer, "--tuned"],
-        "paceline sequential, 1 process": ours,
-        f"DDP gloo, {workers} processes": [*torchrun, *peer],
-        f"DDP gloo, tuned, {workers} processes": [*torchrun, *peer, "--tuned"],
+        "plain PyTorch": [[sys.executable, *peer]],
+        "plain PyTorch, tuned": [[sys.executable, *peer, "--tuned"]],
+        ALONE: [ours],
+        AT_ONCE: [ours] * workers,
     }
-    for transport in transports:
-        for strategy in STRATEGIES:
-            name = f"paceline {strategy}, {transport}, {workers} processes"
-            found[name] = [*ours, "--workers", str(workers), "--strategy", strategy, "--transport", transport]
+    for number in sorted({workers, min(workers, os.cpu_count() or workers)}):
+        torchrun = [str(BIN / "torchrun"), "--nproc-per-node", str(number), *peer]
+        found[f"DDP, {number}"] = [torchrun]
+        found[f"DDP tuned, {number}"] = [[*torchrun, "--tuned"]]
+        for transport in transports:
+            for strategy in strategies:
+                chosen = ["--workers", str(number), "--strategy", strategy, "--transport", transport]
+                found[f"{strategy}, {transport}, {number}"] = [[*ours, *chosen]]
     return found
 
 
-def measure(command: list[str], folder: str) -> float:
-    """Samples/s of one run."""
-    own = "paceline" in Path(command[0]).name
-    variables = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
-    if "--tuned" in command:
-        variables |= KEEP_MEMORY
-    done = subprocess.run(
-        [*command, *(["--output-dir", folder] if own else [])],
-        env=variables, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
-    last = done.stdout.strip().splitlines()[-1]
-    if not own:
-        return float(last)
-    summary = json.loads(last)
-    return float(summary.get("samples_per_second") or summary["images_per_second"])  # in earlier versions
+def measure(commands: Commands, folder: str) -> float:
+    """Samples/s of all these commands, run at the same time."""
+    started = []
+    for number, command in enumerate(commands):
+        own = "paceline" in Path(command[0]).name
+        variables = dict(os.environ) | {"OMP_NUM_THREADS": "1"} | (KEEP_MEMORY if "--tuned" in command else {})
+        words = [*command, *(["--output-dir", f"{folder}/{number}"] if own else [])]
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(words, env=variables, stdout=pipe, stderr=pipe, text=True))
+    rates = []
+    for command, process in zip(commands, started, strict=True):
+        out, errors = process.communicate(timeout=600)
+        if process.returncode:
+            sys.exit(f"{' '.join(command)} failed:\n{errors}")
+        last = out.strip().splitlines()[-1]
+        rates.append(float(json.loads(last)["samples_per_second"]) if last.startswith("{") else float(last))
+    return sum(rates)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=MODELS, default="mnist-cnn")
-    parser.add_argument("--transports", nargs="*", default=["gloo", "mpi"])
+    parser.add_argument("--transports", nargs="*", default=["shm", "gloo", "mpi"])
+    parser.add_argument("--strategies", nargs="*", choices=STRATEGIES, default=[*STRATEGIES])
+    parser.add_argument("--only", nargs="*", help="contenders whose names begin so, besides those compared with")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
-    commands = contenders(args.model, args.steps, args.workers, args.transports)
+    commands = contenders(args.model, args.steps, args.workers, args.transports, args.strategies)
+    compared = [AT_ONCE, f"DDP, {args.workers}", f"DDP tuned, {args.workers}", ALONE]
+    if args.only is not None:
+        commands = {
+            name: each for name, each in commands.items() if name in compared or name.startswith(tuple(args.only))
+        }
     rates: dict[str, list[float]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
         for turn in range(args.rounds):
@@ -95,17 +115,18 @@ def main() -> None:
                 )
                 rates[name].append(measure(commands[name], folder))
     print(file=sys.stderr)
-    ddp, tuned = (f"DDP gloo, {t}{args.workers} processes" for t in ("", "tuned, "))
-    alone = "paceline sequential, 1 process"
     batch, cores = MODELS[args.model][0], os.cpu_count()
     print(f"{args.model}, batch {batch} a process, {args.steps} steps, {args.rounds} rounds, {cores} cores\n")
-    print(f"{'':<38}{'samples/s':>10}{'÷ DDP':>20}{'÷ DDP tuned':>20}{'÷ paceline alone':>20}")
+    print(f"{'':<26}{'samples/s':>10}" + "".join(f"{'÷ ' + rival:>20}" for rival in compared) + f"{'recovered':>22}")
     for name, mine in rates.items():
-        cells = []
-        for rival in (ddp, tuned, alone):
-            ratios = [a / b for a, b in zip(mine, rates[rival], strict=True)]
-            cells.append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})")
-        print(f"{name:<38}{statistics.median(mine):>10,.0f}" + "".join(f"{cell:>20}" for cell in cells))
+        cells = [middle([a / b for a, b in zip(mine, rates[rival], strict=True)]) for rival in compared]
+        lost = zip(mine, rates[compared[2]], rates[AT_ONCE], strict=True)
+        cells.append(middle([(1 / tuned - 1 / own) / (1 / tuned - 1 / best) for own, tuned, best in lost]))
+        print(f"{name:<26}{statistics.median(mine):>10,.1f}" + "".join(f"{cell:>20}" for cell in cells))
+
+
+def middle(ratios: list[float]) -> str:
+    return f"{statistics.median(ratios):.3f} ({min(ratios):.2f}–{max(ratios):.2f})"
 
 
 if __name__ == "__main__":

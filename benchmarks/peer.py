@@ -1,8 +1,8 @@
-"""The peers: mnist-cnn or gpt-10m trained by a plain PyTorch loop, or by PyTorch's DistributedDataParallel over gloo.
+"""The peers: a model trained by a plain PyTorch loop, or by PyTorch's DistributedDataParallel over gloo.
 
-Written as their users write it. `--tuned` gives them this project's mnist-cnn (pooling before ReLU, channels_last), its
-fused optimizer and (by data_parallel.py) its way with memory, so that what is left to compare is the data parallelism
-itself. The language model is this project's in any case. Prints samples/s of all ranks.
+Written as their users write it. `--tuned` gives them this project's mnist-cnn (pooling before ReLU), its memory layout
+(channels_last), its fused optimizer and (by data_parallel.py) its way with memory, so that what is left to compare is
+the data parallelism itself. The other models are this project's in any case. Prints samples/s of all ranks.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--skip", type=int, required=True)
-    parser.add_argument("--model", choices=("mnist-cnn", "gpt-10m"), default="mnist-cnn")
+    parser.add_argument("--model", default="mnist-cnn")
+    parser.add_argument("--data", default="mnist-mini")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--tuned", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    text = args.model == "gpt-10m"
-    data = load("shakespeare:block=256" if text else "mnist-mini")
+    data = load(args.data)
+    text = data.info.kind == "tokens"
     inputs, targets = data.train.inputs, data.train.targets
-    own = text or args.tuned
+    own = args.model != "mnist-cnn" or args.tuned
     model = build(args.model, data.info.shape, data.info.classes) if own else textbook()
     if args.tuned and not text:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -58,7 +59,10 @@ def main() -> None:
         if step == args.skip:
             start = time.perf_counter()
         batch = torch.randint(len(targets), (args.batch,))
-        output = model(inputs[batch].long() if text else inputs[batch].float() / 255)
+        images = None if text else inputs[batch].float() / 255
+        if args.tuned and images is not None:
+            images = images.contiguous(memory_format=torch.channels_last)
+        output = model(inputs[batch].long() if images is None else images)
         loss = F.cross_entropy(output.flatten(0, -2), targets[batch].long().flatten())
         optimizer.zero_grad()
         loss.backward()

@@ -18,14 +18,16 @@ def test_each_rank_keeps_its_part_and_sends_the_bytes_of_a_ring(worlds: Worlds, 
     found = worlds.get(transport, workers).run(cases.kept_and_sent)
     lengths = found[0]["lengths"]
     assert len(lengths) > 1
-    assert sum(lengths) == sum(p.numel() for p in cases.make_model().parameters())
+    sizes = [p.numel() for p in cases.make_model().parameters()]
+    assert sum(sizes) <= sum(lengths) < sum(sizes) + 16 * len(sizes), "parameters begin at cache lines"
+    assert sum(mine["moments"] for mine in found) == 2 * sum(sizes)
     # Gradients and weights in float32; the tail, in float64, is summed on all ranks.
     halves = [half.cost(workers, length, 4) for length in lengths for half in (REDUCE_SCATTER, ALL_GATHER)]
     costs = [*halves, RING.cost(workers, found[0]["tail"], 8)]
     if transport == "shm":  # as many bytes, without messages; the tail is summed by the transport
         costs = [in_place.cost(workers, length, 4) for length in lengths]
     for rank, mine in enumerate(found):
-        assert mine["moments"] == 2 * sum(len(share(length, workers, rank)) for length in lengths)
+        assert mine["moments"] <= 2 * sum(len(share(length, workers, rank)) for length in lengths)
         assert tuple(mine["sent"]) == sent(costs, rank)
         assert mine["as before"], "channels-last weights stay so"
     for rank in range(workers):

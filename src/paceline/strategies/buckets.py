@@ -84,6 +84,7 @@ class GradientBuckets:
     """
 
     scattered = False  # whether a rank gets only the sums of its slices
+    aligned = 1  # values: where parameters begin in a bucket
 
     def __init__(
         self,
@@ -415,7 +416,7 @@ class GradientBuckets:
         dtypes = [_sum_dtype(name, p) for name, p in trained]
         sizes = [(dtype, p.numel(), dtype.itemsize) for dtype, (_, p) in zip(dtypes, trained, strict=True)]
         for (name, p), dtype, number in zip(trained, dtypes, assign(sizes, self.bucket_bytes), strict=True):
-            start = self._sizes.get(dtype, 0)
+            start = -(-self._sizes.get(dtype, 0) // self.aligned) * self.aligned
             if number == len(self.buckets):
                 self.buckets.append(Bucket(dtype, start, start))
             bucket = self.buckets[number]
