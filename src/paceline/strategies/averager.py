@@ -50,6 +50,8 @@ class Averager:
         broadcast_state(model, comm)
         size = int(bucket_mb * 2**20)
         self.buckets = kind(model, comm, AVERAGINGS[averaging], size, extras, on_backward, in_place=in_place)
+        if self.buckets.shared and overlap == "auto":
+            self.overlap.chosen = True
 
     @property
     def needs_everyone(self) -> bool:

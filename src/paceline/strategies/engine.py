@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -202,6 +202,10 @@ class Lockstep(Engine):
 
     def setup(self) -> None:
         """Make all ranks start from the same weights."""
+        return
+
+    def tell(self, say: Callable[[str], None]) -> None:
+        """Where to say what this rank chooses during training."""
         return
 
     def run(self, driver: Driver) -> None:

@@ -44,6 +44,7 @@ def prepare_replica(
     engine.parameters, engine.fresh = sum(p.numel() for p in model.parameters()), fresh
     engine.properties = properties_of(model)
     engine.setup()
+    engine.tell(job.console.line)
     engine.stream = comm.rank
     seed_dropout(spec, comm.rank)
     return engine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -145,6 +145,9 @@ class Synchronous(Lockstep):
     def setup(self) -> None:
         self.parallel = self.options.parallel(self.model, self.comm, RIDERS, in_place=self.in_place)
         self.buckets, self.overlap = self.parallel.buckets, self.parallel.overlap
+
+    def tell(self, say: Callable[[str], None]) -> None:
+        self.overlap.say = say
 
     def step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
         import torch
