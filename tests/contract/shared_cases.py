@@ -6,9 +6,11 @@ import random
 import threading
 import time
 
+import pytest
 import torch
 from worlds import limited_to
 
+from paceline.comm import shm
 from paceline.comm.base import Comm
 from paceline.comm.metered import MeteredComm
 from paceline.comm.shm import ShmComm
@@ -108,3 +110,28 @@ def bytes_of_one_sum(comm: Comm, length: int) -> int:
     memory.give(torch.float64, 0, length)
     memory.finish()
     return metered.meter.bytes_received
+
+
+def late_reader(comm: Comm, late: int, root: int) -> bool:
+    """One rank adds up late; the others go on to the next collectives, of several pieces. Are all results right?"""
+    add_up = shm.add_up
+
+    def add_up_late(parts: list[torch.Tensor], out: torch.Tensor) -> None:
+        time.sleep(0.004)
+        add_up(parts, out)
+
+    length, right = 5 * shm.PIECE // 8, True
+    with pytest.MonkeyPatch.context() as patch:
+        if comm.rank == late:
+            patch.setattr(shm, "add_up", add_up_late)
+        for turn in range(6):
+            mine = torch.full((length,), float(comm.rank + turn), dtype=torch.float64)
+            small = mine[: 1000 + turn].clone()
+            told = torch.full((length // (1 + turn % 3),), float(comm.rank - turn), dtype=torch.float64)
+            comm.allreduce(mine)
+            comm.broadcast(told, root)
+            comm.allreduce(small)
+            comm.broadcast(told, root)
+            wanted = sum(range(comm.size)) + comm.size * turn
+            right = right and bool((mine == wanted).all() and (small == wanted).all() and (told == root - turn).all())
+    return right

@@ -29,6 +29,12 @@ def test_a_whole_vector_costs_exactly_that(worlds: Worlds) -> None:
             assert tuple(found) == cost(size, length, 8).bytes_received == cost(size, length, 8).bytes_sent
 
 
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_nobody_overwrites_what_a_late_rank_still_reads(worlds: Worlds, size: int) -> None:
+    for late, root in ((0, 1), (1, 0), (size - 1, size - 1)):
+        assert all(worlds.get("shm", size).run(cases.late_reader, late=late, root=root)), (late, root)
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_another_thread_can_cancel_a_wait(worlds: Worlds, size: int) -> None:
     messages = worlds.get("shm", size).run(cases.cancelled_by_a_thread)[0]

@@ -14,9 +14,11 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from paceline.comm import shm
 from paceline.comm.base import Comm
 from paceline.comm.seat import Seat
 from paceline.comm.shm import PIECE, shm_world
@@ -70,6 +72,8 @@ def be_rank(
 ) -> None:
     torch.set_num_threads(1)
     plan, own = random.Random(seed + 1), random.Random(seed * 100 + rank)
+    if own.random() < 0.4:
+        shm.add_up = slowly(shm.add_up, own)
     try:
         comm = shm_world(Seat(rank, size, rank, size, "soak", sockets=str(meeting)), timeout)
         group = comm.dup()
@@ -90,6 +94,17 @@ def be_rank(
         named = fate != "killed" or f"rank {victim}" in str(error) or "lost rank" in str(error)
         os._exit(ENDED if named else WRONG)
     os._exit(0)
+
+
+def slowly(add_up: Callable[[list[torch.Tensor], torch.Tensor], None], dice: random.Random) -> Any:
+    """A rank that reads late what others have written: they must not write there again before it has."""
+
+    def add_up_late(parts: list[torch.Tensor], out: torch.Tensor) -> None:
+        if dice.random() < 0.5:
+            time.sleep(dice.uniform(0, 0.004))
+        add_up(parts, out)
+
+    return add_up_late
 
 
 def _length(dice: random.Random) -> int:

@@ -6,7 +6,7 @@ A group's memory is created by its first rank, which sends it to the others:
                   of each rank: `bell` (an item or room for one has come) and `alarm` (the group was aborted)
     why           the reason of an abort
     slots         of each pair of ranks: SLOTS pieces of messages, each with a header
-    staging       BUFFERS pieces of what each rank gives to a collective, and as many of sums
+    staging       BUFFERS pieces of what each rank gives to sums, of the sums, and of what each rank broadcasts
 
 Nothing is read from memory that another rank writes before a semaphore has been taken which that rank posted after
 writing: that orders memory on every processor (see `Semaphore`). A wait spins for a moment, yielding its core, then
@@ -60,13 +60,13 @@ class Layout:
         self.why = self.semaphores * LINE
         self.slots = self.why + WHY
         self.staging = self.slots + pairs * SLOTS * (LINE + self.piece)
-        self.size = self.staging + (self.ranks + 1) * BUFFERS * self.piece
+        self.size = self.staging + (2 * self.ranks + 1) * BUFFERS * self.piece
 
     def slot(self, source: int, to: int, number: int) -> int:
         return self.slots + ((source * self.ranks + to) * SLOTS + number % SLOTS) * (LINE + self.piece)
 
     def staged(self, rank: int, number: int) -> int:
-        """A rank's piece of this number; those of the rank after the last one are the sums."""
+        """A rank's piece of this number; after those of all ranks come the sums, then what ranks broadcast."""
         return self.staging + (rank * BUFFERS + number % BUFFERS) * self.piece
 
 
@@ -93,7 +93,7 @@ class ShmComm(Comm):
         self._bell, self._alarm = found[3 * n * n : -n], found[-n:]
         self._bytes = self._memory.tensor(torch.uint8, 0, self._layout.size)
         self._made = 0  # sums and vectors
-        self._turn = 0  # pieces that have gone through staging
+        self._turn = 0  # pieces that have been summed
         self._sending: list[deque[_Send]] = [deque() for _ in range(n)]
         self._sent, self._received = [0] * n, [0] * n  # pieces, by rank
         self._expected: list[list[_Receive]] = [[] for _ in range(n)]
@@ -215,11 +215,9 @@ class ShmComm(Comm):
         """A piece in staging memory, as long as a tensor."""
         return self._memory.tensor(like.dtype, self._layout.staged(rank, number), len(like))
 
-    def _pieces(self, tensor: Tensor) -> list[tuple[int, Tensor]]:
-        """The tensor in pieces, with their numbers."""
-        first, parts = self._turn, tensor.split(self._layout.piece // tensor.element_size())
-        self._turn += len(parts)
-        return [*enumerate(parts, first)]
+    def _pieces(self, tensor: Tensor) -> tuple[Tensor, ...]:
+        pieces: tuple[Tensor, ...] = tensor.split(self._layout.piece // tensor.element_size())
+        return pieces
 
     def allreduce(self, tensor: Tensor) -> None:
         """Each rank copies a piece to its staging memory, and sums its part of what all have there; then all copy the
@@ -230,7 +228,8 @@ class ShmComm(Comm):
         self.check(tensor)
         if self.size == 1 or not len(tensor):
             return
-        pieces = self._pieces(tensor)
+        pieces = list(enumerate(self._pieces(tensor), self._turn))
+        self._turn += len(pieces)
         self._put(*pieces[0])
         if self.size == 2 or tensor.nbytes <= SMALL:
             self._sum_alone(pieces)
@@ -242,8 +241,8 @@ class ShmComm(Comm):
         self.post()
 
     def _sum_alone(self, pieces: list[tuple[int, Tensor]]) -> None:
-        # A rank that has put piece k has read piece k - 2. So when all have put k, pieces up to k - 2 may be
-        # overwritten; k + 1 and, in the next call, k + 2 replace k - 3 and k - 2.
+        # A rank that has put piece k has read piece k - 2. So a rank that has collected "put k - 1" may overwrite what
+        # it put up to k - 3, and the next two pieces that it puts, k and k + 1, replace k - 4 and k - 3.
         for i, (number, piece) in enumerate(pieces):
             for following in pieces[i + 1 : i + 2]:
                 self._put(*following)
@@ -271,20 +270,22 @@ class ShmComm(Comm):
         piece.copy_(self._stage(self.size, number, piece))
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
-        """The root copies pieces to its staging memory; the others post when they have copied one."""
+        """The root copies pieces to memory that only its broadcasts use; the others post when they have copied one."""
         self.check(tensor)
         if self.size == 1 or not len(tensor):
             return
         pieces, what = self._pieces(tensor), "broadcast with"
-        for i, (number, piece) in enumerate(pieces):
-            if self.rank == root:
-                if i >= BUFFERS:
-                    self.collect(what)
-                self._put(number, piece)
-            else:
+        for number, piece in enumerate(pieces):
+            place = self._stage(self.size + 1 + root, number, piece)
+            if self.rank != root:
                 self.await_signal(root, what)
-                piece.copy_(self._stage(root, number, piece))
+                piece.copy_(place)
                 self._signal[self.rank][root].post()
+                continue
+            if number >= BUFFERS:
+                self.collect(what)
+            place.copy_(piece)
+            self.post()
         for _ in pieces[-BUFFERS:] if self.rank == root else ():
             self.collect(what)
 
