@@ -68,6 +68,9 @@ class Link:
         while self.inbox:
             yield self.inbox.popleft()
 
+    def confirm(self) -> None:
+        pass
+
     def broken(self) -> bool:
         cut, self.cut = self.cut, False
         return cut
@@ -82,6 +85,12 @@ class Links:
     def wait(self, _seconds: float) -> list[int]:
         return [server for server, link in enumerate(self.all) if link.inbox]
 
+    def memory(self, like: Tensor) -> Tensor:
+        return torch.zeros_like(like)
+
+    def forget_memory(self) -> None:
+        pass
+
 
 def server_name(server: int) -> bytes:
     return b"server %d" % server
@@ -93,7 +102,7 @@ class Player:
     def __init__(self, play: Play, rank: int, life: int) -> None:
         self.play, self.rank, self.address = play, rank, f"{rank}.{life:x}".encode()
         self.flat = ToyFlat()
-        with mock.patch("paceline.server.client.Diallers", lambda ends, name, _: Links(play, ends, name)):
+        with mock.patch("paceline.server.client.Diallers", lambda ends, name, *_, **__: Links(play, ends, name)):
             self.client = Client(rank, RUN, life, play.layout, self.flat.weights, ["-"] * play.rules.servers,
                                  staleness=play.plan.staleness, beat_seconds=math.inf)  # fmt: skip
         self.links: Links = self.client._links  # type: ignore[assignment]

@@ -99,6 +99,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "strict_json",
         "data.course",
         "comm.metered",
+        "comm.shared_memory",
         "collectives.plan",
         "tasks.base",
         "tasks.validations",

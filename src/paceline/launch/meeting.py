@@ -13,6 +13,7 @@ from paceline.comm.seat import Seat
 from paceline.errors import UsageError
 from paceline.launch.cluster import Cluster, read_key, split_address
 from paceline.server.roles import Meeting
+from paceline.server.segments import path_beside
 from paceline.server.sockets import Listener
 from paceline.spec import RunSpec
 
@@ -49,9 +50,11 @@ def _meet_in_folder(servers: int, seat: Seat) -> Meeting:
     assert seat.sockets is not None
     private_folder(Path(seat.sockets))
     paths = [f"{seat.sockets}/ps{i}" for i in range(servers)]
-    if len(paths[-1].encode()) > LONGEST:
-        raise UsageError(f"the socket path {paths[-1]} is longer than {LONGEST} bytes: set TMPDIR to a shorter path")
-    return Meeting(tuple(f"ipc://{path}" for path in paths), _number(seat.sockets.encode()), "ipc")
+    endpoints = tuple(f"ipc://{path}" for path in paths)
+    longest = path_beside(endpoints[-1]) or paths[-1]
+    if len(longest.encode()) > LONGEST:
+        raise UsageError(f"the socket path {longest} is longer than {LONGEST} bytes: set TMPDIR to a shorter path")
+    return Meeting(endpoints, _number(seat.sockets.encode()), "ipc")
 
 
 def _meet_at_addresses(cluster: Cluster, *, encrypt: bool) -> Meeting:

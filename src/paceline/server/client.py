@@ -24,6 +24,15 @@ POLL_SECONDS = 0.25
 
 
 @dataclass
+class Gradient:
+    """Memory of a gradient: of which part, and what tells when its messages are sent."""
+
+    values: Tensor
+    part: Part | None = None
+    trackers: list[Any] = field(default_factory=list)
+
+
+@dataclass
 class Client:
     """One worker's connection to all servers.
 
@@ -57,9 +66,9 @@ class Client:
         self._due: dict[tuple[int, int, int], Message] = {}  # (chunk, update, slot) of messages without an answer
         self._staged: dict[int, tuple[int, Buffer]] = {}
         self._missed: dict[tuple[int, int], int] = {}  # by (update, slot): the staleness, as reported by servers
-        self._in_use: list[Any] = []  # trackers of gradients being sent
+        self._gradients: list[Gradient] = []
         self._servers = [self.layout.server_of(chunk) for chunk in range(self.layout.chunks)]
-        self._links = Diallers(self.endpoints, f"{self.rank}.{self.life:x}", self.secret)
+        self._links = Diallers(self.endpoints, f"{self.rank}.{self.life:x}", self.secret, shares=True)
         self._pulse = Pulse(self)
         self._reported = 0.0
 
@@ -90,7 +99,13 @@ class Client:
         raise Unanswered(f"rank {self.rank} waited {self.timeout:g} s for rank 0, the server at {self.endpoints[0]}", 0)
 
     def _forget(self) -> None:
-        """Discard all leases and outstanding messages."""
+        """Discard all leases and outstanding messages.
+
+        Servers may still read gradients that they have not answered, so their memory is not used again.
+        """
+        if any(message.kind == Kind.PUSH for message in self._due.values()):
+            self._gradients = []
+            self._links.forget_memory()
         self.leases, self._done, self._due, self._staged, self._missed = {}, {}, {}, {}, {}
         self.versions = {}
 
@@ -112,9 +127,22 @@ class Client:
 
     # Gradients and weights.
 
+    def memory(self) -> Tensor:
+        """Memory for the next gradient: new, or that of an earlier one which all servers have and have answered.
+
+        A server may read a gradient until it answers, and a connection that breaks before makes it be sent again.
+        """
+        for gradient in self._gradients:
+            if not (gradient.part and self.is_due(gradient.part)) and all(t.done for t in gradient.trackers):
+                return gradient.values
+        self._gradients.append(Gradient(self._links.memory(self.weights)))
+        return self._gradients[-1].values
+
     def push(self, part: Part, gradient: Tensor, sums: Sums, nominal: float, nonfinite: int = 0) -> None:
-        """Send a gradient, which must not change until `settled`. `nominal`, `nonfinite`: see `Header`."""
+        """Send a gradient that was computed in `memory`. `nominal`, `nonfinite`: see `Header`."""
         assert part.kind == TRAIN
+        memory = next(known for known in self._gradients if known.values is gradient)
+        memory.part, memory.trackers = part, []
         want = max(0, part.update + 1 - self.staleness) if self.staleness is not None else 0
         for chunk in range(self.layout.chunks):
             span = self.layout.span(chunk)
@@ -122,7 +150,9 @@ class Client:
                             version=self.versions[chunk], loss=sums.loss, weight=sums.weight, metric=sums.metric,
                             nominal=nominal, nonfinite=nonfinite)  # fmt: skip
             payload = gradient[span.start : span.stop].numpy().data.cast("B")
-            self._ask(chunk, Message(header, payload), track=True)
+            tracker = self._ask(chunk, Message(header, payload), track=True)
+            if tracker is not None:
+                memory.trackers.append(tracker)
             self.meter.messages_sent += 1
             self.meter.bytes_sent += len(payload)
 
@@ -151,18 +181,6 @@ class Client:
         """The staleness of this part's gradient."""
         return self._missed.pop((part.update, part.slot), 0)
 
-    def release(self) -> None:
-        """Copy unanswered gradients for resending, so that their memory can be used again."""
-        for message in self._due.values():
-            message.payload = bytes(message.payload)
-        while not self.settled():
-            self.poll(0.01)
-
-    def settled(self) -> bool:
-        """Whether the memory of sent gradients may be changed."""
-        self._in_use = [tracker for tracker in self._in_use if not tracker.done]
-        return not self._in_use
-
     def install(self) -> bool:
         """Write the received weights into the model; false if there are none."""
         found = bool(self._staged)
@@ -171,13 +189,13 @@ class Client:
             self.weights[span.start : span.stop].copy_(as_values(payload, self.weights.dtype))
             self.versions[chunk] = version
         self._staged = {}
+        for link in self._links.all:
+            link.confirm()
         return found
 
-    def _ask(self, chunk: int, message: Message, track: bool = False) -> None:
+    def _ask(self, chunk: int, message: Message, track: bool = False) -> Any:
         self._due[chunk, message.header.update, message.header.slot] = message
-        tracker = self._send(self._servers[chunk], message, track)
-        if track:
-            self._in_use.append(tracker)
+        return self._send(self._servers[chunk], message, track)
 
     # Messages.
 
@@ -187,6 +205,7 @@ class Client:
             self._take(message)
         for server, link in enumerate(self._links.all):
             if link.broken():
+                self._staged = {c: staged for c, staged in self._staged.items() if self._servers[c] != server}
                 for (chunk, _, _), message in self._due.items():
                     if self._servers[chunk] == server:
                         self._send(server, message)

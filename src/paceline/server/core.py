@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from paceline.server.shard import Refused, Shard
+from paceline.server.shard import Lent, Refused, Shard
 from paceline.server.wire import Buffer, Header, Kind, Message, OtherProtocol, WireError, read, say
 
 Address = bytes
@@ -174,8 +174,10 @@ class Core:
             self.gradient(header, missed)
             values = as_values(message.payload, chunk.values.dtype)
             finite = not header.nonfinite and math.isfinite(header.loss)
+            # A worker changes a gradient when it is answered, with weights of version `want`.
+            lent = (Lent.UNTIL_MADE if header.want > header.update else Lent.BRIEFLY) if message.lent else None
             self.shard.add(header.chunk, header.update, header.slot, header.slots, missed, values, finite=finite,
-                           weight=header.weight, nominal=header.nominal)  # fmt: skip
+                           weight=header.weight, nominal=header.nominal, lent=lent)  # fmt: skip
             header.staleness = missed
         self._answer_when_ready(sender, header)
         if self.shard.clip:

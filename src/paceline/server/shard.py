@@ -5,11 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
+from weakref import ref
 
 import torch
 from torch import Tensor
 
 MakeOptimizer = Callable[[list[Tensor]], torch.optim.Optimizer]
+MakeMemory = Callable[[Tensor], Tensor]  # for values like these
+
+
+class Lent(Enum):
+    """How long a gradient that lies in its worker's memory can be read; it is never changed."""
+
+    UNTIL_MADE = 1  # its worker gets no answer before the update is made
+    BRIEFLY = 2  # its worker may get an answer at once, and compute the next gradient in this memory
 
 
 class Refused(Exception):
@@ -39,10 +49,11 @@ class Sum:
     slots: int
     next: int = 0
     total: Tensor | None = None
+    own: bool = False  # whether the total may be changed: it does not lie in the memory of a worker
     finite: bool = True  # whether every worker's whole gradient is
     nominal: float = 1.0  # what the gradients were divided by
     weights: dict[int, float] = field(default_factory=dict)  # of the parts, by slot
-    early: dict[int, Tensor] = field(default_factory=dict)
+    early: dict[int, tuple[Tensor, Lent | None]] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
@@ -53,38 +64,90 @@ class Sum:
         """What makes the sum the gradient of the mean loss, with the weight of all parts; added in the same order."""
         return correction(self.nominal, sum(self.weights[slot] for slot in range(self.slots)))
 
-    def add(self, slot: int, values: Tensor) -> None:
-        """Add a gradient; the first one to arrive becomes the sum, in the memory of its message."""
-        self.early[slot] = values
+    def add(self, slot: int, values: Tensor, lent: Lent | None = None) -> None:
+        """Add a gradient; the first one becomes the sum, in its own memory unless that is lent for longer."""
+        if lent is Lent.BRIEFLY and (slot != self.next or self.total is None):
+            values, lent = values.clone(), None  # it must wait
+        self.early[slot] = values, lent
         while self.next in self.early:
-            values = self.early.pop(self.next)
-            self.total = values if self.total is None else self.total.add_(values)
+            values, lent = self.early.pop(self.next)
+            if self.total is None:
+                self.total, self.own = values, lent is None
+            elif self.own:
+                self.total.add_(values)
+            else:
+                self.total, self.own = self.total + values, True
             self.next += 1
 
     def has(self, slot: int) -> bool:
         return slot < self.next or slot in self.early
 
 
+class Place:
+    """Memory of a chunk's values, and whether a message has a view of it."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+        self._view: Callable[[], memoryview | None] = lambda: None
+
+    @property
+    def free(self) -> bool:
+        return self._view() is None
+
+    def view(self) -> memoryview:
+        view = self._view()
+        if view is None:
+            view = self.values.numpy().data.cast("B")
+            self._view = ref(view)
+        return view
+
+
 class Chunk:
     """Some of the values, their optimizer, and the number of updates. The initial values are kept.
 
     After the `trainable` values come buffers. An update multiplies each buffer by `kept` and adds the workers' changes.
+
+    Messages have views of the values, not copies. As long as such a view exists, somebody may be reading it: an update
+    is then made in other memory, to which the values are copied first. Otherwise it is made in place.
     """
 
     def __init__(
-        self, first: Tensor, trainable: int, make_optimizer: MakeOptimizer, kept: Tensor | None = None
+        self,
+        first: Tensor,
+        trainable: int,
+        make_optimizer: MakeOptimizer,
+        kept: Tensor | None = None,
+        memory: MakeMemory = torch.empty_like,
     ) -> None:
-        self.first, self.values, self.trainable = first, first.clone(), trainable
+        self._memory, self._places = memory, [Place(memory(first).copy_(first))]
+        self._place = self._places[0]
+        self.first, self.trainable = first, trainable
         self.kept = torch.ones_like(first[trainable:]) if kept is None else kept
         self.parameters = torch.nn.Parameter(self.values[:trainable])
         self.optimizer = make_optimizer([self.parameters]) if trainable else None
         self.version = 0
         self.open: dict[int, Sum] = {}
         self.applied = Applied()
-        self._published: memoryview | None = None
+
+    @property
+    def values(self) -> Tensor:
+        return self._place.values
+
+    def _make_writable(self) -> None:
+        """Move the values to other memory if somebody may still be reading them where they are."""
+        if self._place.free:
+            return
+        place = next((place for place in self._places if place.free), None)
+        if place is None:
+            place = Place(self._memory(self.values))
+            self._places.append(place)
+        place.values.copy_(self.values)
+        self._place = place
+        self.parameters.data = self.values[: self.trainable]
 
     def apply(self, gradient: Tensor, lr: float) -> None:
         """Make one update: parameters with the optimizer, buffers with the workers' changes."""
+        self._make_writable()
         if self.optimizer:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
@@ -94,7 +157,6 @@ class Chunk:
         if self.trainable < len(gradient):
             self.values[self.trainable :].mul_(self.kept).add_(gradient[self.trainable :])
         self.version += 1
-        self._published = None
 
     def skip(self) -> None:
         """Count an update without making it."""
@@ -102,27 +164,26 @@ class Chunk:
 
     def replace(self, values: Tensor) -> None:
         """Set other weights, under a new version."""
+        self._make_writable()
         self.values.copy_(values)
         self.version += 1
-        self._published = None
 
     def published(self) -> memoryview:
-        """A copy of the current weights that no update changes; messages to all workers share it."""
-        if self._published is None:
-            self._published = self.values.clone().numpy().data.cast("B")
-        return self._published
+        """The current weights; they do not change while this view exists, which messages to all workers share."""
+        return self._place.view()
 
     def tensors(self) -> dict[str, Tensor]:
         state = self.optimizer.state_dict()["state"].get(0, {}) if self.optimizer else {}
         return {"values": self.values, **{key: value for key, value in state.items() if isinstance(value, Tensor)}}
 
     def load(self, tensors: dict[str, Tensor], version: int) -> None:
+        self._make_writable()
         self.values.copy_(tensors.pop("values"))
         if self.optimizer:
             whole = self.optimizer.state_dict()
             whole["state"] = {0: tensors} if tensors else {}
             self.optimizer.load_state_dict(whole)
-        self.version, self.applied, self.open, self._published = version, Applied(version), {}, None
+        self.version, self.applied, self.open = version, Applied(version), {}
 
 
 class Shard:
@@ -144,9 +205,10 @@ class Shard:
         updates: float = math.inf,
         kept: Mapping[int, Tensor] | None = None,
         clip: float = 0.0,
+        memory: MakeMemory = torch.empty_like,
     ) -> None:
         self.chunks = {
-            number: Chunk(v, trainable, make_optimizer, kept[number] if kept else None)
+            number: Chunk(v, trainable, make_optimizer, kept[number] if kept else None, memory)
             for number, (v, trainable) in values.items()
         }
         self.rate, self.staleness, self.adapt, self.updates = rate, staleness, adapt, updates
@@ -189,6 +251,7 @@ class Shard:
         finite: bool = True,
         weight: float = 1.0,
         nominal: float = 1.0,
+        lent: Lent | None = None,
     ) -> None:
         """Add a gradient that has been checked, and make the updates that are now complete.
 
@@ -201,18 +264,18 @@ class Shard:
             chunk.applied.add(update)
             lr = self.rate(chunk.version)
             lr = lr / max(1, missed) if self.adapt else lr
-            self._apply(number, values, lr, correction(nominal, weight), finite=finite)
+            self._apply(number, values, lr, correction(nominal, weight), finite=finite, own=lent is None)
             return
         mine = chunk.open.setdefault(update, Sum(slots))
         mine.finite, mine.nominal, mine.weights[slot] = mine.finite and finite, nominal, weight
-        mine.add(slot, values)
+        mine.add(slot, values, lent)
         if self.clip:
             self.make_clipped()
             return
         while (total := chunk.open.get(chunk.version)) and total.complete:
             assert total.total is not None
             del chunk.open[chunk.version]
-            self._apply(number, total.total, self.rate(chunk.version), total.factor, finite=total.finite)
+            self._apply(number, total.total, self.rate(chunk.version), total.factor, finite=total.finite, own=total.own)
 
     def make_clipped(self) -> None:
         """Make the next updates whose sums are complete and whose norm is known; else set `own`."""
@@ -231,16 +294,17 @@ class Shard:
                 assert total.total is not None
                 del self.chunks[number].open[update]
                 factor = total.factor * min(1.0, self.clip / (total.factor * math.sqrt(squares) + 1e-6))
-                self._apply(number, total.total, self.rate(update), factor, finite=total.finite)
+                self._apply(number, total.total, self.rate(update), factor, finite=total.finite, own=total.own)
 
     def _squares(self, number: int, total: Sum) -> float:
         assert total.total is not None
         return float(total.total[: self.chunks[number].trainable].norm()) ** 2 if total.finite else 0.0
 
-    def _apply(self, number: int, gradient: Tensor, lr: float, factor: float, *, finite: bool) -> None:
+    def _apply(self, number: int, gradient: Tensor, lr: float, factor: float, *, finite: bool, own: bool) -> None:
         if finite:
             chunk = self.chunks[number]
             if factor != 1.0:
+                gradient = gradient if own else gradient.clone()
                 gradient[: chunk.trainable].mul_(factor)
             chunk.apply(gradient, lr)
         else:

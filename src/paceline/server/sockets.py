@@ -7,12 +7,16 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 import zmq
+from torch import Tensor
 from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 
 from paceline.errors import UsageError
-from paceline.server.wire import Buffer, Message
+from paceline.server.segments import MemoryLink, ServerMemory, WorkerMemory, path_beside
+from paceline.server.shard import MakeMemory
+from paceline.server.wire import LENT, Buffer, Message, WireError
 
 # ZeroMQ closes a connection that sends a larger frame than any of ours.
 MOST_BYTES = 64 * 2**20
@@ -45,6 +49,7 @@ class Listener:
     def __init__(self, endpoint: str, secret: bytes | None = None) -> None:
         self._context = zmq.Context()
         self._gate: ThreadAuthenticator | None = None
+        self.memory: ServerMemory | None = None
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
@@ -65,11 +70,20 @@ class Listener:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._dialled: dict[Any, Dialler] = {}
+        if path := path_beside(endpoint):
+            self.memory = ServerMemory(path)
 
     def watch(self, dialler: Dialler) -> None:
         """Let `wait` also return for messages of this dialler."""
         self._dialled[dialler.socket] = dialler
         self._poller.register(dialler.socket, zmq.POLLIN)
+
+    def memory_of_weights(self, size: int, workers: int) -> MakeMemory:
+        """Memory for weights of so many bytes, from which they are sent to workers on this machine without a copy."""
+        if self.memory is None:
+            return torch.empty_like
+        self.memory.create(size, workers)
+        return self.memory.like
 
     def wait(self, seconds: float) -> None:
         """Wait until a message arrives, or until the time has passed."""
@@ -82,13 +96,25 @@ class Listener:
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            yield frames[0].bytes, [frame.buffer for frame in frames[1:]]
+            sender, header, *rest = frames[0].bytes, *(frame.buffer for frame in frames[1:])
+            yield sender, [header, *(rest if len(rest) == 1 else self._resolved(sender, rest))]
+
+    def _resolved(self, sender: bytes, frames: Sequence[Buffer]) -> list[Buffer]:
+        """The payload in place of a reference to it; nothing, which makes the message invalid, if there is none."""
+        if self.memory is None or len(frames) != 2:
+            return []
+        try:
+            return [self.memory.resolve(sender, frames[0]), frames[1]]
+        except WireError:
+            return []
 
     def send(self, to: bytes, message: Message) -> None:
         """Send without waiting; messages to a peer that is gone are dropped."""
         header, payload = message.frames()
+        reference = self.memory.reference(to, payload) if self.memory else None
+        body = [payload] if reference is None else [reference, LENT]
         try:
-            self._socket.send_multipart([to, header, payload], zmq.NOBLOCK, copy=len(payload) < 65536)
+            self._socket.send_multipart([to, header, *body], zmq.NOBLOCK, copy=len(body[0]) < 65536)
         except zmq.Again:
             return
 
@@ -104,6 +130,8 @@ class Listener:
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close(LINGER_MS)
+        if self.memory:
+            self.memory.close()
         if self._gate:
             self._gate.stop()
         _end(self._context)
@@ -112,8 +140,15 @@ class Listener:
 class Dialler:
     """A socket to one server. Messages wait while there is no connection; they are lost if a connection breaks."""
 
-    def __init__(self, context: zmq.Context[Any], endpoint: str, name: str, secret: bytes | None = None) -> None:
-        self.endpoint = endpoint
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        endpoint: str,
+        name: str,
+        secret: bytes | None = None,
+        memory: MemoryLink | None = None,
+    ) -> None:
+        self.endpoint, self._memory = endpoint, memory
         self.socket = context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.IDENTITY, name.encode())
         self.socket.setsockopt(zmq.MAXMSGSIZE, MOST_BYTES)
@@ -125,8 +160,14 @@ class Dialler:
         self.socket.connect(endpoint)
 
     def send(self, message: Message, track: bool = False) -> Any:
-        """Send a message; with `track`, its payload's memory is in use until the tracker is done."""
+        """Send a message; with `track`, its payload's memory is in use until the tracker is done.
+
+        A payload in shared memory is in use until the message is answered, and has no tracker.
+        """
         header, payload = message.frames()
+        reference = self._memory.reference(payload) if self._memory else None
+        if reference is not None:
+            return self.socket.send_multipart([header, reference, LENT])
         self.socket.send(header, zmq.SNDMORE)
         return self.socket.send(payload, copy=not track, track=track)
 
@@ -136,14 +177,27 @@ class Dialler:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            yield [frame.buffer for frame in frames]
+            header, *rest = (frame.buffer for frame in frames)
+            if len(rest) == 2 and self._memory:
+                payload = self._memory.resolve(rest[0])
+                if payload is None:
+                    continue  # from before the connection broke, and what it answers has been sent again
+                rest[0] = payload
+            yield [header, *rest]
+
+    def confirm(self) -> None:
+        """Nothing that has been received will be read again."""
+        if self._memory:
+            self._memory.confirm()
 
     def broken(self) -> bool:
-        """Whether the connection has been lost since the last call."""
-        found = False
+        """Whether the connection has been lost since the last call: payloads that were received are not to be read."""
+        found = self._memory is not None and self._memory.lost()
         while self._monitor.poll(0):
             self._monitor.recv_multipart()
             found = True
+        if found and self._memory:
+            self._memory.close()
         return found
 
     def close(self) -> None:
@@ -153,11 +207,19 @@ class Dialler:
 
 
 class Diallers:
-    """The sockets of one thread, to all servers."""
+    """The sockets of one thread, to all servers; `shares` memory with them, if they are on this machine."""
 
-    def __init__(self, endpoints: Sequence[str], name: str, secret: bytes | None = None) -> None:
+    def __init__(
+        self, endpoints: Sequence[str], name: str, secret: bytes | None = None, *, shares: bool = False
+    ) -> None:
         self._context = zmq.Context()
-        self.all = [Dialler(self._context, endpoint, name, secret) for endpoint in endpoints]
+        paths = [path for endpoint in endpoints if shares and (path := path_beside(endpoint))]
+        self._memory = WorkerMemory(paths, name) if paths else None
+        links: Sequence[MemoryLink | None] = self._memory.links if self._memory else [None] * len(endpoints)
+        self.all = [
+            Dialler(self._context, endpoint, name, secret, link)
+            for endpoint, link in zip(endpoints, links, strict=True)
+        ]
         self._poller = zmq.Poller()
         for dialler in self.all:
             self._poller.register(dialler.socket, zmq.POLLIN)
@@ -167,7 +229,17 @@ class Diallers:
         ready = dict(self._poller.poll(max(0, int(seconds * 1000))))
         return [i for i, dialler in enumerate(self.all) if dialler.socket in ready]
 
+    def memory(self, like: Tensor) -> Tensor:
+        """New memory for such values, which are sent without a copy."""
+        return self._memory.like(like) if self._memory else torch.empty_like(like).zero_()
+
+    def forget_memory(self) -> None:
+        """Servers do not read this memory again."""
+        if self._memory:
+            self._memory.forget()
+
     def close(self) -> None:
+        self.forget_memory()
         for dialler in self.all:
             dialler.close()
         _end(self._context)

@@ -16,6 +16,7 @@ from paceline.errors import PacelineError
 MAGIC, PROTOCOL = b"PLPS", 5
 # The largest JSON payload that a rank sends.
 MOST_WORDS = 2**20
+LENT = b"lent"
 
 Buffer = bytes | bytearray | memoryview
 
@@ -86,6 +87,7 @@ SIZE = _LAYOUT.size + _CHECK.size
 class Message:
     header: Header
     payload: Buffer = b""
+    lent: bool = False  # the payload lies in the sender's memory: it must not be changed, and not be kept for long
 
     @property
     def kind(self) -> int:
@@ -115,8 +117,12 @@ def say(kind: Kind, words: dict[str, Any] | None = None, /, **header: Any) -> Me
 
 
 def read(frames: Sequence[Buffer]) -> Message:
-    """The message in these frames, or WireError. Its payload is the frame itself, not a copy."""
-    if len(frames) != 2 or len(frames[0]) < _START.size:
+    """The message in these frames, or WireError. Its payload is the frame itself, not a copy.
+
+    A third frame, LENT, says that the payload is lent. (On its way, the second one is then a reference to it.)
+    """
+    lent = len(frames) == 3 and frames[2] == LENT
+    if len(frames) != 2 + lent or len(frames[0]) < _START.size:
         raise WireError(f"frames of {[len(frame) for frame in frames][:4]} bytes")
     magic, protocol = _START.unpack_from(frames[0])
     if magic != MAGIC:
@@ -132,7 +138,7 @@ def read(frames: Sequence[Buffer]) -> Message:
         raise WireError(f"unknown kind {header.kind}")
     if header.length != len(frames[1]):
         raise WireError(f"{len(frames[1])} bytes instead of {header.length}")
-    return Message(header, frames[1])
+    return Message(header, frames[1], lent=lent)
 
 
 class OtherProtocol(WireError):

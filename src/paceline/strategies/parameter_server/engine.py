@@ -166,6 +166,7 @@ class Server(Served):
             updates=plan.updates,
             kept=kept,
             clip=(spec.clip_norm or 0.0) if plan.staleness is not None else 0.0,
+            memory=self.listener.memory_of_weights(layout.bytes_of_server(self.membership.rank), spec.ranks),
         )
 
     def rate(self, update: int) -> float:
@@ -287,8 +288,6 @@ class Worker(Served):
 
     def __init__(self, job: Job, membership: Membership) -> None:
         super().__init__(job, membership, job.source.info)
-        if self.emulation:
-            self.flat.gradient.zero_()  # new memory costs nothing until it is written to
 
     def run(self, driver: Driver) -> None:
         job, spec, member, source = self.job, self.job.spec, self.membership, self.job.source

@@ -34,7 +34,7 @@ class Place:
 
 
 class FlatModel:
-    """Computes gradients at `weights` into `gradient`.
+    """Computes gradients at `weights` into `gradient`, in memory that can be exchanged.
 
     After the parameters, `weights` has the values of all buffers, such as batch-norm statistics; after the gradients,
     `gradient` has their changes. An update sets each buffer to `kept` × its value + the sum of all workers' changes.
@@ -49,8 +49,7 @@ class FlatModel:
         self.trainable = sum(p.numel() for p in self._parameters)
         self.length = self.trainable + sum(b.numel() for b in self._buffers)
         dtype = self._parameters[0].dtype
-        self.weights, self.gradient = torch.empty(self.length, dtype=dtype), torch.zeros(self.length, dtype=dtype)
-        self._gradients = []
+        self.weights = torch.empty(self.length, dtype=dtype)
         names: dict[int, tuple[str, ...]] = {}
         for name, tensor in (
             *model.named_parameters(remove_duplicate=False),
@@ -65,22 +64,31 @@ class FlatModel:
             view = self.weights[start : start + p.numel()].as_strided(p.shape, stride, start)
             view.copy_(p.detach())
             p.data = view
-            self._gradients.append(self.gradient[start : start + p.numel()].as_strided(p.shape, stride, start))
             order = () if p.is_contiguous() else CHANNELS_LAST
             self.places.append(Place(names[id(p)], start, tuple(p.shape), p.dtype, order))
             start += p.numel()
         for b in self._buffers:
             self.places.append(Place(names[id(b)], start, tuple(b.shape), b.dtype))
             start += b.numel()
-        sizes = [b.numel() for b in self._buffers]
-        self._stored, self._change = (
-            [v.view(b.shape) for v, b in zip(flat[self.trainable :].split(sizes), self._buffers, strict=True)]
-            for flat in (self.weights, self.gradient)
-        )
+        self._stored = self._split(self.weights)
         if self._buffers:
             torch._foreach_copy_(self._stored, self._buffers)
         self._counts = self.trainable + sum(b.numel() for b in self._buffers if b.is_floating_point())
         self.kept = _kept(model, self._buffers, dtype)
+        self.compute_in(torch.zeros(self.length, dtype=dtype))
+
+    def _split(self, flat: Tensor) -> list[Tensor]:
+        """The buffers in a vector."""
+        parts = flat[self.trainable :].split([b.numel() for b in self._buffers])
+        return [part.view(b.shape) for part, b in zip(parts, self._buffers, strict=True)]
+
+    def compute_in(self, gradient: Tensor) -> None:
+        """Compute gradients into this memory."""
+        self.gradient, self._change = gradient, self._split(gradient)
+        self._gradients = [
+            gradient[place.start : place.stop].as_strided(p.shape, p.stride(), gradient.storage_offset() + place.start)
+            for p, place in zip(self._parameters, self.places, strict=False)
+        ]
 
     def arrived(self) -> None:
         """New values have been written to `weights`."""

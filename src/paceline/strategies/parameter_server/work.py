@@ -182,8 +182,8 @@ class Work:
         batch = self._batch(lease)
         timer.mark("input")
         if part.kind == TRAIN:
-            if client.is_due() or not client.settled():
-                client.release()
+            if (memory := client.memory()) is not self.flat.gradient:
+                self.flat.compute_in(memory)
             nominal = part.total * batch.nominal // batch.global_count
             sums = self._emulate(batch, timer) if self.device else self._compute(part, batch, nominal, timer)
             nonfinite = 0 if self.device else self.flat.first_nonfinite()
