@@ -23,7 +23,7 @@ from paceline.server.core import Core, Reply
 from paceline.server.lead import Leader
 from paceline.server.ledger import TRAIN, Part, UpdatePlan
 from paceline.server.roles import Rules
-from paceline.server.wire import Buffer, Header, Kind, Message, read, say
+from paceline.server.wire import LENT, Buffer, Header, Kind, Message, read, say
 from paceline.strategies.engine import StepTimer
 from paceline.strategies.parameter_server.work import Work
 from paceline.tasks.table import CLASSIFICATION
@@ -90,6 +90,11 @@ class Links:
 
     def forget_memory(self) -> None:
         pass
+
+
+def received(frames: Sequence[Buffer]) -> list[Buffer]:
+    """What the other side gets: copies, and what is lent as it is by now."""
+    return [frame if isinstance(frame, memoryview) else bytearray(frame) for frame in frames]
 
 
 def server_name(server: int) -> bytes:
@@ -180,15 +185,16 @@ class Play:
         kept: int = 2,
         evaluate_every: int = 0,
         stop_after: int = 0,
+        lends: bool = False,
     ) -> None:
-        self.plan, self.layout, self.mischief = plan, layout(servers), mischief
+        self.plan, self.layout, self.mischief, self.lends = plan, layout(servers), mischief, lends
         ranks = tuple(range(servers, servers + workers))
         self.rules = Rules(ranks, servers, SILENT, 100_000.0, validation, 0, evaluation_batch=4, save_every=every)
         self.validations = Validations(plan.course, plan.updates, CLASSIFICATION, every=evaluate_every,
                                        patience=stop_after, enabled=validation > 0)  # fmt: skip
         self.record, self.events = Record(plan, self.layout), Events()
         self.stores = [Memory(kept) if every else None for _ in range(servers)]
-        self.queues: dict[tuple[bytes, bytes], deque[list[bytes]]] = {}
+        self.queues: dict[tuple[bytes, bytes], deque[list[Buffer]]] = {}
         self.now, self.steps, self.lives = 0.0, 0, 0
         self.done: Counter[str] = Counter()  # what went wrong, how often
         self.servers: list[Core] = [self._server(server) for server in range(servers)]
@@ -224,7 +230,22 @@ class Play:
     # Messages.
 
     def post(self, sender: bytes, to: bytes, message: Message) -> None:
-        self.queues.setdefault((sender, to), deque()).append([bytes(frame) for frame in message.frames()])
+        frames: list[Buffer] = [bytes(frame) for frame in message.frames()]
+        if self.lends and message.kind in (Kind.PUSH, Kind.WEIGHTS) and self._leader_address() not in (sender, to):
+            frames[1:] = message.payload, LENT
+        self.queues.setdefault((sender, to), deque()).append(frames)
+
+    def _spoil(self) -> None:
+        """Whoever lends memory writes to it as soon as nobody may be reading it."""
+        for player in self.alive():
+            for gradient in player.client._gradients:
+                if player.client._is_free(gradient):
+                    gradient.values.fill_(math.nan)
+        for server in self.servers:
+            for chunk in server.shard.chunks.values():
+                for place in chunk._places:
+                    if place.free and place is not chunk._place:
+                        place.values.fill_(math.nan)
 
     def _post_all(self, server: int, replies: Sequence[Reply]) -> None:
         known = {player.address for player in self.players.values() if not player.gone}
@@ -239,8 +260,8 @@ class Play:
     def _leader_address(self) -> bytes:
         return f"0.{self.leader.life:x}".encode()
 
-    def arrive(self, server: int, sender: bytes, frames: Sequence[bytes]) -> None:
-        self._post_all(server, self.servers[server].handle(sender, [bytearray(f) for f in frames], self.now))
+    def arrive(self, server: int, sender: bytes, frames: Sequence[Buffer]) -> None:
+        self._post_all(server, self.servers[server].handle(sender, received(frames), self.now))
 
     def _deliver(self, sender: bytes, to: bytes, twice: bool = False) -> None:
         frames = self.queues[sender, to][0]
@@ -249,12 +270,12 @@ class Play:
         if to.startswith(b"server"):
             self.arrive(int(to.split()[1]), sender, frames)
         elif to == self._leader_address():
-            answer = read([bytearray(frame) for frame in frames])
+            answer = read(received(frames))
             self.leader.answered(int(sender.split()[1]), answer, self.now)
             self._post_all(0, [])
         for player in self.players.values():
             if player.address == to and not player.gone:
-                player.links.all[int(sender.split()[1])].inbox.append([bytearray(frame) for frame in frames])
+                player.links.all[int(sender.split()[1])].inbox.append(received(frames))
                 player.awake = True
 
     # What happens.
@@ -292,6 +313,8 @@ class Play:
         return f"{what} at step {self.steps}: {versions=} {workers=} {free=} {due=}"
 
     def _step(self, number: int | None) -> None:
+        if self.lends:
+            self._spoil()
         if number is not None and number >= ORDINARY:
             self._mischief(number - ORDINARY)
             return

@@ -132,11 +132,15 @@ class Client:
 
         A server may read a gradient until it answers, and a connection that breaks before makes it be sent again.
         """
-        for gradient in self._gradients:
-            if not (gradient.part and self.is_due(gradient.part)) and all(t.done for t in gradient.trackers):
-                return gradient.values
-        self._gradients.append(Gradient(self._links.memory(self.weights)))
-        return self._gradients[-1].values
+        found = next((gradient for gradient in self._gradients if self._is_free(gradient)), None)
+        if found is None:
+            found = Gradient(self._links.memory(self.weights))
+            self._gradients.append(found)
+        return found.values
+
+    def _is_free(self, gradient: Gradient) -> bool:
+        answered = gradient.part is None or not self.is_due(gradient.part)
+        return answered and all(tracker.done for tracker in gradient.trackers)
 
     def push(self, part: Part, gradient: Tensor, sums: Sums, nominal: float, nonfinite: int = 0) -> None:
         """Send a gradient that was computed in `memory`. `nominal`, `nonfinite`: see `Header`."""

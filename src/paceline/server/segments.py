@@ -119,7 +119,7 @@ class Connection:
         except (OSError, ValueError):  # it cannot be mapped
             os.close(descriptor)
             return
-        memory.seal()
+        memory.close()
         if len(message) == _NUMBER.size:
             self._theirs[_NUMBER.unpack(message)[0]] = Segment(memory)
 
@@ -252,7 +252,7 @@ class ServerMemory:
         self._socket.close()
         self._path.unlink(missing_ok=True)
         if self._own:
-            self._own.memory.seal()
+            self._own.memory.close()
 
 
 class WorkerMemory:
@@ -272,7 +272,7 @@ class WorkerMemory:
         for link in self.links:
             link.close()
         for segment in self._own:
-            segment.memory.seal()
+            segment.memory.close()
         self._own.clear()
 
 

@@ -86,6 +86,46 @@ def test_without_a_bound_every_part_is_in_every_chunk_once(steps: list[int], ser
     assert play.events.updates == list(range(FREE.updates))
 
 
+# Memory that is lent: gradients and weights are read where they are, and overwritten as soon as that is allowed.
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@settings(max_examples=35)
+@given(scripts, st.integers(1, 4), st.integers(0, 4))
+def test_lent_memory_is_read_before_it_is_used_again(servers: int, steps: list[int], workers: int, every: int) -> None:
+    play = Play(SYNC, workers, servers, every, SERVERS_TOO if every else MISCHIEF, lends=True).run(steps)
+    check_sequential(play)
+    check_samples(play)
+
+
+@settings(max_examples=50)
+@given(scripts, st.sampled_from([1, 2, 3, None]), st.integers(1, 2), st.booleans())
+def test_lent_memory_is_copied_where_workers_do_not_wait(
+    steps: list[int], staleness: int | None, servers: int, returns: bool
+) -> None:
+    """The record finds every update to be the sum of gradients as they were computed."""
+    plan = FREE if staleness is None else bounded(staleness)
+    play = Play(plan, 3, servers, 2 * returns, SERVERS_TOO if returns else MISCHIEF, lends=True).run(steps)
+    check_samples(play)
+    assert bool(play.weights.isfinite().all())
+
+
+@pytest.mark.parametrize("plan", [SYNC, bounded(2), FREE], ids=["sync", "bounded", "free"])
+def test_lending_changes_nothing(plan: UpdatePlan) -> None:
+    for seed in range(5):
+        once, again = (Play(plan, 3, 2, lends=lends).run(script(seed)) for lends in (False, True))
+        assert torch.equal(once.weights, again.weights)
+
+
+def test_a_slow_worker_delays_nobody_who_is_within_the_bound() -> None:
+    """Its weights stay as they were sent, however many updates the others make meanwhile."""
+    play = Play(bounded(3), 3, lends=True)
+    play.slow = play.players[1].address
+    play.run(script(3))
+    check_samples(play)
+    assert max(play.record.staleness()) == 3
+
+
 # An order is a result.
 
 
