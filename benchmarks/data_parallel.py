@@ -25,7 +25,7 @@ from pathlib import Path
 BIN = Path(sys.executable).parent
 PEER = Path(__file__).parent / "peer.py"
 # What launch/memory.py does for this project's ranks.
-KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(2047 << 20),
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2047 << 20), "MALLOC_TRIM_THRESHOLD_": str(2047 << 20),
                "MALLOC_TOP_PAD_": str(64 << 20)}  # fmt: skip
 STRATEGIES = ("allreduce", "ring", "sharded", "reduce-bcast", "gather")
 ADAMW = ["--optimizer", "adamw"]

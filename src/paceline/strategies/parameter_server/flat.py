@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +77,22 @@ class FlatModel:
         self._counts = self.trainable + sum(b.numel() for b in self._buffers if b.is_floating_point())
         self.kept = _kept(model, self._buffers, dtype)
         self.compute_in(torch.zeros(self.length, dtype=dtype))
+        self._made = [False] * len(self._parameters)  # those whose gradients of this update have been moved
+        for i, p in enumerate(self._parameters):
+            p.register_post_accumulate_grad_hook(partial(self._move, i))
+
+    def _move(self, i: int, p: Tensor) -> None:
+        """Move a gradient to its place as soon as it is made: it is still in the cache, and its memory is used again.
+
+        That is cheaper than letting autograd add to zeros in place.
+        """
+        assert p.grad is not None
+        if self._made[i]:
+            self._gradients[i].add_(p.grad)
+        else:
+            self._gradients[i].copy_(p.grad)
+            self._made[i] = True
+        p.grad = None
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         """The buffers in a vector."""
@@ -96,18 +113,14 @@ class FlatModel:
             torch._foreach_copy_(self._buffers, self._stored)
 
     def collect(self, count: int, total: int, *, last: bool) -> None:
-        """Move the gradients of `count` of an update's `total` samples to `gradient`, and the changes of buffers.
+        """Complete `gradient`, that of `count` of an update's `total` samples, with the changes of buffers.
 
         Only the `last` part of an update changes integer buffers, such as the number of batches.
         """
-        # Copying autograd's gradients is cheaper than letting it add to zeros in place.
-        made = [p.grad for p in self._parameters if p.grad is not None]
-        places = [g for g, p in zip(self._gradients, self._parameters, strict=True) if p.grad is not None]
-        if len(made) < len(self._parameters):
-            self.gradient[: self.trainable].zero_()
-        torch._foreach_copy_(places, made)
-        for p in self._parameters:
-            p.grad = None
+        for gradient, made in zip(self._gradients, self._made, strict=True):
+            if not made:
+                gradient.zero_()
+        self._made = [False] * len(self._parameters)
         if self._buffers:
             torch._foreach_copy_(self._change, self._buffers)
             change, old = self.gradient[self.trainable :], self.weights[self.trainable :]
