@@ -25,7 +25,7 @@ import torch
 from data_parallel import KEEP_MEMORY
 
 PACELINE = [str(Path(sys.executable).parent / "paceline"), "train"]
-RIVAL, RING = "RPC tutorial", "paceline ring, gloo"
+RIVAL, RING = "RPC tutorial", "paceline ring"
 # Model: steps of all contenders, samples per worker and update, flags.
 MODELS = {
     "mnist-cnn": (80, 64, ["--model", "mnist-cnn", "--dropout", "0"]),
