@@ -14,7 +14,7 @@ def test_sums_in_place_are_right_and_read_what_they_cost(worlds: Worlds, size: i
     results = worlds.get("shm", size).run(cases.sums_in_place, lengths=lengths, turns=turns, seed=size)
     for turn in range(turns):
         of_rank = [result[turn] for result in results]
-        assert all(each["right"] and each["sent_as_much"] for each in of_rank)
+        assert all(each["right"] and each["squares"] and each["sent_as_much"] for each in of_rank)
         assert len({each["digest"] for each in of_rank}) == 1
     # In several spans a rank's part may be one value more or less than in one.
     for rank, result in enumerate(results):

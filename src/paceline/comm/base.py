@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -19,6 +20,15 @@ class Work(Protocol):
 
     def wait(self) -> None:
         """Return when it is done; raise CommTimeout, naming both ranks, after the communicator's timeout."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Values of a rank's own vector, from `start` on, that are elsewhere and still have to be multiplied."""
+
+    start: int
+    values: Tensor
+    factor: float
 
 
 class SharedSum(Protocol):
@@ -38,14 +48,15 @@ class SharedSum(Protocol):
     @property
     def total(self) -> Mapping[torch.dtype, Tensor]: ...
 
-    def give(self, dtype: torch.dtype, start: int, stop: int) -> None:
+    def give(self, dtype: torch.dtype, start: int, stop: int, parts: Sequence[Part] = ()) -> None:
         """This span of `mine` is complete, and stays so until `finish`. Spans that all ranks have given are summed:
-        each rank sums its part (`layout.share`).
+        each rank sums its own slice (`layout.share`). What it alone reads, in that slice, need not be in `mine`: it may
+        be in `parts`, in their order.
         """
 
-    def wait(self) -> None:
-        """Return when this rank's own part of each span that was given is summed; then it may change `mine` again, as
-        soon as all ranks have come so far.
+    def wait(self) -> float:
+        """Return when this rank's slice of each span that was given is summed; then it may change `mine` again, as
+        soon as all ranks have come so far. Returns the sum of the squares of what it has summed since the last wait.
         """
 
     def finish(self) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from paceline.comm.base import Comm, SharedSum, Work
+from paceline.comm.base import Comm, Part, SharedSum, Work
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -124,18 +127,19 @@ class _MeteredSum:
     def moved(self) -> int:
         return self.inner.moved
 
-    def give(self, dtype: torch.dtype, start: int, stop: int) -> None:
-        self._count(lambda: self.inner.give(dtype, start, stop))
+    def give(self, dtype: torch.dtype, start: int, stop: int, parts: Sequence[Part] = ()) -> None:
+        self._count(lambda: self.inner.give(dtype, start, stop, parts))
 
-    def wait(self) -> None:
-        self._count(self.inner.wait)
+    def wait(self) -> float:
+        return self._count(self.inner.wait)
 
     def finish(self) -> None:
         self._count(self.inner.finish)
 
-    def _count(self, action: Callable[[], None]) -> None:
+    def _count(self, action: Callable[[], T]) -> T:
         start, before = time.perf_counter(), self.moved
-        action()
+        result = action()
         self.meter.seconds += time.perf_counter() - start
         self.meter.bytes_received += self.moved - before
         self.meter.bytes_sent += self.moved - before
+        return result

@@ -16,18 +16,19 @@ sleeps in the kernel, and wakes now and then to see whether a rank has ended, or
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import struct
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from paceline.comm.base import Comm, SharedSum, Work, lost, took_too_long, whoami
+from paceline.comm.base import Comm, Part, SharedSum, Work, lost, took_too_long, whoami
 from paceline.comm.process_group import private_folder
 from paceline.comm.seat import Seat
 from paceline.comm.shared_memory import LINE, Semaphore, SharedMemory
@@ -41,6 +42,7 @@ SLOTS = BUFFERS = 4
 PIECE = 1 << 20  # bytes; less in large groups, so that all slots together have at most MOST bytes
 MOST = 1 << 30
 SMALL = 1 << 16  # bytes of a tensor that every rank sums on its own
+CACHED = 1 << 15  # values that are added up, and squared while they are in the cache
 WHY = 1024
 HEADER = struct.Struct("=qqq")  # of a piece: tag, bytes of the whole message, bytes of this piece
 PAGE = 4096
@@ -396,11 +398,14 @@ class ShmComm(Comm):
         return early
 
 
-def add_up(parts: list[Tensor], out: Tensor) -> None:
-    """Add tensors, in their order."""
-    torch.add(parts[0], parts[1], out=out)
-    for part in parts[2:]:
-        out.add_(part)
+def add_up(parts: list[Tensor], out: Tensor, scaled: int = 0, factor: float = 1) -> None:
+    """Add tensors in their order, one of them times a factor."""
+    if scaled:
+        torch.add(parts[0], parts[1], alpha=factor if scaled == 1 else 1, out=out)
+    else:
+        torch.add(parts[1], parts[0], alpha=factor, out=out)
+    for number, part in enumerate(parts[2:], 2):
+        out.add_(part, alpha=factor if scaled == number else 1)
 
 
 @dataclass
@@ -484,18 +489,24 @@ class ShmSum:
         }
         self.mine = {dtype: rows[comm.rank] for dtype, rows in self._all.items()}
         self.total = {dtype: rows[-1] for dtype, rows in self._all.items()}
-        self._given: deque[tuple[torch.dtype, int, int]] = deque()
+        self._given: deque[tuple[torch.dtype, int, int, Sequence[Part]]] = deque()
+        self._squares: list[Tensor] = []
         self._missing = set(comm._others)  # ranks that have not given the first of these spans
 
-    def give(self, dtype: torch.dtype, start: int, stop: int) -> None:
-        """This span of `mine` is complete. Spans that all ranks have given are added up; this does not wait."""
+    def give(self, dtype: torch.dtype, start: int, stop: int, parts: Sequence[Part] = ()) -> None:
+        """This span of `mine` is complete, except for the `parts`, which only this rank adds up.
+
+        Spans that all ranks have given are added up; this does not wait.
+        """
         self._comm.post()
-        self._given.append((dtype, start, stop))
+        self._given.append((dtype, start, stop, parts))
         self._advance(wait=False)
 
-    def wait(self) -> None:
-        """Return when this rank has added up its part of all spans."""
+    def wait(self) -> float:
+        """Return when this rank has added up its part of all spans: the squares of what it has added up."""
         self._advance(wait=True)
+        squares, self._squares = math.fsum(map(float, self._squares)), []
+        return squares
 
     def finish(self) -> None:
         """Return when `total` is complete in all spans."""
@@ -511,15 +522,29 @@ class ShmSum:
             self._missing = {other for other in self._missing if not self._comm.came(other)}
             if self._missing:
                 return
-            dtype, start, stop = self._given.popleft()
+            dtype, start, stop, parts = self._given.popleft()
             self._missing = set(self._comm._others)
             own = share(stop - start, self._comm.size, self._comm.rank)
-            rows = [row[start + own.start : start + own.stop] for row in self._all[dtype]]
-            add_up(rows[:-1], rows[-1])
+            at = start + own.start
+            for part in parts:
+                self._add_up(dtype, at, part.start)
+                at = part.start + len(part.values)
+                self._add_up(dtype, part.start, at, part)
+            self._add_up(dtype, at, start + own.stop)
             others = (
                 (self._comm.size - 1) * len(own) + stop - start - len(own)
             )  # parts of their vectors, and their sums
             self.moved += others * dtype.itemsize
+
+    def _add_up(self, dtype: torch.dtype, start: int, stop: int, part: Part | None = None) -> None:
+        if start == stop:
+            return
+        *rows, out = [row[start:stop].split(CACHED) for row in self._all[dtype]]
+        if part:
+            rows[self._comm.rank] = part.values.split(CACHED)
+        for pieces, summed in zip(zip(*rows, strict=True), out, strict=True):
+            add_up(list(pieces), summed, self._comm.rank, part.factor if part else 1)
+            self._squares.append(summed.dot(summed))
 
 
 def shm_world(seat: Seat, timeout: float) -> ShmComm:

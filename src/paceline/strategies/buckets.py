@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from paceline.collectives.plan import Averaging
-from paceline.comm.base import Comm
+from paceline.comm.base import Comm, Part
 from paceline.comm.words import all_or_none
 from paceline.errors import UsageError
 from paceline.layout import share
@@ -21,6 +21,8 @@ from paceline.strategies.bucket_layout import assign, tail
 from paceline.strategies.comm_thread import CommThread
 from paceline.strategies.finite import is_finite
 from paceline.strategies.replicas import check_same_model
+
+MANY = 1 << 14  # values of a gradient: so many are not copied if only this rank reads them
 
 
 @dataclass
@@ -39,6 +41,7 @@ class Bucket:
     flat: Tensor = field(init=False)
     gradients: Tensor = field(init=False)
     summed: Tensor = field(init=False)
+    parts: list[Part] = field(default_factory=list)  # gradients that are not in `flat`, as only this rank reads them
 
 
 @dataclass
@@ -55,10 +58,16 @@ class Slot:
     own: Tensor | None = None  # an existing gradient tensor, to which the sum must be written
     view: Tensor = field(init=False)
     summed: Tensor = field(init=False)  # the place of the sum
+    own_part: slice | None = None  # of the gradient's values, if they are many and only this rank reads them
 
     def holds(self, gradient: Tensor) -> bool:
         """Whether the gradient is stored in the bucket."""
         return gradient.data_ptr() == self.view.data_ptr()
+
+    def lies_like(self, gradient: Tensor) -> bool:
+        """Whether the gradient's values have the same order in memory."""
+        strides = zip(gradient.shape, gradient.stride(), self.view.stride(), strict=True)
+        return all(own == other for size, own, other in strides if size > 1)
 
 
 class GradientBuckets:
@@ -194,10 +203,8 @@ class GradientBuckets:
         if self._sliced:
             if self.thread:
                 self.thread.wait()
-            if self.shared:
-                self.shared.wait()
             slices = [bucket.summed[self.slice_of(bucket)] for bucket in self.buckets[:-1]]
-            total = math.fsum(float(part) for each in slices for part in squares(each))
+            total = self.shared.wait() if self.shared else _sum_of_squares(slices)
             finite = math.isfinite(total) or all(map(is_finite, slices))
             numbers += [not finite, total]
         numbers += [bool(self.problem) or self._changed, self._share]
@@ -232,7 +239,7 @@ class GradientBuckets:
         """The sum of the squares of all sums."""
         if self._sliced:
             return float(self._tail_sum[-3])
-        return math.fsum(map(float, chain.from_iterable(map(squares, self.sums()))))
+        return _sum_of_squares(self.sums())
 
     def gather_weights(self) -> None:
         """After an update: get the weights that other ranks have updated. Each has updated all of them."""
@@ -262,7 +269,7 @@ class GradientBuckets:
         self._changed = not self.as_laid_out()
         self._armed = not self._changed
         for bucket in self.buckets:
-            bucket.missing = bucket.parameters
+            bucket.missing, bucket.parts = bucket.parameters, []
         inside = 0
         for slot in self.slots:
             slot.seen, slot.version, slot.own = False, slot.parameter._version, slot.parameter.grad
@@ -340,11 +347,23 @@ class GradientBuckets:
             if slot.view.dtype != slot.dtype:
                 slot.view.copy_(gradient).mul_(self._scale)
                 return
-            torch.mul(gradient, self._scale, out=slot.view)
+            if slot.own_part and self.own_squares is None and slot.own is None and slot.lies_like(gradient):
+                self._take_parts(slot, slot.own_part, gradient)
+            else:
+                torch.mul(gradient, self._scale, out=slot.view)
             if slot.own is None:
                 slot.parameter.grad = slot.view.detach()
         else:
             slot.view.mul_(self._scale)
+
+    def _take_parts(self, slot: Slot, own: slice, gradient: Tensor) -> None:
+        """Copy what other ranks read; what only this rank reads stays where it is until it is summed."""
+        flat = gradient.as_strided((gradient.numel(),), (1,))
+        place = slot.bucket.flat[slot.start - slot.bucket.start :]
+        for first, last in ((0, own.start), (own.stop, len(flat))):
+            if first < last:
+                torch.mul(flat[first:last], self._scale, out=place[first:last])
+        slot.bucket.parts.append(Part(slot.start + own.start, flat[own], float(self._scale)))
 
     def _give(self, slot: Slot, *, any_rank: bool) -> None:
         """Leave the sum in the parameter's .grad: in the existing tensor, which a hook may have assigned."""
@@ -365,7 +384,8 @@ class GradientBuckets:
         if self.shared and bucket is self.buckets[-1]:
             self.comm.allreduce(bucket.flat)
         elif self.shared:
-            self.shared.give(bucket.dtype, bucket.start, bucket.stop)
+            parts, bucket.parts = sorted(bucket.parts, key=lambda part: part.start), []
+            self.shared.give(bucket.dtype, bucket.start, bucket.stop, parts)
         elif self._overlap and self.thread:
             self.thread.put(bucket.flat)
         elif self.comm.size > 1:
@@ -454,6 +474,11 @@ class GradientBuckets:
             p, span = slot.parameter, slice(slot.start, slot.start + slot.parameter.numel())
             slot.view = memory[slot.bucket.dtype][span].as_strided(p.shape, p.stride())
             slot.summed = sums[slot.bucket.dtype][span].as_strided(p.shape, p.stride())
+            if self.shared:
+                mine = self.slice_of(slot.bucket)
+                first, last = slot.bucket.start + mine.start - slot.start, slot.bucket.start + mine.stop - slot.start
+                own = slice(max(0, first), min(last, p.numel()))
+                slot.own_part = own if own.stop - own.start >= MANY else None
         last = self.buckets[-1]
         if self._sliced:
             last.flat = last.summed = torch.zeros(self._tail, dtype=last.dtype, device=device)
@@ -467,6 +492,10 @@ class GradientBuckets:
 def squares(gradients: Tensor) -> list[Tensor]:
     """Sums of squares, of parts that are short enough for float32: a dot product of 25 million is wrong by 0.1 %."""
     return [part.dot(part) for part in gradients.split(1 << 16)]
+
+
+def _sum_of_squares(tensors: list[Tensor]) -> float:
+    return math.fsum(map(float, chain.from_iterable(map(squares, tensors))))
 
 
 def _content(module: nn.Module) -> list[int]:
