@@ -58,7 +58,7 @@ def main() -> None:
                 found = {}
                 for version in dice.sample(both, 2):
                     command = [version, *words, "--strategy", name, "--workers", str(workers)]
-                    found[version] = measure(command, folder)
+                    found[version] = measure([command], folder)
                 rates[name].append((found[both[0]], found[both[1]]))
     print(file=sys.stderr)
     print(f"mnist-cnn, batch 128 a worker, {args.steps} steps, {args.rounds} rounds, {os.cpu_count()} cores\n")
