@@ -110,7 +110,7 @@ def slowly(add_up: Callable[..., None], dice: random.Random) -> Any:
 def _length(dice: random.Random) -> int:
     """From one value to several pieces, often around the sizes where something changes."""
     near = dice.choice([1, 4, 16_384, PIECE // 4, 4 * PIECE // 4, 5 * PIECE // 4])
-    return max(1, near + dice.randint(-3, 3)) if dice.random() < 0.6 else dice.randint(1, 600_000)
+    return max(1, near + dice.randint(-3, 3)) if dice.random() < 0.6 else dice.randint(1, 2_400_000)
 
 
 def _values(rank: int, turn: int, length: int) -> torch.Tensor:

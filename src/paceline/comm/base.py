@@ -56,7 +56,8 @@ class SharedSum(Protocol):
 
     def wait(self) -> float:
         """Return when this rank's slice of each span that was given is summed; then it may change `mine` again, as
-        soon as all ranks have come so far. Returns the sum of the squares of what it has summed since the last wait.
+        soon as all ranks have come so far. If squares were asked for: returns the sum of the squares of what it has
+        summed since the last wait.
         """
 
     def finish(self) -> None:
@@ -111,9 +112,10 @@ class Comm(ABC):
     def close(self) -> None:
         """Close sockets and stop threads; may be called twice."""
 
-    def shared_sum(self, lengths: Mapping[torch.dtype, int]) -> SharedSum:
+    def shared_sum(self, lengths: Mapping[torch.dtype, int], *, squares: bool = False) -> SharedSum:
         """Memory to sum vectors of these lengths in, without sending them. All ranks must call it. It uses this
-        communicator, which does nothing else while there are spans that were given and are not summed.
+        communicator, which does nothing else while there are spans that were given and are not summed. With `squares`,
+        the sums are also squared.
         """
         raise CommError(f"ranks share no memory over {self.transport}")
 

@@ -79,8 +79,8 @@ class MeteredComm(Comm):
         self.inner.barrier()
         self._collective(start, 0)
 
-    def shared_sum(self, lengths: Mapping[torch.dtype, int]) -> SharedSum:
-        return _MeteredSum(self.inner.shared_sum(lengths), self.meter)
+    def shared_sum(self, lengths: Mapping[torch.dtype, int], *, squares: bool = False) -> SharedSum:
+        return _MeteredSum(self.inner.shared_sum(lengths, squares=squares), self.meter)
 
     def shared_vector(self, dtype: torch.dtype, length: int) -> Tensor:
         return self.inner.shared_vector(dtype, length)

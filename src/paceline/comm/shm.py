@@ -42,7 +42,7 @@ SLOTS = BUFFERS = 4
 PIECE = 1 << 20  # bytes; less in large groups, so that all slots together have at most MOST bytes
 MOST = 1 << 30
 SMALL = 1 << 16  # bytes of a tensor that every rank sums on its own
-CACHED = 1 << 15  # values that are added up, and squared while they are in the cache
+CACHED = 1 << 16  # values that are added up, and squared while they are in the cache
 WHY = 1024
 HEADER = struct.Struct("=qqq")  # of a piece: tag, bytes of the whole message, bytes of this piece
 PAGE = 4096
@@ -62,14 +62,16 @@ class Layout:
         self.why = self.semaphores * LINE
         self.slots = self.why + WHY
         self.staging = self.slots + pairs * SLOTS * (LINE + self.piece)
-        self.size = self.staging + (2 * self.ranks + 1) * BUFFERS * self.piece
+        # Three ranks and more wait for each other twice for each piece that they sum: longer pieces, fewer waits.
+        self.staged_piece = self.piece * (1 if self.ranks == 2 else 4)
+        self.size = self.staging + (2 * self.ranks + 1) * BUFFERS * self.staged_piece
 
     def slot(self, source: int, to: int, number: int) -> int:
         return self.slots + ((source * self.ranks + to) * SLOTS + number % SLOTS) * (LINE + self.piece)
 
     def staged(self, rank: int, number: int) -> int:
         """A rank's piece of this number; after those of all ranks come the sums, then what ranks broadcast."""
-        return self.staging + (rank * BUFFERS + number % BUFFERS) * self.piece
+        return self.staging + (rank * BUFFERS + number % BUFFERS) * self.staged_piece
 
 
 class ShmComm(Comm):
@@ -218,7 +220,7 @@ class ShmComm(Comm):
         return self._memory.tensor(like.dtype, self._layout.staged(rank, number), len(like))
 
     def _pieces(self, tensor: Tensor) -> tuple[Tensor, ...]:
-        pieces: tuple[Tensor, ...] = tensor.split(self._layout.piece // tensor.element_size())
+        pieces: tuple[Tensor, ...] = tensor.split(self._layout.staged_piece // tensor.element_size())
         return pieces
 
     def allreduce(self, tensor: Tensor) -> None:
@@ -291,8 +293,8 @@ class ShmComm(Comm):
         for _ in pieces[-BUFFERS:] if self.rank == root else ():
             self.collect(what)
 
-    def shared_sum(self, lengths: Mapping[torch.dtype, int]) -> SharedSum:
-        return ShmSum(self, lengths)
+    def shared_sum(self, lengths: Mapping[torch.dtype, int], *, squares: bool = False) -> SharedSum:
+        return ShmSum(self, lengths, squares)
 
     def shared_vector(self, dtype: torch.dtype, length: int) -> Tensor:
         return self.allocate(self._name("vector"), length * dtype.itemsize).tensor(dtype, 0, length)
@@ -477,7 +479,7 @@ class ShmSum:
     `finish` has returned: then all have added up.
     """
 
-    def __init__(self, comm: ShmComm, lengths: Mapping[torch.dtype, int]) -> None:
+    def __init__(self, comm: ShmComm, lengths: Mapping[torch.dtype, int], squares: bool) -> None:
         self._comm, self.moved = comm, 0
         places, region = dict[torch.dtype, int](), 0
         for dtype, length in lengths.items():
@@ -490,7 +492,7 @@ class ShmSum:
         self.mine = {dtype: rows[comm.rank] for dtype, rows in self._all.items()}
         self.total = {dtype: rows[-1] for dtype, rows in self._all.items()}
         self._given: deque[tuple[torch.dtype, int, int, Sequence[Part]]] = deque()
-        self._squares: list[Tensor] = []
+        self._squares: list[Tensor] | None = [] if squares else None
         self._missing = set(comm._others)  # ranks that have not given the first of these spans
 
     def give(self, dtype: torch.dtype, start: int, stop: int, parts: Sequence[Part] = ()) -> None:
@@ -505,6 +507,8 @@ class ShmSum:
     def wait(self) -> float:
         """Return when this rank has added up its part of all spans: the squares of what it has added up."""
         self._advance(wait=True)
+        if self._squares is None:
+            return 0.0
         squares, self._squares = math.fsum(map(float, self._squares)), []
         return squares
 
@@ -539,11 +543,15 @@ class ShmSum:
     def _add_up(self, dtype: torch.dtype, start: int, stop: int, part: Part | None = None) -> None:
         if start == stop:
             return
-        *rows, out = [row[start:stop].split(CACHED) for row in self._all[dtype]]
+        *rows, total = [row[start:stop] for row in self._all[dtype]]
         if part:
-            rows[self._comm.rank] = part.values.split(CACHED)
-        for pieces, summed in zip(zip(*rows, strict=True), out, strict=True):
-            add_up(list(pieces), summed, self._comm.rank, part.factor if part else 1)
+            rows[self._comm.rank] = part.values
+        factor = part.factor if part else 1
+        if self._squares is None:
+            add_up(rows, total, self._comm.rank, factor)
+            return
+        for *pieces, summed in zip(*(row.split(CACHED) for row in (*rows, total)), strict=True):
+            add_up(pieces, summed, self._comm.rank, factor)
             self._squares.append(summed.dot(summed))
 
 

@@ -444,7 +444,7 @@ class GradientBuckets:
             bucket.parameters += 1
             bucket.stop = self._sizes[dtype] = start + p.numel()
         self._tail = tail(len(trained), extras, sliced=self._sliced)
-        self.shared = self.comm.shared_sum(self._sizes) if self._in_place else None
+        self.shared = self.comm.shared_sum(self._sizes, squares=True) if self._in_place else None
         if self._sliced:
             self.buckets.append(Bucket(torch.float64, 0, self._tail))
         else:
