@@ -117,12 +117,16 @@ def main() -> None:
     print(file=sys.stderr)
     batch, cores = MODELS[args.model][0], os.cpu_count()
     print(f"{args.model}, batch {batch} a process, {args.steps} steps, {args.rounds} rounds, {cores} cores\n")
-    print(f"{'':<26}{'samples/s':>10}" + "".join(f"{'÷ ' + rival:>20}" for rival in compared) + f"{'recovered':>22}")
+    crowded = args.workers > (cores or args.workers)
+    titles = [f"÷ {rival}" for rival in compared] + ["recovered", *([f"÷ itself, {cores}"] if crowded else [])]
+    print(f"{'':<26}{'samples/s':>10}" + "".join(f"{title:>22}" for title in titles))
     for name, mine in rates.items():
         cells = [middle([a / b for a, b in zip(mine, rates[rival], strict=True)]) for rival in compared]
         lost = zip(mine, rates[compared[2]], rates[AT_ONCE], strict=True)
         cells.append(middle([(1 / tuned - 1 / own) / (1 / tuned - 1 / best) for own, tuned, best in lost]))
-        print(f"{name:<26}{statistics.median(mine):>10,.1f}" + "".join(f"{cell:>20}" for cell in cells))
+        if fewer := rates.get(f"{name.removesuffix(f', {args.workers}')}, {cores}") if crowded else None:
+            cells.append(middle([a / b for a, b in zip(mine, fewer, strict=True)]))
+        print(f"{name:<26}{statistics.median(mine):>10,.1f}" + "".join(f"{cell:>22}" for cell in cells))
 
 
 def middle(ratios: list[float]) -> str:

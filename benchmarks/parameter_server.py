@@ -1,9 +1,10 @@
 """Parameter servers beside PyTorch's RPC tutorial and beside our ring: time of an update, and the server's own work.
 
-    python benchmarks/parameter_server.py [--rounds 3] [--workers 2,4]
+    python benchmarks/parameter_server.py [--rounds 3] [--workers 2,4] [--models mnist-cnn big]
 
 Every round runs every contender once, in a new random order, each in fresh processes with one thread; nothing else
 should run on the machine. A ratio compares the two sides within each round; shown are its median, smallest and largest.
+`at once` are as many processes that each train alone at the same time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from pathlib import Path
 
 import rpc_server
 import torch
-from data_parallel import KEEP_MEMORY
+from data_parallel import AT_ONCE, KEEP_MEMORY
+from data_parallel import measure as measure_together
 
 PACELINE = [str(Path(sys.executable).parent / "paceline"), "train"]
 RIVAL, RING = "RPC tutorial", "paceline ring"
@@ -60,6 +62,13 @@ def ours(flags: list[str], model: str, workers: int, folder: str) -> Numbers:
     return found
 
 
+def at_once(model: str, workers: int, folder: str) -> Numbers:
+    steps, batch, chosen = MODELS[model]
+    command = [*PACELINE, *chosen, "--steps", str(steps), "--batch-size", str(batch), "--optimizer", "sgd", "--threads",
+               "1", "--log-every", "0", "--no-test", "--resume", "never", "--json"]  # fmt: skip
+    return {"rate": measure_together([command] * workers, folder)}
+
+
 def rival(model: str, workers: int) -> Numbers:
     steps, batch, _ = MODELS[model]
     found = rpc_server.measure(model, workers, steps, batch, 1)
@@ -78,7 +87,10 @@ def copy_ms_per_mb() -> float:
 
 
 def compare(model: str, workers: int, rounds: int, folder: str) -> None:
-    contenders: dict[str, Callable[[], Numbers]] = {RIVAL: lambda: rival(model, workers)}
+    contenders: dict[str, Callable[[], Numbers]] = {
+        RIVAL: lambda: rival(model, workers),
+        AT_ONCE: lambda: at_once(model, workers, folder),
+    }
     for name, flags in OURS.items():
         contenders[name] = lambda flags=flags: ours(flags, model, workers, folder)  # type: ignore[misc]
     results: dict[str, list[Numbers]] = {name: [] for name in contenders}
@@ -112,12 +124,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", default="2,4")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     args = parser.parse_args()
     torch.set_num_threads(1)
     # All contenders keep freed memory, as our ranks do by themselves.
     os.environ |= {"OMP_NUM_THREADS": "1"} | KEEP_MEMORY
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
-        for model in MODELS:
+        for model in args.models:
             for workers in map(int, args.workers.split(",")):
                 compare(model, workers, args.rounds, folder)
 

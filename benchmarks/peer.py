@@ -94,6 +94,7 @@ def main() -> None:
     if os.environ.get("RANK", "0") == "0":
         print(size * args.batch * (args.steps - args.skip) / seconds)
     if size > 1:
+        dist.barrier()  # without it, a rank that leaves early can leave the other waiting in its last sum
         dist.destroy_process_group()
 
 

@@ -6,6 +6,7 @@ test_failures.py, test_zygote.py.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shlex
@@ -37,6 +38,15 @@ SAMPLE = [(kills, 1), (kills, 16), (server_kills, 2), (saves, 1), (random_option
 @pytest.mark.parametrize(("campaign", "seed"), SAMPLE, ids=lambda value: getattr(value, "__name__", value))
 def test_a_sample_of_trials(campaign: ModuleType, seed: int, tmp_path: Path) -> None:
     assert campaign.trial(seed, tmp_path).total() > 0
+
+
+def test_a_sample_of_worlds_that_share_memory(tmp_path: Path) -> None:
+    """In a process of its own, which forks them: in these five, ranks are killed, stopped, and left alone."""
+    command = [sys.executable, soak.__file__, "shared_memory", "--seed", "0", "--folder", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert {"ranks killed", "ranks stopped", "worlds without a fault"} <= set(found)
 
 
 TOY = """
