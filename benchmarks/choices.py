@@ -10,12 +10,10 @@ median, smallest and largest.
 from __future__ import annotations
 
 import argparse
-import random
 import statistics
-import sys
 import tempfile
 
-from data_parallel import BIN, MODELS, measure, middle
+from data_parallel import BIN, MODELS, interleaved, measure, middle
 
 CHOICES = {
     "auto": [],
@@ -44,13 +42,8 @@ def main() -> None:
              "--log-every", "0", "--no-test", "--resume", "never", "--json"]  # fmt: skip
     rates: dict[str, list[float]] = {name: [] for name in CHOICES}
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
-        for turn in range(args.rounds):
-            order = list(CHOICES)
-            random.Random(turn).shuffle(order)
-            for number, name in enumerate(order, 1):
-                where = f"round {turn + 1}/{args.rounds}, run {number}/{len(order)}"
-                print(f"\r{where}   ", end="", file=sys.stderr, flush=True)
-                rates[name].append(measure([[*train, *CHOICES[name]]], folder))
+        for name in interleaved(CHOICES, args.rounds):
+            rates[name].append(measure([[*train, *CHOICES[name]]], folder))
     print(f"\n{args.model}, batch {batch} a process, {args.workers} processes, {args.rounds} rounds\n")
     print(f"{'':<26}{'samples/s':>10}{'÷ auto':>20}")
     for name, mine in rates.items():

@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
@@ -85,6 +86,17 @@ def measure(commands: Commands, folder: str) -> float:
     return sum(rates)
 
 
+def interleaved(names: Iterable[str], rounds: int) -> Iterator[str]:
+    """Every name once in each round, in a new random order; shows how far it is."""
+    for turn in range(rounds):
+        order = list(names)
+        random.Random(turn).shuffle(order)
+        for number, name in enumerate(order, 1):
+            where = f"round {turn + 1}/{rounds}, run {number}/{len(order)}"
+            print(f"\r{where}   ", end="", file=sys.stderr, flush=True)
+            yield name
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=MODELS, default="mnist-cnn")
@@ -103,17 +115,8 @@ def main() -> None:
         }
     rates: dict[str, list[float]] = {name: [] for name in commands}
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
-        for turn in range(args.rounds):
-            order = list(commands)
-            random.Random(turn).shuffle(order)
-            for number, name in enumerate(order, 1):
-                print(
-                    f"\rround {turn + 1}/{args.rounds}, run {number}/{len(order)}   ",
-                    end="",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                rates[name].append(measure(commands[name], folder))
+        for name in interleaved(commands, args.rounds):
+            rates[name].append(measure(commands[name], folder))
     print(file=sys.stderr)
     batch, cores = MODELS[args.model][0], os.cpu_count()
     print(f"{args.model}, batch {batch} a process, {args.steps} steps, {args.rounds} rounds, {cores} cores\n")
