@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 
 import torch
@@ -94,8 +95,14 @@ def main() -> None:
     if os.environ.get("RANK", "0") == "0":
         print(size * args.batch * (args.steps - args.skip) / seconds)
     if size > 1:
-        dist.barrier()  # without it, a rank that leaves early can leave the other waiting in its last sum
-        dist.destroy_process_group()
+        leave()
+
+
+def leave() -> None:
+    dist.barrier()  # without it, a rank that leaves early can leave the other waiting in its last sum
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may hang while the interpreter ends
 
 
 if __name__ == "__main__":
