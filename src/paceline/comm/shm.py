@@ -33,6 +33,7 @@ from paceline.comm.process_group import private_folder
 from paceline.comm.seat import Seat
 from paceline.comm.shared_memory import LINE, Semaphore, SharedMemory
 from paceline.comm.shm_links import Links
+from paceline.elastic.membership import Generation
 from paceline.errors import CommError, CommTimeout, UsageError
 from paceline.layout import share
 
@@ -79,11 +80,19 @@ class ShmComm(Comm):
     shares_memory = True
 
     def __init__(
-        self, links: Links, ranks: list[int], path: str, timeout: float, parent: ShmComm | None = None
+        self,
+        links: Links,
+        ranks: list[int],
+        path: str,
+        timeout: float,
+        parent: ShmComm | None = None,
+        cancelled: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """A communicator of these ranks of the world."""
+        """A communicator of these ranks of the world. `cancelled` may give a reason to stop waiting."""
+        self._cancelled = cancelled
         self._links, self._ranks, self._path, self._parent = links, ranks, path, parent
-        self.numbers = None if ranks == list(range(links.size)) else tuple(ranks)
+        names = tuple(links.names[rank] for rank in ranks)
+        self.numbers = None if names == tuple(range(links.size)) else names
         self.rank, self.size, self.timeout = ranks.index(links.rank), len(ranks), timeout
         self._others = [other for other in range(self.size) if other != self.rank]
         self._broken: str | None = None
@@ -166,7 +175,7 @@ class ShmComm(Comm):
         if self._broken is None and self._alarm and self._alarm[self.rank].take():
             raw = bytes(self._bytes[self._layout.why : self._layout.why + WHY].tolist())
             self._broken = raw.rstrip(b"\0").decode(errors="replace")
-        return self._broken or (self._parent._why_broken() if self._parent else None)
+        return self._broken or (self._parent._why_broken() if self._parent else self._cancelled())
 
     def cancel(self, reason: str) -> None:
         """Make this rank's waits fail, here and in groups; another thread may call it."""
@@ -561,6 +570,15 @@ def shm_world(seat: Seat, timeout: float) -> ShmComm:
     if not seat.one_node or folder is None:
         raise UsageError("--transport shm is for ranks on one machine: use gloo or mpi")
     private_folder(Path(folder))
-    links = Links(seat.rank, seat.size, Path(folder), seat.attempt, timeout)
+    links = Links(seat.rank, range(seat.size), Path(folder), seat.attempt, timeout)
     atexit.register(links.close)
     return ShmComm(links, list(range(seat.size)), "world", timeout)
+
+
+def shm_generation(
+    folder: Path, generation: Generation, worker: int, timeout: float, cancelled: Callable[[], str | None]
+) -> ShmComm:
+    """The communicator of a generation of an elastic run; `cancelled` may give a reason to stop waiting in it."""
+    names = generation.members
+    links = Links(names.index(worker), names, folder, generation.number, timeout, cancelled)
+    return ShmComm(links, list(range(len(names))), f"generation {generation.number}", timeout, cancelled=cancelled)

@@ -10,57 +10,88 @@ import struct
 import threading
 import time
 import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from paceline.comm.shared_memory import SharedMemory
 from paceline.errors import CommError, CommTimeout, UsageError
 
 LONGEST = 107  # bytes of a Unix socket's path
+LOOK_SECONDS = 0.05  # between two looks at whether to go on waiting
 NAP_SECONDS = 0.002  # between attempts to connect to a rank that does not listen yet
 GOODBYE = b"bye"
 MOST = 4096  # bytes of a message
 
 
 class Links:
-    """A connection to each other rank of the world.
+    """A connection to each other rank of the world. `names` are the numbers by which messages call the ranks.
 
-    `ended` has the ranks whose processes have closed theirs: whether they said goodbye, or died.
+    `ended` has the ranks whose processes have closed theirs: whether they said goodbye, or died. While they connect,
+    `cancelled` may give a reason to give up.
     """
 
-    def __init__(self, rank: int, size: int, folder: Path, attempt: int, timeout: float) -> None:
-        self.rank, self.size, self.ended = rank, size, dict[int, bool]()
+    def __init__(
+        self,
+        rank: int,
+        names: Sequence[int],
+        folder: Path,
+        attempt: int,
+        timeout: float,
+        cancelled: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self.rank, self.size, self.names, self.ended = rank, len(names), names, dict[int, bool]()
+        self._timeout, self._cancelled = timeout, cancelled
         self._lock = threading.Lock()
         self._inbox: dict[tuple[int, bytes], SharedMemory] = {}
         self._sockets: dict[int, socket.socket] = {}
         self._poll = select.poll()
-        deadline = time.monotonic() + timeout
+        self._deadline = time.monotonic() + timeout
         own = _path(folder, attempt, rank)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            own.unlink(missing_ok=True)  # of a job that was killed
-            listener.bind(str(own))
-            listener.listen(size)
-            for other in range(rank):
-                self._sockets[other] = self._dial(other, size, _path(folder, attempt, other), deadline, timeout)
-            while len(self._sockets) < size - 1:
-                listener.settimeout(max(0.001, deadline - time.monotonic()))
-                try:
-                    connection, _ = listener.accept()
-                    connection.settimeout(max(0.001, deadline - time.monotonic()))
-                    other = int.from_bytes(connection.recv(8), "little")
-                except TimeoutError:
-                    missing = sorted(set(range(size)) - {rank, *self._sockets})
-                    raise _late(rank, size, missing[0], timeout) from None
-                if _user(connection) == os.getuid() and rank < other < size:
-                    self._sockets[other] = connection
-        own.unlink(missing_ok=True)
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                own.unlink(missing_ok=True)  # of a job that was killed
+                listener.bind(str(own))
+                listener.listen(self.size)
+                for other in range(rank):
+                    self._sockets[other] = self._dial(other, _path(folder, attempt, other))
+                while len(self._sockets) < self.size - 1:
+                    self._accept(listener)
+        except BaseException:
+            self.drop()
+            raise
+        finally:
+            own.unlink(missing_ok=True)
         for connection in self._sockets.values():
             connection.setblocking(False)
             self._poll.register(connection, select.POLLIN)
         self._numbers = {connection.fileno(): other for other, connection in self._sockets.items()}
         _OPEN.add(self)
 
-    def _dial(self, other: int, size: int, path: Path, deadline: float, timeout: float) -> socket.socket:
-        while time.monotonic() < deadline:
+    def _check(self, other: int) -> None:
+        """Raise an error if there is no more to wait for this rank."""
+        who = f"rank {self.names[self.rank]} of {self.size}"
+        if reason := self._cancelled():
+            raise CommError(f"{who}: {reason}")
+        if time.monotonic() > self._deadline:
+            name = self.names[other]
+            raise CommTimeout(f"{who} waited {self._timeout:g} s to meet rank {name} over shm", name)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Connect to a rank with a higher number, which dials."""
+        listener.settimeout(LOOK_SECONDS)
+        try:
+            connection, _ = listener.accept()
+            connection.settimeout(LOOK_SECONDS)
+            other = int.from_bytes(connection.recv(8), "little")
+        except TimeoutError:
+            self._check(min(set(range(self.size)) - {self.rank, *self._sockets}))
+            return
+        if _user(connection) == os.getuid() and self.rank < other < self.size:
+            self._sockets[other] = connection
+
+    def _dial(self, other: int, path: Path) -> socket.socket:
+        while True:
+            self._check(other)
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 connection.connect(str(path))
@@ -70,9 +101,8 @@ class Links:
                 time.sleep(NAP_SECONDS)
             else:
                 if _user(connection) != os.getuid():
-                    raise CommError(f"rank {self.rank} of {size}: {path} belongs to another user", other)
+                    raise CommError(f"rank {self.names[self.rank]} of {self.size}: {path} belongs to another user")
                 return connection
-        raise _late(self.rank, size, other, timeout)
 
     def send(self, other: int, memory: SharedMemory, name: str) -> None:
         """Give another rank this memory. If that has ended, whoever waits for it will see that."""
@@ -139,7 +169,3 @@ def _user(connection: socket.socket) -> int:
     """The user of the process on the other side."""
     found: tuple[int, int, int] = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return found[1]
-
-
-def _late(rank: int, size: int, other: int, timeout: float) -> CommTimeout:
-    return CommTimeout(f"rank {rank} of {size} waited {timeout:g} s to meet rank {other} over shm", other)

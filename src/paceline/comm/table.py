@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import UsageError, unknown
 from paceline.plugins import Table
@@ -18,6 +18,7 @@ from paceline.plugins import Table
 if TYPE_CHECKING:
     from paceline.comm.base import Comm
     from paceline.comm.seat import Seat
+    from paceline.elastic.membership import Generation
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Transport:
     name: str
     about: str
     world: str | None = None  # module:function that takes a seat and a timeout and returns the Comm of all ranks
+    generation: str | None = None  # module:function that connects the members of a generation of an elastic run
     in_one_process: bool = False  # ranks are threads
     on_one_machine: bool = False  # its ranks are processes of one machine
     moves_gpu_tensors: bool = False
@@ -39,14 +41,32 @@ class Transport:
         """The communicator of all ranks."""
         if self.world is None:
             raise unknown("transport", self.name, ("auto", *(each.name for each in TABLE.values() if each.world)))
-        module, function = self.world.split(":")
-        comm: Comm = getattr(importlib.import_module(module), function)(seat, timeout)
+        comm: Comm = _imported(self.world)(seat, timeout)
+        return comm
+
+    def connect_generation(
+        self,
+        folder: Path,
+        generation: Generation,
+        worker: int,
+        timeout: float,
+        cancelled: Callable[[], str | None],
+    ) -> Comm:
+        """The communicator of the members of a generation; waits in it end when `cancelled` gives a reason."""
+        assert self.generation is not None, "the spec has checked that"
+        comm: Comm = _imported(self.generation)(folder, generation, worker, timeout, cancelled)
         return comm
 
     def check_installed(self, *, started: bool, here: bool = True) -> None:
         """Raise UsageError if something is missing. `started`: ranks are already started; `here`: on this machine."""
         if missing := self.requires(started, here):
             raise UsageError(f"transport {self.name!r} needs {missing}")
+
+
+def _imported(path: str) -> Callable[..., Any]:
+    module, function = path.split(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
 
 
 def mpiexec() -> str | None:
@@ -91,6 +111,7 @@ SHM = Transport(
     "shm",
     "memory that ranks share; the default on one machine",
     "paceline.comm.shm:shm_world",
+    "paceline.comm.shm:shm_generation",
     on_one_machine=True,
     requires=_needs_linux,
 )
