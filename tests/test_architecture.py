@@ -62,7 +62,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "paceline.emulation.counted": ("pipeline.partition", "pipeline.plan"),
     "paceline.emulation.parts": ("errors", "data.batch", "comm", "emulation", "pipeline", "tensor"),
     "paceline.own_code": ("errors",),
+    "paceline.elastic": ("errors",),
     "paceline.checkpoint": ("errors", "run", "strict_json", "data.course"),
+    # Goes from rank to rank.
+    "paceline.checkpoint.carried": ("checkpoint", "strict_json", "data.course", "comm.base", "comm.words"),
     "paceline.loop": (
         "errors",
         "messages",
@@ -91,7 +94,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "paceline.data.input": ("errors", "layout", "data", "comm.base"),
     "paceline.models": ("errors", "own_code", "plugins", "data.batch"),
     "paceline.plugins": ("errors",),
-    "paceline.comm": ("errors", "messages", "layout", "plugins"),
+    "paceline.comm": ("errors", "messages", "layout", "plugins", "elastic.membership"),
     "paceline.collectives": ("comm", "layout"),
     "paceline.server": (
         "errors",
@@ -132,6 +135,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "errors",
         "messages",
         "run",
+        "elastic",
+        "strict_json",
         "disturbance",
         "layout",
         "own_code",
@@ -227,6 +232,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "predict",
         "strategies.table",
     ),
+    "paceline.chaos": ("errors", "run", "strict_json"),
     "paceline.watch": ("errors", "messages", "run", "strict_json", "analysis"),
     "paceline.bench": (
         "__version__",
@@ -265,6 +271,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "data.course",
         "checkpoint.manifest",
     ),
+    "paceline.launch.elastic": ("errors", "messages", "spec", "launch", "elastic", "strategies.options"),
     "paceline.launch.folder": ("errors", "run", "spec", "launch", "data.course"),
     "paceline.launch.recorded_rank": ("errors", "messages", "own_code", "run", "comm", "launch", "export.trackers"),
     "paceline.launch.memory_kills": ("control_groups", "run", "launch"),
@@ -322,6 +329,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "advise",
         "analysis",
         "bench",
+        "chaos",
         "export",
         "predict",
         "report",

@@ -81,12 +81,15 @@ def is_janitor(pid: int) -> bool:
 class LiveRun:
     """A started run; use as a context, so that nothing survives a failed test."""
 
-    def __init__(self, command: list[str], output: Path, fault: str | None = None, cwd: Path | None = None) -> None:
+    def __init__(
+        self, command: list[str], output: Path, fault: str | None = None, cwd: Path | None = None, deaths: str = ""
+    ) -> None:
         self.folder, self.command = output / "run", command
         self.temporary = Path(tempfile.mkdtemp())  # not in `output`: the paths of sockets are short
         variables = dict(os.environ) | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.temporary)}
-        if fault:
-            variables |= {"PACELINE_TEST_FAULT": fault, "PYTHONPATH": str(Path(__file__).parent / "faulty")}
+        if fault or deaths:
+            variables |= {"PYTHONPATH": str(Path(__file__).parent / "faulty"), "PACELINE_TEST_DEATHS": deaths}
+            variables |= {"PACELINE_TEST_FAULT": fault} if fault else {}
         self.shared_before = set(os.listdir("/dev/shm"))
         self.output, self.errors = ((output / name).open("w+") for name in ("stdout", "stderr"))
         self.process = subprocess.Popen(

@@ -33,6 +33,7 @@ CAMPAIGNS = (
     "random_options",
     "slow_ranks",
     "shared_memory",
+    "elastic_kills",
 )
 # A trial that takes longer has failed: everything in it that waits gives up much earlier.
 TRIAL_SECONDS = 600.0

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import elastic_kills
 import kills
 import pytest
 import random_options
@@ -32,7 +33,7 @@ def test_a_sample_of_storms() -> None:
 
 
 SAMPLE = [(kills, 1), (kills, 16), (server_kills, 2), (saves, 1), (random_options, 7), (random_options, 13),
-          (slow_ranks, 4), (slow_ranks, 29)]  # fmt: skip
+          (slow_ranks, 4), (slow_ranks, 29), (elastic_kills, 1), (elastic_kills, 3)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("campaign", "seed"), SAMPLE, ids=lambda value: getattr(value, "__name__", value))

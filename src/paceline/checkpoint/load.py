@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.checkpoint.file_format import DTYPES
 from paceline.checkpoint.manifest import Damaged, Manifest, Part, Piece, checksum, verify
 
-_TORCH = {name: dtype for dtype, name in DTYPES.items()}
+TORCH = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class Checkpoint:
@@ -55,7 +55,7 @@ class Checkpoint:
         if order != stored:
             whole = shaped(self.read(name, 0, math.prod(shape), stored), shape, stored)
             return whole.permute(order or tuple(range(len(shape)))).reshape(-1)[start:stop]
-        flat, filled = torch.empty(stop - start, dtype=_TORCH[pieces[0][1].dtype]), 0
+        flat, filled = torch.empty(stop - start, dtype=TORCH[pieces[0][1].dtype]), 0
         for part, piece in pieces:
             first, last = max(start, piece.start), min(stop, piece.stop)
             if first < last:
@@ -70,7 +70,7 @@ class Checkpoint:
         return shaped(self._values(part, piece), piece.shape, piece.order)
 
     def _values(self, part: Part, piece: Piece) -> Tensor:
-        dtype = _TORCH[piece.dtype]
+        dtype = TORCH[piece.dtype]
         size = (piece.stop - piece.start) * dtype.itemsize
         data = bytearray(size)
         with (self.folder / part.file).open("rb") as file:

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    given, spec = _job(args.command)
+    given, spec = job_of(args.command)
     if args.steps < SHORTEST:
         raise UsageError(f"--steps {args.steps}: at least {SHORTEST} are needed")
     if not spec.method.simulation:
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     return _end(args, probes, unused, last, spent, job)
 
 
-def _job(words: list[str] | None) -> tuple[dict[str, Any], RunSpec]:
+def job_of(words: list[str] | None) -> tuple[dict[str, Any], RunSpec]:
     """The options of the training that is probed."""
     if not words or words[0] != "train":
         raise UsageError("give the training after --, such as: paceline probe -- train --model resnet18 --data cifar10")

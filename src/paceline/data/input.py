@@ -37,11 +37,16 @@ class Input(ABC):
     """A rank's batches; a background thread prepares the next ones."""
 
     def __init__(self, info: DataInfo, validation: int, seed: int, comm: Comm, prepare: Prepare) -> None:
-        self.info, self.seed, self.comm, self.prepare = info, seed, comm, prepare
-        self.reader, self.readers = comm.rank, comm.size  # number of this reader, and of all that share the samples
-        self.patience = PATIENCE if comm.size == 1 else patience(comm.timeout)
+        self.info, self.seed, self.prepare = info, seed, prepare
+        self.share_with(comm)
         train, held_out = hold_out(info.train, validation, seed)
         self.numbers = {"train": train, "validation": held_out, "test": torch.arange(info.test)}
+
+    def share_with(self, comm: Comm) -> None:
+        """The ranks that share the samples from now on."""
+        self.comm = comm
+        self.reader, self.readers = comm.rank, comm.size  # number of this reader, and of all
+        self.patience = PATIENCE if comm.size == 1 else patience(comm.timeout)
 
     @abstractmethod
     def samples(self, name: str, batches_of: BatchesOf) -> Samples:

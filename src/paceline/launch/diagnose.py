@@ -23,7 +23,19 @@ from paceline.run.folder import (
 )
 from paceline.run.lines import read_sound_lines
 from paceline.run.liveness import owner_text
-from paceline.run.records import COMPLETED, FAILED, INTERRUPTED, RUNNING, End, Epoch, Error, Signal, Step, Summary
+from paceline.run.records import (
+    COMPLETED,
+    FAILED,
+    INTERRUPTED,
+    RUNNING,
+    End,
+    Epoch,
+    Error,
+    Signal,
+    Start,
+    Step,
+    Summary,
+)
 
 # How a rank was killed, if the kernel did it for lack of memory; otherwise None.
 MemoryKill = Callable[[int], str | None]
@@ -123,7 +135,12 @@ def _write(folder: Path, summary: Summary) -> str:
 
 
 def _error(folder: Path, rank: int) -> Error | None:
-    return next(read_sound_lines(rank_file(folder, rank), Error), None)
+    """The first error of the rank's last process."""
+    found = None
+    for line in read_sound_lines(rank_file(folder, rank), Start, Error):
+        found = None if isinstance(line, Start) else found or line
+    assert found is None or isinstance(found, Error)
+    return found
 
 
 def _first_to_fail(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -12,9 +14,10 @@ from paceline.checkpoint.manifest import read_manifest
 from paceline.comm.base import Comm
 from paceline.comm.metered import MeteredComm
 from paceline.comm.seat import Seat
+from paceline.comm.single import SingleComm
 from paceline.comm.words import all_or_none, tell
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, PacelineError
-from paceline.launch.agree import agree_on_spec
+from paceline.launch.agree import agree_on_spec, describe
 from paceline.launch.connect import connect, leave
 from paceline.launch.folder import begin_summary, remove_failed_start, watch_hint
 from paceline.launch.recorded_rank import RecordedRank, code_of, text_of
@@ -22,12 +25,13 @@ from paceline.launch.resume import AUTO, NEVER, Continued, open_folder
 from paceline.launch.signals import StopSignals
 from paceline.layout import crowded
 from paceline.messages import LOGGER
-from paceline.run.folder import read_summary
+from paceline.run.folder import read_summary, write_environment
 from paceline.run.records import INTERRUPTED, Signal, Summary
 from paceline.spec import Resolved
 from paceline.strategies.setup import choose_place
 from paceline.training.console import Console
 from paceline.training.driver import Job, train
+from paceline.training.elastic import Elastic
 
 # Launchers that may bind each rank to its own cores.
 BINDING = ("mpiexec", "srun")
@@ -39,7 +43,7 @@ class Rank(RecordedRank):
     def __init__(self, resolved: Resolved, seat: Seat, folder: Path | None, stream: TextIO | None) -> None:
         super().__init__(seat, folder)
         self.resolved, self.spec = resolved, resolved.spec
-        self.stream = stream if seat.rank == 0 else None
+        self.stream = stream if seat.rank == 0 or self.spec.elastic else None
         self.stop: StopSignals | None = None
         self.stops_run = True  # whether a signal to this rank stops the whole run
         self.found: Continued | None = None  # the run that is continued, on a rank 0 that looked for it
@@ -49,7 +53,8 @@ class Rank(RecordedRank):
         """Train and return the exit code. `comm` is given if ranks are threads."""
         metered: MeteredComm | None = None
         try:
-            found = comm or connect(self.spec.transport, self.spec.timeout, self.seat)
+            alone = SingleComm(self.spec.timeout) if self.spec.elastic else None
+            found = comm or alone or connect(self.spec.transport, self.spec.timeout, self.seat)
             found.on_stuck = self._fail
             metered = MeteredComm(found)
             with self.watching:
@@ -81,7 +86,10 @@ class Rank(RecordedRank):
         first = seat.local_rank == 0 and not self.launched
         place = choose_place(self.spec, seat.local_rank, first=first, speed=seat.speed, noise=seat.noise)
         agree_on_spec(self.resolved, comm)
-        self.open(comm, self._open_folder)
+        if self.spec.elastic:
+            self.watch_node()
+        else:
+            self.open(comm, self._open_folder)
         assert self.folder is not None
         recorder = self.make_recorder(self.tracked)
         console = Console(self.stream, self.log() if comm.rank == 0 else None)
@@ -91,11 +99,29 @@ class Rank(RecordedRank):
             self.summary = self._begin_summary()
             job = Job(self.spec, comm, place, console, stop_requested, self.summary, resume=self._checkpoint(comm))
             job.remote = self.remote
+            if self.spec.elastic:
+                self._join(job)
             train(job.opened(self.folder, recorder))
             console.line(f"Run folder: {self.folder}")
         finally:
             console.close()
             recorder.close()
+
+    def _join(self, job: Job) -> None:
+        """Become a worker of an elastic run, whose registrar is Paceline's launcher."""
+        spec, seat, folder = self.spec, self.seat, self.folder
+        assert seat.sockets is not None
+        assert folder is not None
+        host = socket.gethostname()
+
+        def ranks_up(pids: Mapping[int, int]) -> None:
+            rows = [{"rank": worker, "role": "worker", "host": host, "pid": pid} for worker, pid in pids.items()]
+            write_environment(folder, describe(rows))
+
+        elastic = job.elastic = Elastic(Path(seat.sockets), seat.rank, spec.carrier, spec.timeout, ranks_up)
+        asked = job.stop
+        job.stop = lambda: asked() or elastic.last
+        job.console.leads = seat.rank == 0
 
     @property
     def tracked(self) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from paceline.launch.env import find_lab, find_seat
 from paceline.launch.folder import remove_failed_start, watch_hint
 from paceline.launch.notebook import StepBar, bar_stream, has_descriptor
 from paceline.launch.placement import find_places
-from paceline.launch.resume import open_folder
+from paceline.launch.resume import go_back, open_folder
 from paceline.launch.spawn import MPIEXEC_LISTENS, start
 from paceline.launch.supervise import counting_signals, supervise
 from paceline.layout import crowded, slow_bf16
@@ -54,7 +54,7 @@ def launch(resolved: Resolved, show: TextIO | None = None, bar: TextIO | None = 
             _warn(MPIEXEC_LISTENS, show)
         with StepBar(folder, bar) if bar else nullcontext():
             crew = start(spec, folder, _descriptor(None if bar else show), places)
-            ending = supervise(crew, folder, signals, spec)
+            ending = supervise(crew, folder, signals, spec, lambda: go_back(folder, resolved))
     remove_failed_start(folder, ending)
     return folder, ending
 

@@ -95,11 +95,15 @@ class Crew:
 
     def signal(self, number: int) -> None:
         for process in self.running().values():
-            with suppress(ProcessLookupError):
-                if isinstance(process, ForkedRank):
-                    process.signal(number)
-                else:
-                    os.killpg(process.pid, number)
+            self.send(process, number)
+
+    def send(self, process: Process, number: int) -> None:
+        """Send a signal to a rank and the processes that it has started."""
+        with suppress(ProcessLookupError):
+            if isinstance(process, ForkedRank):
+                process.signal(number)
+            else:
+                os.killpg(process.pid, number)
 
     def end(self, ranks: set[int]) -> dict[int, int]:
         """Kill what still runs; return the exit codes of the processes that had ended on their own."""

@@ -7,12 +7,13 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from paceline.checkpoint.manifest import remove_unfinished
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK
 from paceline.launch.diagnose import Ending, diagnose, how_it_ended
+from paceline.launch.elastic import ElasticCrew
 from paceline.launch.signals import stopping
 from paceline.launch.spawn import Crew
 from paceline.messages import LOGGER, end_line
@@ -28,17 +29,21 @@ LOOK_SECONDS = 0.03
 SERVER_RESTARTS = 3
 
 
-def supervise(crew: Crew, folder: Path, signals: list[int], spec: RunSpec) -> Ending:
+def supervise(
+    crew: Crew, folder: Path, signals: list[int], spec: RunSpec, go_back: Callable[[], bool] = lambda: False
+) -> Ending:
     """Wait for the end. A failed rank ends the others; Ctrl-C asks them to stop, a second Ctrl-C kills them.
 
-    With parameter servers, the run continues without lost workers, and a killed server is restarted.
+    With parameter servers, the run continues without lost workers, and a killed server is restarted; for elastic runs,
+    see `ElasticCrew`.
     """
+    elastic = ElasticCrew(crew, spec, go_back) if spec.elastic else None
     asked = 0
     ended_at: float | None = None
     exits: dict[int, int] | None = None
     lost: str | None = None
     try:
-        while crew.running():
+        while crew.running() or (elastic and ended_at is None):
             if len(signals) > asked:
                 asked += 1
                 # A scheduler repeats SIGTERM; a person who repeats Ctrl-C does not want to wait.
@@ -46,13 +51,20 @@ def supervise(crew: Crew, folder: Path, signals: list[int], spec: RunSpec) -> En
                     break
             # A run with servers is over when its leader has ended, even if a lost worker still runs.
             led = bool(spec.servers) and crew.exits.get(0) in GOOD_EXITS
-            if ended_at is None and (led or _has_failed(crew, folder, spec, asked > 0)):
+            if ended_at is None and elastic:
+                ended_at = time.monotonic() if elastic.look(stopping=asked > 0) else None
+            elif ended_at is None and (led or _has_failed(crew, folder, spec, asked > 0)):
                 ended_at = time.monotonic()
             if ended_at is not None and time.monotonic() - ended_at > GRACE_SECONDS:
                 break
             crew.memory.look()
-            time.sleep(LOOK_SECONDS)
+            if elastic and ended_at is None:
+                elastic.wait(LOOK_SECONDS)
+            else:
+                time.sleep(LOOK_SECONDS)
     finally:
+        if elastic:
+            elastic.close()
         lost = crew.lost_zygote()
         exits = crew.end(_rank_pids(folder, here=True))
         crew.dismiss()

@@ -33,6 +33,7 @@ def run_seat(
     *,
     as_json: bool = False,
     cluster: Cluster | None = None,
+    stream: TextIO | None = None,
 ) -> int:
     """Run the rank of this process, or all ranks as its threads; returns the exit code."""
     spec = resolved.spec
@@ -43,7 +44,7 @@ def run_seat(
     where = ":".join(map(str, seat.address)) if seat.address else seat.store_file or "nowhere: it is alone"
     LOGGER.debug("rank %d of %d is process %d, started by %s; %d threads; ranks meet at %s", seat.rank, seat.size,
                  os.getpid(), seat.launcher, torch.get_num_threads(), where)  # fmt: skip
-    stream = sys.stderr if as_json else sys.stdout
+    stream = stream or (sys.stderr if as_json else sys.stdout)
     if spec.carrier.in_one_process and spec.workers and spec.workers > 1:
         return _run_threads(resolved, folder, stream)
     rank = make_rank(resolved, seat, folder, stream, cluster)
@@ -88,14 +89,16 @@ def run_rank(run_folder: str) -> NoReturn:
     folder, seat = Path(run_folder), find_seat()
     assert seat is not None, "the launcher sets the rank's variables"
     configure(log_level())
-    if seat.rank:
-        _redirect(rank_log(folder, seat.rank))
     # The launcher has resolved and checked the options, and written where each came from.
     # (Not as analysis reads them: it refuses numbers so large that sums of them would not be finite.)
     values = read_config(str(folder / SPEC))
     spec = RunSpec(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
     resolved = Resolved(spec, dict.fromkeys(FIELDS, SPEC))
-    finish(run_seat(resolved, seat, folder))
+    stream = None
+    if seat.rank:
+        stream = os.fdopen(os.dup(1), "w") if spec.elastic else None  # any worker may come to speak for the run
+        _redirect(rank_log(folder, seat.rank))
+    finish(run_seat(resolved, seat, folder, stream=stream))
 
 
 def _redirect(log: Path) -> None:

@@ -184,6 +184,11 @@ class Zygote:
         self._asked.clear()
         self._forked.clear()
 
+    @property
+    def control(self) -> int:
+        """A descriptor that can be read when there is news."""
+        return self._control.fileno()
+
     def wait_for_news(self, seconds: float) -> None:
         if not self.dead:
             select.select([self._control], [], [], seconds)

@@ -38,6 +38,7 @@ from paceline.run.records import (
 from paceline.strict_json import build, dump, naming, parse, plain, read_text
 
 SUMMARY, SPEC, ENVIRONMENT, PLAN, BENCH = "summary.json", "spec.toml", "env.json", "plan.json", "bench.json"
+CHAOS = "chaos.json"
 MODEL, LOGS, CHECKPOINTS = "model.safetensors", "logs", "checkpoints"
 # Space that a run holds from its start, so that it can still say how it ended when the disk is full.
 HELD, HELD_BYTES = ".held", 1 << 20

@@ -16,7 +16,7 @@ from paceline.layout import Grid
 from paceline.strict_json import LARGEST, Bounds, Count, Positive, Ranks, Seconds, build
 
 SCHEMA = 1
-MINOR = 6
+MINOR = 7
 
 COMPLETED = "completed"
 INTERRUPTED = "interrupted"
@@ -401,6 +401,25 @@ class Planned(Line):
 
 
 @dataclass(frozen=True)
+class Regrouped(Line):
+    """Elastic runs: after this many updates, this rank goes on with these workers, in a new generation.
+
+    `seconds` is how long it did not train, from the end of its last step, or from when it was ready to join. `lost` are
+    the workers that have ended since the generation before, `joined` those that take part from here on.
+    """
+
+    kind: ClassVar[str] = "regrouped"
+    generation: Count
+    members: tuple[Ranks, ...]
+    step: Count
+    time: Seconds
+    seconds: Seconds
+    why: str
+    lost: tuple[Ranks, ...] = ()
+    joined: tuple[Ranks, ...] = ()
+
+
+@dataclass(frozen=True)
 class Clock(Line):
     """How the clock of this rank's machine differs from that of rank 0, measured when the ranks connected.
 
@@ -560,9 +579,8 @@ class End(Line):
         return True
 
 
-LINES: tuple[type[Line], ...] = (
-    *(Start, Clock, Resumed, Planned, Step, Timeline, Epoch, Validation, FinalTest, Checkpoint, Signal, Error, End),
-)
+LINES: tuple[type[Line], ...] = (Start, Clock, Resumed, Regrouped, Planned, Step, Timeline, Epoch, Validation,
+                                 FinalTest, Checkpoint, Signal, Error, End)  # fmt: skip
 
 
 # Lines of node_NAME.jsonl

@@ -85,7 +85,7 @@ class Averager:
 
     def check_replicas(self, step: int) -> None:
         """Raise ReplicaError, naming a rank, unless all ranks have exactly the same weights."""
-        check_equal(self.model, self.comm, step)
+        check_equal(self.model.parameters(), self.comm, step)
 
     def close(self) -> None:
         self.buckets.close()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.data.batch import Batch
-from paceline.errors import AgreedError
+from paceline.errors import AgreedError, CommError
 from paceline.layout import peak_rss_bytes, share
 from paceline.tasks.base import NOTHING_COUNTS, Sums
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 
 # What a rank can ask of all ranks, to be done after a step in which all of them learn of it. The requests of all ranks
-# are summed with the step's other numbers: any rank may ask to stop, only rank 0 asks to save. (In float32, sums of a
-# hundred thousand ranks are exact.)
-STOP, SAVE = 1, 1 << 20
+# are summed with the step's other numbers: any rank may ask to stop, only rank 0 asks to save, or to go on with other
+# ranks. (In float32, sums of a hundred thousand ranks are exact.)
+STOP, SAVE, REGROUP = 1, 1 << 20, 1 << 22
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,11 @@ class StepResult:
 
     @property
     def save(self) -> bool:
-        return self.asked >= SAVE
+        return self.asked % REGROUP >= SAVE
+
+    @property
+    def regroup(self) -> bool:
+        return self.asked >= REGROUP
 
 
 @dataclass(frozen=True)
@@ -168,6 +172,7 @@ class Lockstep(Engine):
     keeps_buffers = False  # whether a step that makes no update must leave buffers as they were
     accumulate = 1  # parts of a batch that are computed one after the other
     clip = 0.0  # the largest norm of the gradient; 0: any
+    made: StepResult | None = None  # of the step that is under way, as soon as this rank has made its update
 
     def __init__(self, comm: Comm, model: nn.Module, optimizer: Optimizer | None) -> None:
         super().__init__(model)
@@ -204,7 +209,14 @@ class Lockstep(Engine):
         """Make all ranks start from the same weights."""
         return
 
-    def tell(self, say: Callable[[str], None]) -> None:
+    def regroup(self, comm: Comm, facts: Mapping[str, Any]) -> None:
+        """Train with the ranks of another communicator from now on; all of them call this, and have the same state.
+
+        `facts` are those of one of them.
+        """
+        raise AssertionError("the spec has checked that the strategy is elastic")
+
+    def tell(self, say: Callable[[str], object]) -> None:
         """Where to say what this rank chooses during training."""
         return
 
@@ -227,10 +239,20 @@ class Lockstep(Engine):
             self.agree()
             timer.mark("wait")
         before = [buffer.clone() for buffer in self.model.buffers()] if self.keeps_buffers else []
-        result = self.step(batch, lr, ask, timer)
-        if before and not result.finite:
-            for buffer, old in zip(self.model.buffers(), before, strict=True):
+
+        def go_back() -> None:
+            for buffer, old in zip(self.model.buffers() if before else (), before, strict=True):
                 buffer.copy_(old)
+
+        self.made = None
+        try:
+            result = self.step(batch, lr, ask, timer)
+        except CommError:
+            if self.made is None:
+                go_back()
+            raise
+        if not result.finite:
+            go_back()
         if uneven:
             self.agree(batch.count / batch.global_count)
             timer.mark("wait")
@@ -398,8 +420,8 @@ class Lockstep(Engine):
             peak_rss_bytes(),
         ]
         seconds = [meter.seconds, job.recorder.input_seconds, job.recorder.cpu_seconds()]
-        table = torch.zeros(job.comm.size, len(mine) + len(seconds), dtype=torch.float64)
-        table[job.comm.rank] = torch.tensor([*mine, *seconds], dtype=torch.float64)
+        table = torch.zeros(job.spec.ranks, len(mine) + len(seconds), dtype=torch.float64)
+        table[job.comm.name()] = torch.tensor([*mine, *seconds], dtype=torch.float64)
         table = table.to(job.comm.device)
         job.comm.allreduce(table.view(-1))
         columns = table.T.tolist()

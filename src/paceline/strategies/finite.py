@@ -67,5 +67,5 @@ class Watch:
         rows = [json.loads(row) for row in share_text(json.dumps([*mine, self.since]), comm)]
         tensor = next((row[0] for row in rows if len(row) > 1), None)
         if tensor or what:
-            since = {rank: row[-1] for rank, row in enumerate(rows)}
+            since = {comm.name(rank): row[-1] for rank, row in enumerate(rows)}
             raise DivergedError.found(what or "the model is not finite", step, since, tensor)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.collectives.choose import TABLE as AVERAGINGS
+from paceline.comm import table as transports
 from paceline.errors import UsageError
 from paceline.options import NOTHING, PROBLEM, option
 
@@ -44,6 +45,44 @@ class DataParallel(Overlapped):
     record_norms: int = option(10, "record the norm of the gradient, of all workers and of each one alone, every this "
                                "many updates: from both, the noise of gradients is estimated; 0: never",
                                affects=NOTHING, least=0)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ElasticDataParallel(DataParallel):
+    elastic: str | None = option(None, "go on when workers are lost, with at least MIN of them, and start lost ones "
+                                 "again; MAX is --workers", affects=NOTHING, metavar="MIN[:MAX]",
+                                 elsewhere=("nnodes", "min-np"))  # fmt: skip
+
+
+def limits(elastic: str) -> tuple[int, int | None]:
+    """The least and the largest number of workers of an elastic run, if the option says the latter."""
+    least, colon, most = elastic.partition(":")
+    if not all(part.isascii() and part.isdigit() and int(part) for part in (least, *([most] if colon else []))):
+        raise UsageError(f"--elastic {elastic}: give the least number of workers (2), or the least and the most (2:8)")
+    return int(least), int(most) if colon else None
+
+
+def check_elastic(spec: RunSpec) -> None:
+    if not spec.elastic:
+        return
+    workers, (least, most) = spec.workers or 1, limits(spec.elastic)
+    if most not in (None, workers):
+        raise UsageError(
+            f"--elastic {spec.elastic} with {workers} workers: as many as --workers are started, and lost ones again; "
+            f"give --workers {most}, or --elastic {min(least, workers)}:{workers}"
+        )
+    if not 1 <= least <= workers:
+        raise UsageError(f"--elastic {spec.elastic} with {workers} workers: the least number is from 1 to {workers}")
+    if not spec.carrier.generation:
+        able = ", ".join(each.name for each in transports.TABLE.values() if each.generation)
+        raise UsageError(
+            f"--elastic with --transport {spec.transport}: it cannot connect other ranks during a run; use {able}, on "
+            "one machine"
+        )
+    if spec.read != "own":
+        raise UsageError(f"--elastic with --read {spec.read}: workers that join read their own samples; use --read own")
+    if spec.emulated:
+        raise UsageError(f"--elastic with --compute {spec.compute}: there is no state to go on from; leave it out")
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """Keeps replicas equal: checks that models match, broadcasts weights, averages buffers, compares digests."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 
 import torch
+import xxhash
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -79,16 +79,16 @@ def _flattened(tensors: list[Tensor], comm: Comm) -> Iterator[Tensor]:
 
 def digest(tensors: Iterable[Tensor]) -> int:
     """63 bits of a hash of the exact values."""
-    hashed = hashlib.blake2b(digest_size=8)
+    hashed = xxhash.xxh3_64()
     for tensor in tensors:
         hashed.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return int.from_bytes(hashed.digest(), "little") >> 1
+    return hashed.intdigest() >> 1
 
 
-def check_equal(model: nn.Module, comm: Comm, step: int) -> None:
-    """Compare the weights of all ranks; raise an error on all ranks that names those that differ from the majority."""
+def check_equal(tensors: Iterable[Tensor], comm: Comm, step: int, what: str = "weights") -> None:
+    """Compare tensors of all ranks; raise an error on all ranks that names those that differ from the majority."""
     table = torch.zeros(comm.size, dtype=torch.int64)
-    table[comm.rank] = digest(model.parameters())
+    table[comm.rank] = digest(tensors)
     table = table.to(comm.device)
     comm.allreduce(table)
     digests = table.tolist()
@@ -100,7 +100,7 @@ def check_equal(model: nn.Module, comm: Comm, step: int) -> None:
     wrong = [comm.name(rank) for rank, value in enumerate(digests) if value != right]
     raise ReplicaError(
         f"replicas differ after step {step}: rank{'s' if len(wrong) > 1 else ''} "
-        f"{', '.join(map(str, wrong))} {'have' if len(wrong) > 1 else 'has'} different weights than the others; "
+        f"{', '.join(map(str, wrong))} {'have' if len(wrong) > 1 else 'has'} different {what} than the others; "
         f"their memory, code or input differs",
         rank=wrong[0],
     )

@@ -96,7 +96,7 @@ def synchronise_batchnorm(model: nn.Module, comm: Comm) -> nn.Module:
     """Make every batch-norm layer of the model a synchronised one, in place, so that references to it stay valid."""
     own = comm.dup() if comm.size > 1 else comm
     for layer in model.modules():
-        if isinstance(layer, BATCH_NORMS):
+        if isinstance(layer, (*BATCH_NORMS, SyncBatchNorm)):
             layer.__class__ = SyncBatchNorm
             assert isinstance(layer, SyncBatchNorm)
             layer.comm = own

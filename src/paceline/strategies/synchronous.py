@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 class DataParallelStrategy(Strategy):
     def check(self, spec: RunSpec) -> None:
         options.check_unchecked(spec)
+        options.check_elastic(spec)
         if spec.emulated and spec.sync_batchnorm:
             raise UsageError(
                 f"--sync-batchnorm with --compute {spec.compute}: batch-norm is not computed, and sends no messages; "
@@ -49,7 +50,7 @@ def _averaged_by(collective: str, summary: str) -> DataParallelStrategy:
         collective,
         summary,
         implementation,
-        options.DataParallel,
+        options.ElasticDataParallel,
         averaging=collective,
         emulates=True,
         simulation="paceline.predict.steps:averaged",
@@ -146,7 +147,17 @@ class Synchronous(Lockstep):
         self.parallel = self.options.parallel(self.model, self.comm, RIDERS, in_place=self.in_place)
         self.buckets, self.overlap = self.parallel.buckets, self.parallel.overlap
 
-    def tell(self, say: Callable[[str], None]) -> None:
+    def regroup(self, comm: Comm, facts: Mapping[str, Any]) -> None:
+        say = self.overlap.say
+        self.close()
+        self.optimizer.zero_grad(set_to_none=True)  # gradients lie in memory that the earlier ranks share
+        self.comm = comm
+        self.setup()
+        self.tell(say)
+        if self.overlap.chosen is None:
+            self.overlap.chosen = facts.get("overlap")
+
+    def tell(self, say: Callable[[str], object]) -> None:
         self.overlap.say = say
 
     def step(self, batch: Batch, lr: float, ask: int, timer: StepTimer) -> StepResult:
@@ -169,15 +180,16 @@ class Synchronous(Lockstep):
         norm, own_norm = self._norms(batch.nominal, sums.weight, mine.weight) if finite else (None, None)
         if finite:
             self.update(lr, batch.nominal, sums.weight)
+        self._steps += 1
+        self.made = StepResult(sums, batch.global_count, asked, finite=finite, norm=norm, own_norm=own_norm)
         timer.mark("optimizer")
         if finite:
             self.buckets.gather_weights()
             timer.mark("wait")
-        self._steps += 1
         if self.options.check_replicas and self._steps % self.options.check_replicas == 0:
             self.check_replicas()
             timer.mark("check")
-        return StepResult(sums, batch.global_count, asked, finite=finite, norm=norm, own_norm=own_norm)
+        return self.made
 
     def _norms(self, nominal: float, weight: float, own_weight: float) -> tuple[float | None, float | None]:
         """The norms of the mean gradients over the samples of all ranks and of this one; None if not measured."""

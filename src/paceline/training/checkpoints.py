@@ -30,11 +30,19 @@ class Checkpoints:
 
     def __init__(self, job: Job, engine: Lockstep, course: Course) -> None:
         self.job, self.spec, self.engine, self.course = job, job.spec, engine, course
+        self._last, self._step = time.monotonic(), course.start.step
+        self._meet()
+
+    def _meet(self) -> None:
+        job, self._count = self.job, 0
         self.attempt = tell(secrets.token_hex(4), job.comm)
         everyone, keep = range(job.comm.size), self.spec.keep_checkpoints
         self.saver = Saver(job.folder / CHECKPOINTS, job.comm.rank, everyone, keep, PATIENCE, job.recorder)
-        self._count = 0
-        self._last, self._step = time.monotonic(), course.start.step
+
+    def regroup(self) -> None:
+        """Save with other ranks from now on. What is being written may never be complete, and is given up."""
+        self.saver.abandon()
+        self._meet()
 
     def ask(self, step: int) -> int:
         """Whether rank 0 asks all ranks to save after this step; not before the one before is written."""

@@ -21,10 +21,13 @@ class Console:
         self._stream = stream
         self._log = log.open("a", buffering=1) if log else None
         self._bar: Any = None
+        self.leads = True  # whether this rank speaks for the run; elastic runs change it
         self._recent: list[tuple[float, int]] = []  # seconds and samples of the steps since the last line
 
     def line(self, text: str = "", *, always: bool = False) -> None:
         """Under --quiet only into the log, unless it is a warning, which `always` is shown."""
+        if not self.leads:
+            return
         text = visible(text)
         if self._log:
             self._log.write(text + "\n")
@@ -51,7 +54,7 @@ class Console:
     def start_bar(self, steps: int, title: str, done: int = 0) -> None:
         """Start a progress bar on standard error, if that is a terminal; some steps may be `done`."""
         options = bar_options()
-        if self._stream and not options.get("disable"):
+        if self.leads and self._stream and not options.get("disable"):
             from tqdm import tqdm
 
             self._bar = tqdm(total=steps, desc=title, initial=done, unit="batch", **options)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
 from paceline.analysis.slow import judge_folder
+from paceline.checkpoint.carried import Carried
 from paceline.checkpoint.load import Checkpoint
 from paceline.comm.metered import MeteredComm
 from paceline.comm.words import all_or_none, tell
@@ -20,7 +22,7 @@ from paceline.data.batch import Batch
 from paceline.data.course import START, Course, Position
 from paceline.data.input import Input
 from paceline.disturbance import disturbance
-from paceline.errors import UsageError
+from paceline.errors import CommError, UsageError
 from paceline.run.folder import MODEL, conclude, read_nodes, write_summary
 from paceline.run.recorder import Recorder
 from paceline.run.records import COMPLETED, INTERRUPTED, RUNNING, End, Planned, Summary
@@ -32,6 +34,7 @@ from paceline.strategies.setup import Place, confusion_of, no_confusion, seed_dr
 from paceline.tasks.base import Sums
 from paceline.training.checkpoints import Checkpoints
 from paceline.training.console import Console
+from paceline.training.elastic import Elastic, Regroup
 from paceline.training.progress import Progress
 from paceline.training.setup import make_input
 
@@ -54,6 +57,7 @@ class Job:
     membership: Membership | None = None  # with parameter servers
     resume: Checkpoint | None = None  # to continue from
     remote: Sequence[int] = ()  # ranks that do not see the run folder
+    elastic: Elastic | None = None  # with --elastic: `comm` is then of this rank alone until the first generation
     start: Position = START
     folder: Path = field(init=False)  # this and `recorder` are set when the run folder is known
     recorder: Recorder = field(init=False)
@@ -67,7 +71,8 @@ class Job:
     @property
     def same_division(self) -> bool:
         """Whether every rank has the part of the work that it had in the checkpoint."""
-        return self.resume is not None and self.resume.manifest.division == division_of(self.spec)
+        same = self.resume is not None and self.resume.manifest.division == division_of(self.spec)
+        return same and not self.elastic
 
     def seconds(self) -> float:
         """Since the start of the run, without the time between two of its processes."""
@@ -139,21 +144,37 @@ class Driver:
             job.console.line(f"No checkpoints: rank {job.remote[0]} does not see the run folder of rank 0", always=True)
         if job.resume:
             self._restore(engine, job.resume)
-        engine.keeps_buffers = spec.on_nan == SKIP
-        epoch, last, ended = job.start.epoch, course.after(max(progress.total, job.start.step)).epoch, ""
-        for epoch in range(job.start.epoch, last + 1):
+        engine.keeps_buffers = spec.on_nan == SKIP or job.elastic is not None
+        if job.elastic:
+            job.elastic.train(self, engine, course, progress)
+        else:
+            self.go_on(engine, course, progress)
+
+    def go_on(self, engine: Lockstep, course: Course, progress: Progress) -> None:
+        """Train from where the training is to its end."""
+        job, spec, done = self.job, self.spec, self.job.summary.steps
+        first, last = course.after(done).epoch, course.after(max(progress.total, job.start.step)).epoch
+        first += progress.has_epoch(first) and not progress.validations.is_due(done)
+        epoch, ended = last, "exhausted" if job.elastic and progress.validations.exhausted else ""
+        for epoch in range(first, last + 1) if not ended else ():
             ended = self._run_epoch(engine, course, epoch, progress)
             if ended:
                 break
         stopped = ended == INTERRUPTED
         if self._checkpoints:
-            self._checkpoints.wait()
+            with self._slow():
+                self._checkpoints.wait()
         if self._best and not stopped:
             engine.load_state_dict(self._best)
         if spec.test and not stopped:
             progress.evaluated("test", epoch, job.summary.steps, self._evaluate(engine, "test"))
         engine.agree()
-        self.finish(engine, progress, interrupted=stopped)
+        with self._slow():
+            self.finish(engine, progress, interrupted=stopped)
+
+    def _slow(self) -> AbstractContextManager[None]:
+        """While ranks may have to wait for a disk."""
+        return self.job.elastic.slow() if self.job.elastic else nullcontext()
 
     def _restore(self, engine: Lockstep, checkpoint: Checkpoint) -> None:
         job = self.job
@@ -177,7 +198,7 @@ class Driver:
             stopped = self._run_steps(engine, course, epoch, range(summary.steps, until), progress)
             progress.pause()
             over, due = stopped or summary.steps >= end, validations.is_due(summary.steps) and not stopped
-            if over:
+            if over and not progress.has_epoch(epoch):
                 progress.end_epoch(epoch, progress.epoch_seconds(), progress.learned.sums, progress.samples)
             if not self.spec.emulated and (stopped or due or summary.steps == progress.total):
                 self._watch.check(engine.state_dict(), self.job.comm, summary.steps)
@@ -190,14 +211,18 @@ class Driver:
 
     def _validate(self, engine: Lockstep, epoch: int, progress: Progress) -> bool:
         """Keep the weights if no validation was better; true if training must stop because too many were not."""
-        job, sums = self.job, self._evaluate(engine, "validation")
-        better = progress.validations.add(job.summary.steps, sums)
+        job, sums, validations = self.job, self._evaluate(engine, "validation"), progress.validations
+        better = validations.add(job.summary.steps, sums)
+        try:
+            # Rank 0 knows of all validations; a rank that is new in a run that was continued does not.
+            decision = tell("better" if better else "stop" if validations.exhausted else "", job.comm)
+            if decision == "better":
+                engine.agree()
+                self._best = {name: tensor.clone() for name, tensor in engine.state_dict().items()}
+        except CommError:
+            validations.forget(job.summary.steps)
+            raise
         progress.evaluated("validation", epoch, job.summary.steps, sums)
-        # Rank 0 knows of all validations; a rank that is new in a run that was continued does not.
-        decision = tell("better" if better else "stop" if progress.validations.exhausted else "", job.comm)
-        if decision == "better":
-            engine.agree()
-            self._best = {name: tensor.clone() for name, tensor in engine.state_dict().items()}
         return decision == "stop"
 
     def _run_steps(self, engine: Lockstep, course: Course, epoch: int, steps: range, progress: Progress) -> bool:
@@ -213,19 +238,24 @@ class Driver:
                 timer.events = []
             timer.mark("input")
             watch.begin(everything=step == steps[-1])
-            ask = (STOP if job.stop() else 0) + (checkpoints.ask(step) if checkpoints else 0)
-            result = engine.advance(batch, shares, progress.learning_rate(step), ask, timer)
-            watch.end(step + 1)
-            if result.own is None and not result.finite:
-                self._not_finite(engine, result, step)
-            saves = checkpoints if result.save or result.stop else None
-            if saves:
-                if spec.check_replicas:
-                    engine.check_replicas()  # a replica that differs is never saved
-                if result.stop:
-                    saves.wait()
-                saves.copy(step + 1, self._best)
-                timer.mark("save")
+            try:
+                result = engine.advance(batch, shares, progress.learning_rate(step), self._ask(step), timer)
+                watch.end(step + 1)
+                if result.own is None and not result.finite:
+                    self._not_finite(engine, result, step)
+                saves = checkpoints if result.save or result.stop else None
+                if saves:
+                    if spec.check_replicas:
+                        engine.check_replicas()  # a replica that differs is never saved
+                    if result.stop:
+                        with self._slow():
+                            saves.wait()
+                    saves.copy(step + 1, self._best)
+                    timer.mark("save")
+            except CommError:
+                if engine.made:  # a rank was lost, but the update is made, and counts
+                    progress.step(step, epoch, engine.made, max(timer.last - ended, 1e-9), timer, own=batch.count)
+                raise
             seconds, ended = timer.last - ended, timer.last
             progress.step(step, epoch, result, seconds, timer, own=batch.count)
             if saves:
@@ -234,7 +264,40 @@ class Driver:
                 checkpoints.report()
             if result.stop:
                 return True
+            if result.regroup:
+                raise Regroup("other workers take part from the next step on")
         return False
+
+    def _ask(self, step: int) -> int:
+        """What this rank asks of all ranks, to be done after this step."""
+        job, checkpoints = self.job, self._checkpoints
+        ask = (STOP if job.stop() else 0) + (checkpoints.ask(step) if checkpoints else 0)
+        return ask + (job.elastic.ask() if job.elastic else 0)
+
+    # Elastic runs: other ranks take part from here on.
+
+    def pack(self, engine: Lockstep, course: Course, progress: Progress) -> Carried:
+        """This rank's state of the training."""
+        facts = {"progress": progress.facts(), "history": progress.history()}
+        return Carried.pack(engine.held(self._best), course.after(self.job.summary.steps), facts)
+
+    def adopt(self, state: Carried, engine: Lockstep, progress: Progress) -> None:
+        """Go on from another rank's state."""
+        self._best = dict(engine.restore(state, same=False).best)
+        facts = state.manifest.facts
+        progress.adopt(state.manifest.position, facts["progress"], facts["history"])
+
+    def regroup(self, engine: Lockstep, comm: MeteredComm, facts: Mapping[str, Any]) -> None:
+        """Train with the ranks of this communicator, which have the same state; all of them call this."""
+        job = self.job
+        job.comm = comm
+        job.console.leads = comm.rank == 0
+        job.source.share_with(comm)
+        engine.regroup(comm, facts)
+        engine.stream = comm.rank
+        seed_dropout(self.spec, engine.stream, job.summary.steps)
+        if self._checkpoints:
+            self._checkpoints.regroup()
 
     def _not_finite(self, engine: Lockstep, result: StepResult, step: int) -> None:
         """No rank has made this update. Skip it, or end the training."""
@@ -255,6 +318,8 @@ class Driver:
             for batch in batches:
                 yield batch
                 job.console.advance()
+                if job.elastic:
+                    job.elastic.alive()
 
         job.console.start_bar(count, name)
         counts = no_confusion(self.spec, job.source.info) if name == "test" else None

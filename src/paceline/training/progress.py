@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
-from paceline.data.course import Course
+from paceline.data.course import Course, Position
+from paceline.elastic.membership import Progress as Made
 from paceline.run.lines import read_sound_lines
 from paceline.run.recorder import Recorder
-from paceline.run.records import Epoch, FinalTest, Summary, Validation
+from paceline.run.records import Epoch, FinalTest, Resumed, Summary, Validation
 from paceline.spec import RunSpec
 from paceline.strategies.engine import StepResult, StepTimer
 from paceline.strategies.rate import learning_rate
+from paceline.strict_json import build
 from paceline.tasks.base import Sums
 from paceline.tasks.validations import Validations
 from paceline.training.console import Console
@@ -44,16 +47,14 @@ class Progress:
         for line in read_sound_lines(recorder.path, *KEPT):
             assert isinstance(line, Epoch | Validation)
             self._keep(line)
-        self.validations.values = {step: line.figures[spec.best_by] for step, line in self._validated.items()
-                                   if spec.best_by in line.figures}  # fmt: skip
+        self._value_validations()
 
     def learning_rate(self, step: int) -> float:
         return learning_rate(self.spec, step, self.course.per_epoch, self.total)
 
     def start_epoch(self, epoch: int, steps: range) -> None:
         """Before these steps of an epoch, which are the rest of it in a run that is continued."""
-        start = self.course.start
-        again = epoch == start.epoch and start.used > 0
+        again = not steps or self.course.span(steps.start).start > 0
         if not again:
             self.learned, self.samples, self._before = Learned(self.spec), 0, 0.0
         self.console.end_bar()
@@ -156,11 +157,53 @@ class Progress:
 
     def restore(self, facts: dict[str, Any]) -> None:
         """Continue from a checkpoint."""
+        self._continue(facts)
+        self.recorder.restore()
+
+    def _continue(self, facts: dict[str, Any]) -> None:
+        self.learned = Learned(self.spec)
         self.learned.add(Sums(*facts["sums"]))
         self.samples = facts["samples"]
         self._before = facts.get("seconds", 0.0)
         self.summary.skipped = facts["skipped"]
-        self.recorder.restore()
+
+    @property
+    def made(self) -> Made:
+        """How far the training has come."""
+        return Made(self.summary.steps, len(self.validations.values), len(self._epochs))
+
+    def has_epoch(self, epoch: int) -> bool:
+        return epoch in self._epochs
+
+    def history(self) -> list[dict[str, Any]]:
+        """The lines of all epochs and evaluations."""
+        tested = [self._tested] if self._tested else []
+        return [{"kind": line.kind, **asdict(line)}
+                for line in (*self._epochs.values(), *self._validated.values(), *tested)]  # fmt: skip
+
+    def adopt(self, position: Position, facts: dict[str, Any], history: list[dict[str, Any]]) -> None:
+        """Go on from where another rank is, with what it has recorded of epochs and evaluations."""
+        resumed = Resumed(position.step, position.epoch, position.used, time.time())
+        self.recorder.write(resumed)
+        own = [line for line in (*self._epochs.values(), *self._validated.values()) if not line.superseded(resumed)]
+        self._epochs, self._validated, self._tested = {}, {}, None
+        kinds = {kind.kind: kind for kind in KEPT}
+        for values in history:
+            line = build(kinds[values.pop("kind")], values)
+            assert isinstance(line, Epoch | Validation)
+            if line in own:
+                self._keep(line)
+            else:
+                self._record(line)
+        self.recorder.flush()
+        self.summary.steps = position.step
+        self._value_validations()
+        self._continue(facts)
+
+    def _value_validations(self) -> None:
+        by = self.spec.best_by
+        self.validations.values = {step: line.figures[by] for step, line in self._validated.items()
+                                   if by in line.figures}  # fmt: skip
 
     def finish(self, *, interrupted: bool) -> None:
         """Fill in the summary's lists. The weights of an interrupted run are the last ones, not the best."""

@@ -141,7 +141,7 @@ class Pipeline(PartEngine):
 
     def check_replicas(self) -> None:
         for comm, weights in self._groups:
-            check_equal(nn.ParameterList(weights), comm, self._steps)
+            check_equal(weights, comm, self._steps)
 
     @property
     def named_model(self) -> nn.Module:

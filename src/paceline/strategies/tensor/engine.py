@@ -139,8 +139,8 @@ class TensorParallel(PartEngine):
 
     def check_replicas(self) -> None:
         """Raise ReplicaError, naming a rank, if values that must be equal differ."""
-        check_equal(self._unsplit(), self.comm, self._steps)
-        check_equal(self.model, self.replicas_comm, self._steps)
+        check_equal(self._unsplit().parameters(), self.comm, self._steps)
+        check_equal(self.model.parameters(), self.replicas_comm, self._steps)
 
     def agree(self, weight: float | None = None) -> None:
         average_buffers(self.model, self.replicas_comm, weight)
