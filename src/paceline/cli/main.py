@@ -26,6 +26,7 @@ VERBS = {
     "probe": "make short runs of a training, and predict it with more workers: paceline probe -- train ...",
     "predict": "predict step time and throughput of configurations that have not been run",
     "advise": "is it worth distributing this training, how, over how many machines? paceline advise -- train ...",
+    "chaos": "train in a storm of faults, and say what they cost: paceline chaos --kill every=30s -- train ...",
     "report": "write a page with a verdict, charts and tables from run folders",
     "export": "write a run for other programs: events for TensorBoard, or a trace for Perfetto",
     "checkpoint": "list, verify or export the checkpoints of a run",
@@ -34,7 +35,7 @@ VERBS = {
     "completion": "print a completion script for a shell",
 }
 # These take another command after --
-WITH_COMMAND = ("lab", "slurm", "probe", "advise")
+WITH_COMMAND = ("lab", "slurm", "probe", "advise", "chaos")
 
 
 class Parser(argparse.ArgumentParser):
