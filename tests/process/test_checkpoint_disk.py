@@ -59,7 +59,7 @@ disk=$1 out=$2; shift 2
 newest() { ls "$disk/run/checkpoints" 2> /dev/null | sed -n 's/^step_//p' | sort -n | tail -1; }
 until [ -n "$(newest)" ]; do kill -0 $!; sleep 0.05; done
 free=$(df --output=avail -k "$disk" | tail -1)
-dd if=/dev/zero of="$disk/fill" bs=1K count=$((free - 2500)) 2> "$out/dd"
+dd if=/dev/zero of="$disk/fill" bs=1K count=$((free - 5000)) 2> "$out/dd"
 until grep -q 'No checkpoint after' "$out/stdout"; do kill -0 $!; sleep 0.05; done
 before=$(newest)
 rm "$disk/fill"

@@ -143,6 +143,8 @@ class Links:
     def drop(self) -> None:
         for connection in self._sockets.values():
             connection.close()
+        for memory in self._inbox.values():  # that nobody has taken
+            memory.close()
 
 
 _OPEN: weakref.WeakSet[Links] = weakref.WeakSet()

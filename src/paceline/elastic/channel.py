@@ -175,8 +175,10 @@ class Member:
     def slow(self) -> Iterator[None]:
         """This worker may not come further for long."""
         self._lives[self.worker] = self._lives[self.worker]._replace(slow=1)
-        yield
-        self._lives[self.worker] = self._lives[self.worker]._replace(slow=0)
+        try:
+            yield
+        finally:
+            self._lives[self.worker] = self._lives[self.worker]._replace(slow=0)
 
     @property
     def newest(self) -> Generation | None:

@@ -29,11 +29,15 @@ class Generation:
 
 
 class Progress(NamedTuple):
-    """How far a member has come; of two, the larger one is further. `UNHEALTHY` has no state of the training."""
+    """How far a member has come; of two, the larger one is further. `UNHEALTHY` has no state of the training.
+
+    `ending`: all updates are made, and the best weights are loaded.
+    """
 
     steps: int
     validations: int = 0
     epochs: int = 0
+    ending: int = 0
 
 
 UNHEALTHY = Progress(-1)

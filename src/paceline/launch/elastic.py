@@ -17,8 +17,9 @@ from paceline.messages import LOGGER
 from paceline.spec import RunSpec
 from paceline.strategies.options import limits
 
-# A worker is started again so often without having trained in between.
-FUTILE = 3
+# A worker that ends so often without having trained in between is started again after a pause, which grows; after so
+# many errors of its own, the run has failed.
+FUTILE, LONGEST_PAUSE = 3, 30.0
 # After an error of its own, a worker is started again this much later: by then, it is known whether all have failed.
 AFTER_ERROR = 1.0
 # When a member has lost another one, this process is told of the end of that process sooner than after this time.
@@ -105,15 +106,15 @@ class ElasticCrew:
             return True
         self._futile[worker] += 1
         self._failures[worker] += code > 0
-        if self._failures[worker] > FUTILE:
+        in_vain = self._futile[worker] - FUTILE
+        if self._failures[worker] > FUTILE or (in_vain > 0 and not registrar.begun):
             return True
-        if stopping or self._futile[worker] > FUTILE:
-            if not stopping:
-                LOGGER.warning("worker %d: %s; it is not started again, after %d attempts", worker, how, FUTILE)
-            return not registrar.begun
-        if code > 0:
-            LOGGER.warning("worker %d: %s", worker, how)
-            self._later[worker] = time.monotonic() + AFTER_ERROR
+        pause = min(LONGEST_PAUSE, AFTER_ERROR * 2**in_vain) if in_vain > 0 else AFTER_ERROR if code > 0 else 0.0
+        if stopping:
+            return False
+        if pause:
+            LOGGER.warning("worker %d: %s; it is started again in %g s", worker, how, pause)
+            self._later[worker] = time.monotonic() + pause
         else:
             self._start_again(worker)
         return False

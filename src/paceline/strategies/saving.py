@@ -26,7 +26,8 @@ def describe(job: Job, course: Course, step: int, facts: dict[str, Any], parts: 
     """The manifest of a checkpoint after this step."""
     facts = {"batch": job.spec.update_batch, "seconds": job.seconds(), **facts}
     position = course.after(step)
-    return Manifest(position, job.spec.values(), division_of(job.spec), parts, facts, time.time(), __version__)
+    division = division_of(job.spec) | ({"workers": job.comm.size} if job.elastic else {})
+    return Manifest(position, job.spec.values(), division, parts, facts, time.time(), __version__)
 
 
 def report(job: Job, saver: Saver) -> None:

@@ -166,6 +166,7 @@ class Driver:
                 self._checkpoints.wait()
         if self._best and not stopped:
             engine.load_state_dict(self._best)
+            progress.ending = True
         if spec.test and not stopped:
             progress.evaluated("test", epoch, job.summary.steps, self._evaluate(engine, "test"))
         engine.agree()
@@ -278,7 +279,7 @@ class Driver:
 
     def pack(self, engine: Lockstep, course: Course, progress: Progress) -> Carried:
         """This rank's state of the training."""
-        facts = {"progress": progress.facts(), "history": progress.history()}
+        facts = {"progress": progress.facts(), "history": progress.history(), "skipped": self._skipped}
         return Carried.pack(engine.held(self._best), course.after(self.job.summary.steps), facts)
 
     def adopt(self, state: Carried, engine: Lockstep, progress: Progress) -> None:
@@ -286,6 +287,7 @@ class Driver:
         self._best = dict(engine.restore(state, same=False).best)
         facts = state.manifest.facts
         progress.adopt(state.manifest.position, facts["progress"], facts["history"])
+        self._skipped = facts["skipped"]
 
     def regroup(self, engine: Lockstep, comm: MeteredComm, facts: Mapping[str, Any]) -> None:
         """Train with the ranks of this communicator, which have the same state; all of them call this."""

@@ -38,6 +38,7 @@ class Progress:
         summary.steps = course.start.step
         self.task, self.learned = spec.objective, Learned(spec)
         self.samples = 0  # of the epoch so far: of all ranks, in steps whose sums are known
+        self.ending = False  # all updates are made, and the best weights are loaded
         self._before, self._epoch_start = 0.0, time.perf_counter()
         self._epochs: dict[int, Epoch] = {}
         self.validations = Validations(course, total, self.task, spec.best_by, spec.evaluate_every or 0,
@@ -170,7 +171,7 @@ class Progress:
     @property
     def made(self) -> Made:
         """How far the training has come."""
-        return Made(self.summary.steps, len(self.validations.values), len(self._epochs))
+        return Made(self.summary.steps, len(self.validations.values), len(self._epochs), int(self.ending))
 
     def has_epoch(self, epoch: int) -> bool:
         return epoch in self._epochs

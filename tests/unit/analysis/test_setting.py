@@ -46,6 +46,7 @@ def test_every_option_says_what_it_affects() -> None:
         "log_every",
         "check_replicas",
         "record_norms",
+        "elastic",
         "tensorboard",
         *saving,
     } == found[NOTHING]
