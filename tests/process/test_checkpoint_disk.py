@@ -50,7 +50,8 @@ def test_an_error_of_the_disk_is_said_and_training_goes_on(
         run.check_nothing_is_left()
 
 
-# A disk of 30 MB; once there is a checkpoint, of 6.4 MB, it is filled all but 2.5 MB, and emptied when that is noticed.
+# A disk of 30 MB; once there is a checkpoint, of 6.4 MB, and none is being written, it is filled all but 4 MB, and emptied
+# when that is noticed.
 SCRIPT = """
 set -e
 mount -t tmpfs -o size=30m paceline-test "$1"
@@ -58,8 +59,8 @@ disk=$1 out=$2; shift 2
 "$@" --output-dir "$disk" --name run > "$out/stdout" 2> "$out/stderr" &
 newest() { ls "$disk/run/checkpoints" 2> /dev/null | sed -n 's/^step_//p' | sort -n | tail -1; }
 until [ -n "$(newest)" ]; do kill -0 $!; sleep 0.05; done
-free=$(df --output=avail -k "$disk" | tail -1)
-dd if=/dev/zero of="$disk/fill" bs=1K count=$((free - 5000)) 2> "$out/dd"
+while ls "$disk"/run/checkpoints/.step_* > /dev/null 2>&1; do sleep 0.01; done
+fallocate -l $(($(df --output=avail -k "$disk" | tail -1) - 4000))K "$disk/fill"
 until grep -q 'No checkpoint after' "$out/stdout"; do kill -0 $!; sleep 0.05; done
 before=$(newest)
 rm "$disk/fill"
@@ -78,7 +79,7 @@ def test_a_full_disk_is_said_with_what_is_needed_and_free(tmp_path: Path) -> Non
         folder.mkdir()
     skip_without_mounts(disk)
     command = ["unshare", "-m", "bash", "-c", SCRIPT, "bash", str(disk), str(kept), *TRAIN, "--workers", "2",
-               "--strategy", "ring"]  # fmt: skip
+               "--strategy", "ring", "--checkpoint-every", "300"]  # fmt: skip
     subprocess.run(command, check=True, timeout=110, env=dict(os.environ) | {"OMP_NUM_THREADS": "1"})
     assert (kept / "code").read_text() == "130\n"
     said = (kept / "stdout").read_text()
