@@ -50,8 +50,8 @@ def test_an_error_of_the_disk_is_said_and_training_goes_on(
         run.check_nothing_is_left()
 
 
-# A disk of 30 MB; once there is a checkpoint, of 6.4 MB, and none is being written, it is filled all but 4 MB, and emptied
-# when that is noticed.
+# A disk of 30 MB; once there is a checkpoint, of 6.4 MB, and none is being written, it is filled all but 4 MB; it is
+# emptied when that is noticed.
 SCRIPT = """
 set -e
 mount -t tmpfs -o size=30m paceline-test "$1"

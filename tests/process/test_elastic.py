@@ -11,7 +11,7 @@ from pathlib import Path
 
 import elastic_kills as campaign
 import pytest
-from elastic_kills import check, ended, regrouped
+from elastic_kills import check, check_records, ended, regrouped
 from live_run import PACELINE, LiveRun, until
 from parity_cases import distance
 from raw_lines import raw_lines
@@ -75,7 +75,7 @@ def test_a_stopped_worker_is_ended_and_its_successor_joins(tmp_path: Path) -> No
         os.kill(pid := run.pid(1), signal.SIGSTOP)
         until("it is ended", lambda: pid not in run.living(), 20)
         check(run, tmp_path, 10 * STEPS, campaign.OPTIMIZERS["sgd"])
-        assert any("did not come further" in line["why"] for line in raw_lines(_lines(run, 0)) if "why" in line)
+        assert any("made no progress" in line["why"] for line in raw_lines(_lines(run, 0)) if "why" in line)
 
 
 def test_a_worker_that_is_stopped_for_a_moment_stays(tmp_path: Path) -> None:
@@ -161,6 +161,61 @@ def test_an_error_of_all_workers_ends_the_run(tmp_path: Path) -> None:
         assert run.end() == 1
         assert "the training has diverged" in run.stderr()
         run.check_nothing_is_left()
+
+
+NORMALISED = """
+import torch
+
+def build(classes):
+    first, last = torch.nn.Linear(144, 32), torch.nn.Linear(32, classes)
+    return torch.nn.Sequential(torch.nn.Flatten(), first, torch.nn.BatchNorm1d(32), torch.nn.ReLU(), last)
+"""
+
+
+def test_statistics_of_batches_are_exact_when_a_worker_dies_while_they_are_averaged(tmp_path: Path) -> None:
+    """97 samples cannot be divided evenly: buffers are averaged before and after every step."""
+    (tmp_path / "own.py").write_text(NORMALISED)
+    model = ["--model", f"{tmp_path}/own.py:build", *campaign.OPTIMIZERS["sgd"]]
+    words = [word for word in campaign.elastic("allreduce", 3, 1) if word not in ("--hidden", "32")]
+    words += [*model, "--sync-batchnorm", "--global-batch", "97"]
+    with LiveRun(words, tmp_path, deaths="paceline.strategies.replicas:average_buffers 1 0 101") as run:
+        assert run.end() == 0, run.stderr()
+        assert max(line["generation"] for line in regrouped(run, 3)) > 1
+        check_records(run, 3, 97)
+        weights = load_file(run.folder / "model.safetensors")
+    usual = [word for word in campaign.MODEL if word not in ("--hidden", "32")]
+    (tmp_path / "alone").mkdir()
+    with LiveRun([*PACELINE, *usual, *model, "--batch-size", "97", "--steps", str(STEPS)], tmp_path / "alone") as run:
+        assert run.end() == 0, run.stderr()
+        assert distance(weights, load_file(run.folder / "model.safetensors")) <= 1e-11
+
+
+def test_a_continued_run_needs_no_checkpoint_for_a_worker_that_joins(tmp_path: Path) -> None:
+    """The checkpoint that it was continued from is removed when there are newer ones."""
+    saving = ["--checkpoint-every", "20", "--keep-checkpoints", "1"]
+    command = campaign.elastic("allreduce", 3, 1, *campaign.OPTIMIZERS["sgd"], *saving, steps=10 * STEPS)
+    with LiveRun(command, tmp_path) as run:
+        until("there is a checkpoint", lambda: checkpoints(run.folder / "checkpoints"))
+        os.kill(run.process.pid, signal.SIGINT)
+        assert run.end() == 130, run.stderr()
+        (first,) = checkpoints(run.folder / "checkpoints")
+    with LiveRun(command, tmp_path) as run:
+        until("it is removed", lambda: checkpoints(run.folder / "checkpoints") and not first.exists())
+        os.kill(run.pid(1), signal.SIGKILL)
+        check(run, tmp_path, 10 * STEPS, campaign.OPTIMIZERS["sgd"])
+        numbers = [line["generation"] for line in raw_lines(_lines(run, 0)) if "generation" in line]
+        assert numbers == sorted(set(numbers))  # they never go back
+
+
+def test_a_run_that_is_stopped_while_a_worker_dies_continues_where_it_was(tmp_path: Path) -> None:
+    command = campaign.elastic("allreduce", 3, 1, *campaign.OPTIMIZERS["sgd"], steps=10 * STEPS)
+    with LiveRun(command, tmp_path, deaths="paceline.training.checkpoints:Checkpoints.wait 0 0 2") as run:
+        run.wait_until_training(30)
+        os.kill(run.process.pid, signal.SIGINT)
+        assert run.end() == 130, run.stderr()
+        assert run.summary().steps < 10 * STEPS
+    with LiveRun(command, tmp_path) as run:
+        check(run, tmp_path, 10 * STEPS, campaign.OPTIMIZERS["sgd"])
 
 
 def test_a_killed_launcher_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from paceline.errors import UsageError
 from paceline.run.folder import read_ranks
+from paceline.run.records import RankRow
 
 KILL, STOP = "kill", "stop"
 KINDS = {KILL: signal.SIGKILL, STOP: signal.SIGSTOP}
@@ -80,8 +81,22 @@ def storm(
     struck: Callable[[Fault], object],
 ) -> None:
     """Strike random workers of the run in this folder, as long as it is running; `struck` is told of every fault."""
-    dice, stopped = random.Random(seed), list[tuple[float, int]]()
-    while running() and not read_ranks(folder):
+    stopped = list[tuple[float, int]]()
+    try:
+        _storm(folder, often, random.Random(seed), running, struck, stopped)
+    finally:
+        _continue(stopped)
+
+
+def _storm(
+    folder: Path,
+    often: Mapping[str, Often],
+    dice: random.Random,
+    running: Callable[[], bool],
+    struck: Callable[[Fault], object],
+    stopped: list[tuple[float, int]],
+) -> None:
+    while running() and not _workers(folder):
         time.sleep(LOOK_SECONDS)
     start = time.monotonic()
     for at, kind in moments(often, dice):
@@ -90,7 +105,7 @@ def storm(
             time.sleep(LOOK_SECONDS)
         if not running():
             break
-        workers = [row for row in read_ranks(folder) if row.host == socket.gethostname()]
+        workers = _workers(folder)
         if not workers:
             continue
         victim = dice.choice(workers)
@@ -99,7 +114,17 @@ def storm(
             if kind == STOP:
                 stopped.append((time.monotonic() + often[kind].lasts, victim.pid))
             struck(Fault(time.time(), kind, victim.rank, often[kind].lasts if kind == STOP else 0.0))
-    _continue(stopped)
+
+
+def _workers(folder: Path) -> list[RankRow]:
+    """The workers whose processes live. A process number may belong to another program by now."""
+    found = []
+    for row in read_ranks(folder):
+        with contextlib.suppress(OSError):
+            named = Path(f"/proc/{row.pid}/comm").read_text() == f"paceline-{row.rank}\n"
+            if row.host == socket.gethostname() and named:
+                found.append(row)
+    return found
 
 
 def _continue(stopped: list[tuple[float, int]], now: float | None = None) -> None:

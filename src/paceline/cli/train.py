@@ -136,11 +136,10 @@ def layers_of(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
 
 def check_processes(spec: RunSpec, world: World | None) -> None:
     """Refuse the threads transport under a launcher that starts processes."""
-    if spec.elastic and (world or find_lab()):
-        where = f"under {world.launcher}" if world else "in a lab"
+    if spec.elastic and world:
         raise UsageError(
-            f"--elastic {spec.elastic} {where}: only Paceline's own launcher, on one machine, starts workers again; "
-            f"run paceline train without it, or leave --elastic out"
+            f"--elastic {spec.elastic} under {world.launcher}: only Paceline's own launcher, on one machine, restarts "
+            f"workers; run paceline train without {world.launcher}, or leave --elastic out"
         )
     if spec.carrier.in_one_process and world and world.size > 1:
         raise UsageError(

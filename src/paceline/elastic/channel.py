@@ -3,8 +3,8 @@
     worker ── hello, ready, entered or left a generation ──► registrar
            ◄── a generation ──
 
-All is in a private folder of the run. A worker's numbers grow with every step, and while it waits for others: if they
-stand still, the worker computes, or is stopped. The thread that trains counts, so that a worker which hangs does not
+All is in a private folder of the run. A worker's number grows with every step, and while it waits for others: if it
+stands still, the worker computes, or is stopped. The thread that trains counts, so that a worker which hangs does not
 look alive.
 """
 
@@ -22,48 +22,41 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from paceline.elastic.membership import Generation
-from paceline.errors import CommError
+from paceline.errors import CommError, PacelineError
 
-REGISTRAR, LIVES = "registrar", "lives"
+REGISTRAR, COUNTERS = "registrar", "counters"
 MOST = 1 << 16  # bytes of a message
 NAP_SECONDS = 0.01
-LIFE = struct.Struct("=QQQ")
+COUNTER = struct.Struct("=Q")
 HELLO, READY, ENTERED, LEFT = "hello", "ready", "entered", "left"
 
 
-class Life(NamedTuple):
-    """Numbers of a worker that grow: its steps, and its signs of life between two of them."""
-
-    steps: int
-    signs: int
-    slow: int  # whether it is busy with a disk, and may take long
-
-
-class Lives:
+class Counters:
     """The numbers of all workers, in a file that they and the registrar map."""
 
     def __init__(self, path: Path, create: int = 0) -> None:
         """`create`: for so many workers."""
         with path.open("x+b" if create else "r+b") as file:
             if create:
-                file.truncate(create * LIFE.size)
+                file.truncate(create * COUNTER.size)
             self._memory = mmap.mmap(file.fileno(), 0)
 
-    def __getitem__(self, worker: int) -> Life:
-        return Life(*LIFE.unpack_from(self._memory, worker * LIFE.size))
+    def __getitem__(self, worker: int) -> int:
+        (value,) = COUNTER.unpack_from(self._memory, worker * COUNTER.size)
+        return int(value)
 
-    def __setitem__(self, worker: int, life: Life) -> None:
-        LIFE.pack_into(self._memory, worker * LIFE.size, *life)
+    def add(self, worker: int) -> None:
+        COUNTER.pack_into(self._memory, worker * COUNTER.size, self[worker] + 1)
 
 
 class Desk:
     """The registrar's side; nothing that a worker does or leaves out can block it."""
 
     def __init__(self, folder: Path, workers: int) -> None:
-        self.lives = Lives(folder / LIVES, create=workers)
+        self.counters = Counters(folder / COUNTERS, create=workers)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._listener.bind(str(folder / REGISTRAR))
         self._listener.listen(128)
@@ -144,7 +137,7 @@ class Member:
                     raise CommError(f"worker {worker} waited {timeout:g} s for the launcher") from None
                 time.sleep(NAP_SECONDS)
         self._socket.setblocking(False)
-        self._lives = Lives(folder / LIVES)
+        self._counters = Counters(folder / COUNTERS)
         self._say(HELLO, 0)
 
     def _say(self, what: str, number: int) -> None:
@@ -161,24 +154,9 @@ class Member:
         """This worker has lost others, and waits for another generation."""
         self._say(LEFT, generation.number)
 
-    def stepped(self) -> None:
-        """This worker begins a step."""
-        life = self._lives[self.worker]
-        self._lives[self.worker] = life._replace(steps=life.steps + 1)
-
     def alive(self) -> None:
-        """This worker waits for others, or has come further within a long piece of work."""
-        life = self._lives[self.worker]
-        self._lives[self.worker] = life._replace(signs=life.signs + 1)
-
-    @contextlib.contextmanager
-    def slow(self) -> Iterator[None]:
-        """This worker may not come further for long."""
-        self._lives[self.worker] = self._lives[self.worker]._replace(slow=1)
-        try:
-            yield
-        finally:
-            self._lives[self.worker] = self._lives[self.worker]._replace(slow=0)
+        """This worker has made progress, or waits for others."""
+        self._counters.add(self.worker)
 
     @property
     def newest(self) -> Generation | None:
@@ -190,7 +168,7 @@ class Member:
                 except ConnectionResetError:
                     data = b""
                 if not data:
-                    raise CommError(f"worker {self.worker} lost the launcher, which decides who takes part")
+                    raise PacelineError(f"worker {self.worker} lost the launcher, which decides who takes part")
                 values = json.loads(data)
                 self._newest = Generation(**values | {"members": tuple(values["members"])})
                 self.fresh = self.fresh or self._newest.fresh

@@ -68,6 +68,16 @@ class Registrar:
         return tuple(self._members)
 
     @property
+    def healthy(self) -> frozenset[int]:
+        """Members that have the state of the training."""
+        return frozenset(self._healthy)
+
+    @property
+    def training(self) -> frozenset[int]:
+        """Members that have entered the newest generation."""
+        return frozenset(self._entered)
+
+    @property
     def begun(self) -> bool:
         return self._begun
 

@@ -20,6 +20,7 @@ from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, PacelineError
 from paceline.launch.agree import agree_on_spec, describe
 from paceline.launch.connect import connect, leave
 from paceline.launch.folder import begin_summary, remove_failed_start, watch_hint
+from paceline.launch.joining import start_to_join
 from paceline.launch.recorded_rank import RecordedRank, code_of, text_of
 from paceline.launch.resume import AUTO, NEVER, Continued, open_folder
 from paceline.launch.signals import StopSignals
@@ -97,7 +98,10 @@ class Rank(RecordedRank):
             self._introduce(console)
             stop_requested = self.stop.requested if self.stop else lambda: False
             self.summary = self._begin_summary()
-            job = Job(self.spec, comm, place, console, stop_requested, self.summary, resume=self._checkpoint(comm))
+            start = start_to_join(Path(seat.sockets)) if self.spec.elastic and seat.sockets else None
+            resume = None if start else self._checkpoint(comm)
+            job = Job(self.spec, comm, place, console, stop_requested, self.summary, resume=resume)
+            job.start = start or job.start
             job.remote = self.remote
             if self.spec.elastic:
                 self._join(job)

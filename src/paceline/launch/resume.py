@@ -166,17 +166,17 @@ def reopen(found: Continued, resolved: Resolved) -> None:
         continue_run(folder, position, resolved.lines(), begin_summary(resolved.spec))
 
 
-def go_back(folder: Path, resolved: Resolved) -> bool:
-    """When all ranks of a run have ended, let others begin anew from its last checkpoint, if it has one."""
+def go_back(folder: Path, resolved: Resolved) -> Position | None:
+    """When all ranks have ended, let others restart from the last checkpoint; its position, if there is one."""
     found = latest(folder / CHECKPOINTS)
     if found is None:
-        return False
+        return None
     checkpoint, manifest, _ = found
     with sole_writer(folder):
         remove_unfinished(folder / CHECKPOINTS)
         told = with_checkpoint(resolved, Continued(folder, checkpoint, manifest, ()))
         continue_run(folder, manifest.position, told.lines(), begin_summary(resolved.spec))
-    return True
+    return manifest.position
 
 
 def with_checkpoint(resolved: Resolved, found: Continued | None) -> Resolved:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from paceline import own_code
+from paceline.data.course import START
 from paceline.data.prepare import prepare
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, PacelineError, UsageError, visible
 from paceline.launch.diagnose import Ending
@@ -37,6 +38,8 @@ def launch(resolved: Resolved, show: TextIO | None = None, bar: TextIO | None = 
         path = prepare(spec.data, Path(spec.data_dir) if spec.data_dir else None)
         LOGGER.debug("data set %s: %s", spec.data, path or "no file to prepare")
     places = find_places(spec)
+    if places and spec.elastic:
+        raise UsageError(f"--elastic {spec.elastic} in a lab: it is for ranks on one machine; leave it out")
     with counting_signals() as signals:
         folder, resolved, found = open_folder(resolved)
         LOGGER.debug("run folder %s", folder)
@@ -54,7 +57,8 @@ def launch(resolved: Resolved, show: TextIO | None = None, bar: TextIO | None = 
             _warn(MPIEXEC_LISTENS, show)
         with StepBar(folder, bar) if bar else nullcontext():
             crew = start(spec, folder, _descriptor(None if bar else show), places)
-            ending = supervise(crew, folder, signals, spec, lambda: go_back(folder, resolved))
+            start_at = found.position if found else START
+            ending = supervise(crew, folder, signals, spec, start_at, lambda: go_back(folder, resolved))
     remove_failed_start(folder, ending)
     return folder, ending
 

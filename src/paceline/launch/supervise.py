@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from paceline.checkpoint.manifest import remove_unfinished
+from paceline.data.course import START, Position
 from paceline.errors import EXIT_INTERRUPTED, EXIT_OK
 from paceline.launch.diagnose import Ending, diagnose, how_it_ended
 from paceline.launch.elastic import ElasticCrew
@@ -30,14 +31,19 @@ SERVER_RESTARTS = 3
 
 
 def supervise(
-    crew: Crew, folder: Path, signals: list[int], spec: RunSpec, go_back: Callable[[], bool] = lambda: False
+    crew: Crew,
+    folder: Path,
+    signals: list[int],
+    spec: RunSpec,
+    start: Position = START,
+    go_back: Callable[[], Position | None] = lambda: None,
 ) -> Ending:
     """Wait for the end. A failed rank ends the others; Ctrl-C asks them to stop, a second Ctrl-C kills them.
 
     With parameter servers, the run continues without lost workers, and a killed server is restarted; for elastic runs,
     see `ElasticCrew`.
     """
-    elastic = ElasticCrew(crew, spec, go_back) if spec.elastic else None
+    elastic = ElasticCrew(crew, folder, spec, start, go_back) if spec.elastic else None
     asked = 0
     ended_at: float | None = None
     exits: dict[int, int] | None = None

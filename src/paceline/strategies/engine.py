@@ -244,7 +244,6 @@ class Lockstep(Engine):
             for buffer, old in zip(self.model.buffers() if before else (), before, strict=True):
                 buffer.copy_(old)
 
-        self.made = None
         try:
             result = self.step(batch, lr, ask, timer)
         except CommError:

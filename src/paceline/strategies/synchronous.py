@@ -154,6 +154,7 @@ class Synchronous(Lockstep):
         self.comm = comm
         self.setup()
         self.tell(say)
+        self._steps = facts["steps"]
         if self.overlap.chosen is None:
             self.overlap.chosen = facts.get("overlap")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -78,6 +77,10 @@ class Job:
         """Since the start of the run, without the time between two of its processes."""
         before: float = self.resume.manifest.facts["seconds"] if self.resume else 0.0
         return before + time.perf_counter() - self._start
+
+    def has_taken(self, seconds: float) -> None:
+        """The run has taken so long until now; this process may be new in it."""
+        self._start += self.seconds() - seconds
 
     def opened(self, folder: Path, recorder: Recorder) -> Self:
         self.folder, self.recorder = folder, recorder
@@ -154,6 +157,8 @@ class Driver:
         """Train from where the training is to its end."""
         job, spec, done = self.job, self.spec, self.job.summary.steps
         first, last = course.after(done).epoch, course.after(max(progress.total, job.start.step)).epoch
+        if done < min(course.end(first), progress.total):
+            progress.reopen(first)  # it was recorded when a rank asked to stop, and lost another one then
         first += progress.has_epoch(first) and not progress.validations.is_due(done)
         epoch, ended = last, "exhausted" if job.elastic and progress.validations.exhausted else ""
         for epoch in range(first, last + 1) if not ended else ():
@@ -162,20 +167,14 @@ class Driver:
                 break
         stopped = ended == INTERRUPTED
         if self._checkpoints:
-            with self._slow():
-                self._checkpoints.wait()
+            self._checkpoints.wait()
         if self._best and not stopped:
             engine.load_state_dict(self._best)
             progress.ending = True
         if spec.test and not stopped:
             progress.evaluated("test", epoch, job.summary.steps, self._evaluate(engine, "test"))
         engine.agree()
-        with self._slow():
-            self.finish(engine, progress, interrupted=stopped)
-
-    def _slow(self) -> AbstractContextManager[None]:
-        """While ranks may have to wait for a disk."""
-        return self.job.elastic.slow() if self.job.elastic else nullcontext()
+        self.finish(engine, progress, interrupted=stopped)
 
     def _restore(self, engine: Lockstep, checkpoint: Checkpoint) -> None:
         job = self.job
@@ -239,6 +238,7 @@ class Driver:
                 timer.events = []
             timer.mark("input")
             watch.begin(everything=step == steps[-1])
+            engine.made = None
             try:
                 result = engine.advance(batch, shares, progress.learning_rate(step), self._ask(step), timer)
                 watch.end(step + 1)
@@ -249,12 +249,13 @@ class Driver:
                     if spec.check_replicas:
                         engine.check_replicas()  # a replica that differs is never saved
                     if result.stop:
-                        with self._slow():
-                            saves.wait()
+                        saves.wait()
                     saves.copy(step + 1, self._best)
                     timer.mark("save")
             except CommError:
-                if engine.made:  # a rank was lost, but the update is made, and counts
+                # A rank was lost, but the update is made, and counts; so does one that is skipped.
+                if engine.made and (engine.made.finite or spec.on_nan == SKIP):
+                    self._count_skipped(engine.made, step)
                     progress.step(step, epoch, engine.made, max(timer.last - ended, 1e-9), timer, own=batch.count)
                 raise
             seconds, ended = timer.last - ended, timer.last
@@ -279,7 +280,8 @@ class Driver:
 
     def pack(self, engine: Lockstep, course: Course, progress: Progress) -> Carried:
         """This rank's state of the training."""
-        facts = {"progress": progress.facts(), "history": progress.history(), "skipped": self._skipped}
+        facts = {"progress": progress.facts(), "history": progress.history(), "skipped": self._skipped,
+                 "seconds": self.job.seconds()}  # fmt: skip
         return Carried.pack(engine.held(self._best), course.after(self.job.summary.steps), facts)
 
     def adopt(self, state: Carried, engine: Lockstep, progress: Progress) -> None:
@@ -288,9 +290,13 @@ class Driver:
         facts = state.manifest.facts
         progress.adopt(state.manifest.position, facts["progress"], facts["history"])
         self._skipped = facts["skipped"]
+        self.job.has_taken(facts["seconds"])
 
-    def regroup(self, engine: Lockstep, comm: MeteredComm, facts: Mapping[str, Any]) -> None:
-        """Train with the ranks of this communicator, which have the same state; all of them call this."""
+    def regroup(self, engine: Lockstep, comm: MeteredComm, facts: Mapping[str, Any], *, lost: bool) -> None:
+        """Train with the ranks of this communicator, which have the same state; all of them call this.
+
+        `lost`: one of the ranks before is not there any more.
+        """
         job = self.job
         job.comm = comm
         job.console.leads = comm.rank == 0
@@ -299,13 +305,17 @@ class Driver:
         engine.stream = comm.rank
         seed_dropout(self.spec, engine.stream, job.summary.steps)
         if self._checkpoints:
-            self._checkpoints.regroup()
+            self._checkpoints.regroup(lost=lost)
+
+    def _count_skipped(self, result: StepResult, step: int) -> None:
+        """Keep the numbers of the last updates in a row that were skipped."""
+        if not result.finite and self._skipped[-1:] != [step]:
+            self._skipped = [*(self._skipped if self._skipped[-1:] == [step - 1] else ()), step]
 
     def _not_finite(self, engine: Lockstep, result: StepResult, step: int) -> None:
         """No rank has made this update. Skip it, or end the training."""
         what = "a gradient is not finite" if result.sums.finite else f"the loss is {result.sums.loss}"
-        in_a_row = self._skipped[-1:] == [step - 1]
-        self._skipped = [*(self._skipped if in_a_row else ()), step]
+        self._count_skipped(result, step)
         if self.spec.on_nan == SKIP and len(self._skipped) <= MOST_SKIPPED:
             self.job.console.line(f"Skipped update {step + 1}: {what}", always=True)
             return

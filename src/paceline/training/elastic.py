@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ from paceline.errors import CommError, PacelineError
 from paceline.messages import LOGGER
 from paceline.run.records import Regrouped
 from paceline.strategies.engine import REGROUP, Lockstep
-from paceline.strategies.replicas import check_equal
+from paceline.strategies.replicas import average_buffers, check_equal
 
 if TYPE_CHECKING:
     from paceline.data.course import Course
@@ -59,13 +59,9 @@ class Elastic:
     def alive(self) -> None:
         self._member.alive()
 
-    def slow(self) -> AbstractContextManager[None]:
-        """While this worker is busy with a disk, which may take long."""
-        return self._member.slow()
-
     def ask(self) -> int:
         """Before a step: what rank 0 asks of all ranks if there is a new generation."""
-        self._member.stepped()
+        self.alive()
         newest = self._member.newest
         news = newest is not None and newest is not self._generation
         return REGROUP if self._comm.rank == 0 and news else 0
@@ -112,11 +108,14 @@ class Elastic:
             state = carry(mine, comm.group([source, *behind]), self.alive)
             if mine is None:
                 driver.adopt(state, engine, progress)
-        known = engine.facts() if before else {}  # of its own, alone, it has found out nothing
-        facts = json.loads(tell(json.dumps(known), comm, source))
-        driver.regroup(engine, comm, facts)
-        same = (each.tensor for each in engine.held({}) if not each.own)
-        check_equal(same, comm, progress.made.steps, "state")
+        known = engine.facts() if before and len(before.members) > 1 else {}  # alone, nothing has been found out
+        facts = json.loads(tell(json.dumps(known | {"steps": progress.made.steps}), comm, source))
+        moments = (each.tensor for each in engine.hold_optimizer(own=False))
+        check_equal(chain(engine.model.parameters(), moments), comm, progress.made.steps, "state")
+        # Running statistics of those that have trained; newcomers have those of the source.
+        average_buffers(engine.model, comm, 0.0 if comm.rank in behind else 1 / (comm.size - len(behind)))
+        lost = generation.at_once or bool(before and set(before.members) - set(generation.members))
+        driver.regroup(engine, comm, facts, lost=lost)
         self._healthy = True
         self._tell_processes(generation.members, comm)
         self._member.entered(generation)
@@ -124,7 +123,9 @@ class Elastic:
 
     def _connect(self, generation: Generation) -> Comm:
         if len(generation.members) == 1:
-            return SingleComm(self._timeout)
+            alone = SingleComm(self._timeout)
+            alone.numbers = generation.members
+            return alone
         return self._transport.connect_generation(
             self._folder,
             generation,

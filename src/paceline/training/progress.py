@@ -176,6 +176,10 @@ class Progress:
     def has_epoch(self, epoch: int) -> bool:
         return epoch in self._epochs
 
+    def reopen(self, epoch: int) -> None:
+        """The epoch goes on, although it was recorded; a later line about it counts."""
+        self._epochs.pop(epoch, None)
+
     def history(self) -> list[dict[str, Any]]:
         """The lines of all epochs and evaluations."""
         tested = [self._tested] if self._tested else []

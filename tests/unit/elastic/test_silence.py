@@ -1,7 +1,10 @@
-"""Who is taken for stopped: a worker whose numbers stand still for long while others wait for it, and nobody else."""
+"""Which workers are ended: those that stay stopped, and those that make no progress while others wait for them."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from paceline.elastic.channel import Lives
-from paceline.launch.elastic import FEW_STEPS, SILENT_SECONDS, SILENT_STEPS, Silence
+from paceline.elastic.channel import Counters
+from paceline.launch import elastic
+from paceline.launch.elastic import STOPPED_SECONDS, Silence, is_stopped
 
 LOOK = 0.03
 TIMEOUT = 60.0
@@ -20,78 +24,76 @@ class Workers:
     """Three workers, and a clock that this test moves."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.lives, self.now = Lives(path, create=3), 100.0
+        self.counters, self.now, self.stopped = Counters(path, create=3), 100.0, set[int | None]()
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
-        desk: Any = SimpleNamespace(lives=self.lives)
+        monkeypatch.setattr(elastic, "is_stopped", lambda pid: pid in self.stopped)
+        desk: Any = SimpleNamespace(counters=self.counters)
         self.silence = Silence(desk)
-        self.found: dict[int, float] = {}
 
-    def wait(self, seconds: float, waiting: tuple[int, ...] = ()) -> None:
-        """Time passes; these workers wait for others, and nobody begins a step."""
+    def wait(self, seconds: float, alive: tuple[int, ...] = (), healthy: tuple[int, ...] = (0, 1, 2)) -> set[int]:
+        """Time passes; these workers make progress, or wait for others. The processes of workers have their numbers."""
+        found = set[int]()
         for _ in range(round(seconds / LOOK)):
             self.now += LOOK
-            for worker in waiting:
-                life = self.lives[worker]
-                self.lives[worker] = life._replace(signs=life.signs + 1)
-            self.found |= self.silence.find((0, 1, 2), TIMEOUT)
-
-    def step(self, seconds: float, late: int = 2) -> None:
-        """All begin a step, which takes so long; the others wait for the late one in the second half of it."""
-        for worker in range(3):
-            life = self.lives[worker]
-            self.lives[worker] = life._replace(steps=life.steps + 1)
-        self.wait(seconds / 2)
-        self.wait(seconds / 2, tuple({0, 1, 2} - {late}))
+            for worker in alive:
+                self.counters.add(worker)
+            found |= self.silence.find({0: 0, 1: 1, 2: 2}, healthy, TIMEOUT).keys()
+        return found
 
 
 @pytest.fixture
 def workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workers:
-    return Workers(tmp_path / "lives", monkeypatch)
+    return Workers(tmp_path / "counters", monkeypatch)
 
 
-def test_short_steps_make_a_short_limit(workers: Workers) -> None:
-    for _ in range(FEW_STEPS):
-        workers.step(0.12)
-    workers.wait(0.9 * SILENT_SECONDS, (0, 1))
-    assert not workers.found
-    workers.wait(0.2 * SILENT_SECONDS, (0, 1))
-    assert workers.found.keys() == {2}
+def test_a_worker_that_stays_stopped_is_ended_and_one_that_computes_for_long_is_not(workers: Workers) -> None:
+    workers.stopped = {2}
+    assert not workers.wait(0.9 * STOPPED_SECONDS, (0,))
+    assert workers.wait(0.5 * STOPPED_SECONDS, (0,)) == {2}  # and not worker 1, which is as silent
+    assert not (workers.wait(0.8 * TIMEOUT, (0,)) - {2})
 
 
-def test_long_steps_make_a_long_limit_however_often_others_look(workers: Workers) -> None:
-    for _ in range(FEW_STEPS):
-        workers.step(3.0)
-    workers.wait(0.7 * SILENT_STEPS * 3.0, (0, 1))
-    assert not workers.found
-    workers.wait(0.4 * SILENT_STEPS * 3.0, (0, 1))
-    assert workers.found.keys() == {2}
+def test_a_worker_that_is_stopped_in_turns_stays(workers: Workers) -> None:
+    for _ in range(5):
+        workers.stopped = {2}
+        assert not workers.wait(0.8 * STOPPED_SECONDS, (0, 1))
+        workers.stopped = set()
+        assert not workers.wait(0.1, (0, 1, 2))
 
 
-def test_nobody_is_silent_if_nobody_waits(workers: Workers) -> None:
-    for _ in range(FEW_STEPS):
-        workers.step(0.12)
-    workers.wait(TIMEOUT / 2)
-    assert not workers.found
+def test_a_worker_that_hangs_is_ended_after_the_timeout_if_others_wait_for_it(workers: Workers) -> None:
+    assert not workers.wait(0.9 * TIMEOUT, (0, 1))
+    assert workers.wait(0.2 * TIMEOUT, (0, 1)) == {2}
 
 
-def test_before_there_are_steps_only_the_timeout_counts(workers: Workers) -> None:
-    workers.wait(0.9 * TIMEOUT, (0, 1))
-    assert not workers.found
-    workers.wait(0.2 * TIMEOUT, (0, 1))
-    assert workers.found.keys() == {2}
+def test_if_all_are_silent_the_machine_is_slow_and_nobody_is_ended(workers: Workers) -> None:
+    assert not workers.wait(2 * TIMEOUT)
 
 
-def test_a_worker_that_is_busy_with_a_disk_has_the_timeout(workers: Workers) -> None:
-    for _ in range(FEW_STEPS):
-        workers.step(0.12)
-    workers.lives[2] = workers.lives[2]._replace(slow=1)
-    workers.wait(0.9 * TIMEOUT, (0, 1))
-    assert not workers.found
+def test_the_only_one_that_has_the_state_is_spared_until_the_timeout(workers: Workers) -> None:
+    workers.stopped = {2}
+    assert not workers.wait(0.9 * TIMEOUT, (0, 1), healthy=(2,))
+    assert workers.wait(0.2 * TIMEOUT, (0, 1), healthy=(2,)) == {2}
+
+
+def test_if_all_are_stopped_they_are_spared_until_the_timeout(workers: Workers) -> None:
+    workers.stopped = {0, 1, 2}
+    assert not workers.wait(0.9 * TIMEOUT)
 
 
 def test_what_passed_while_the_launcher_itself_was_stopped_does_not_count(workers: Workers) -> None:
-    for _ in range(FEW_STEPS):
-        workers.step(0.12)
+    workers.stopped = {2}
+    workers.wait(0.5 * STOPPED_SECONDS, (0, 1))
     workers.now += 100
-    workers.wait(0.9 * SILENT_SECONDS, (0, 1))
-    assert not workers.found
+    assert not workers.wait(0.9 * STOPPED_SECONDS, (0, 1))
+
+
+def test_a_stopped_process_is_recognised() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert not is_stopped(process.pid)
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        assert is_stopped(process.pid)
+        process.kill()
+    assert not is_stopped(process.pid)
+    assert not is_stopped(None)
