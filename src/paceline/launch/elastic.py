@@ -33,7 +33,7 @@ AFTER_ERROR = 1.0
 AFTER_LOSS = 1.0
 # A worker that is stopped is taken for lost after this time; after silence of some time, it is looked whether it is.
 STOPPED_SECONDS, LOOK_AFTER = 2.0, 0.2
-# How often all may begin anew from the same checkpoint.
+# How often all may restart from the same checkpoint.
 MOST_RETURNS = 3
 # If this process itself has not run for so long, it cannot tell who has.
 ABSENT_SECONDS = 0.5
