@@ -18,6 +18,7 @@ from raw_lines import raw_lines
 from safetensors.torch import load_file
 from server_kills import train_alone
 
+from paceline.analysis.runs import Run, read_run
 from paceline.checkpoint.manifest import checkpoints
 from paceline.run.records import COMPLETED, INTERRUPTED
 
@@ -67,6 +68,10 @@ def test_every_averaging_goes_on_without_the_worker_that_leads(strategy: str, tm
                                      "--validation", "0.1")  # fmt: skip
         weights = load_file(run.folder / "model.safetensors")
         assert distance(weights, alone) <= 1e-11
+        read = read_run(run.folder)
+        assert isinstance(read, Run), read
+        assert [step.step for step in read.steps[0]] == list(range(STEPS))
+        assert read.disturbed == f"its workers changed {max(line['generation'] for line in lines) - 1} times"
 
 
 def test_a_stopped_worker_is_ended_and_its_successor_joins(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from paceline.pipeline.schedule import SCHEDULES
 from paceline.run import records
 from paceline.run.clocks import aligned
 from paceline.run.folder import PLAN, SPEC, check_environment, rank_file, read_nodes, read_spec, read_steps
-from paceline.run.lines import read_lines
+from paceline.run.lines import read_lines, read_sound_lines
 from paceline.run.liveness import current_summary
 from paceline.run.records import BY_RANK, COMPLETED, Node, Step, Summary
 from paceline.run.timelines import Event, events_of
@@ -51,6 +51,7 @@ class Run:
     nodes: dict[str, Node] = field(repr=False)
     timelines: dict[int, list[Timeline]] = field(default_factory=dict, repr=False)  # by rank
     plan: StagePlan | None = field(default=None, repr=False)
+    changes: int = 0  # elastic: how often workers were lost or joined
 
     @property
     def method(self) -> Strategy:
@@ -103,9 +104,11 @@ class Run:
 
     @cached_property
     def disturbed(self) -> str | None:
-        """Why its times are not to be compared with others', where other programs used its machines' processors: a
-        sentence such as "other processes used 1.6 of 2 cores".
+        """Why its times are not to be compared with others', where other programs used its machines' processors, or
+        workers were lost: a sentence such as "other processes used 1.6 of 2 cores".
         """
+        if self.changes:
+            return f"its workers changed {self.changes} time{'s' * (self.changes > 1)}"
         ended = max(steps[-1].time for steps in self.steps.values() if steps)
         return disturbance(self.nodes.values(), self.began, ended, emulated=self.emulated)
 
@@ -183,8 +186,14 @@ def _read(folder: Path, summary: Summary) -> Run:
     timelines = {rank: _timelines(rank_file(folder, rank)) for rank in staged}
     plan = _plan(folder / PLAN) if staged else None
     build(describe(summary.strategy).figures, summary.own_figures, extra=True)
-    spec = _comparable(_spec(folder), summary)
-    return Run(folder, spec, summary, environment, steps, read_nodes(folder), timelines, plan)
+    spec, changes = _comparable(_spec(folder), summary), 0
+    if spec.get("elastic"):
+        # What rank 0 has not seen, because it was away or was killed before it had written it, others have.
+        steps[0] = list({step.step: step for rank in reversed(ranks) for step in steps[rank]}.values())
+        steps[0].sort(key=lambda step: step.step)
+        lines = (line for rank in ranks for line in read_sound_lines(rank_file(folder, rank), records.Regrouped))
+        changes = max(0, len({line.generation for line in lines if isinstance(line, records.Regrouped)}) - 1)
+    return Run(folder, spec, summary, environment, steps, read_nodes(folder), timelines, plan, changes)
 
 
 def _spec(folder: Path) -> dict[str, Any]:
@@ -238,7 +247,7 @@ def _faults(run: Run) -> Iterator[str]:
         yield f"a schedule {run.schedule!r} of {run.microbatches} micro-batches cannot be"
     if run.plan and len(run.plan.stages) != s.grid.stages:
         yield f"plan.json has {len(run.plan.stages)} stages, and the summary says {s.grid.stages}"
-    for rank in range(s.servers, s.ranks if _is_together(s) else 0):
+    for rank in range(s.servers, s.ranks if _is_together(s) and not run.changes else 0):
         if len(run.steps[rank]) != s.steps:
             yield f"rank {rank} has {len(run.steps[rank])} steps written down, and the run {s.steps}"
 

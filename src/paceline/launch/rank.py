@@ -26,7 +26,7 @@ from paceline.launch.resume import AUTO, NEVER, Continued, open_folder
 from paceline.launch.signals import StopSignals
 from paceline.layout import crowded
 from paceline.messages import LOGGER
-from paceline.run.folder import read_summary, write_environment
+from paceline.run.folder import read_ranks, read_summary, write_environment
 from paceline.run.records import INTERRUPTED, Signal, Summary
 from paceline.spec import Resolved
 from paceline.strategies.setup import choose_place
@@ -119,7 +119,10 @@ class Rank(RecordedRank):
         host = socket.gethostname()
 
         def ranks_up(pids: Mapping[int, int]) -> None:
-            rows = [{"rank": worker, "role": "worker", "host": host, "pid": pid} for worker, pid in pids.items()]
+            known = {row.rank: row.pid for row in read_ranks(folder)} | dict(pids)  # also those that are away
+            rows = [
+                {"rank": worker, "role": "worker", "host": host, "pid": pid} for worker, pid in sorted(known.items())
+            ]
             write_environment(folder, describe(rows))
 
         elastic = job.elastic = Elastic(Path(seat.sockets), seat.rank, spec.carrier, spec.timeout, ranks_up)
