@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
-from paceline.elastic.membership import UNHEALTHY, Generation, Progress, Registrar, choose_source
+from paceline.elastic.membership import UNHEALTHY, Generation, Reached, Registrar, choose_source
 from paceline.layout import share
 
 Weights = tuple[tuple[int, frozenset[int]], ...]  # the updates made, each with its samples
 GLOBAL_BATCH = 12
 MOST_EVENTS = 20_000
-Choose = Callable[[list[Progress]], int | None]
+Choose = Callable[[list[Reached]], int | None]
 
 
 class Unrecoverable(Exception):
@@ -30,7 +30,7 @@ class Unrecoverable(Exception):
 class Step:
     """A collective of a generation: what its members give."""
 
-    given: dict[int, frozenset[int] | Progress | Weights] = field(default_factory=dict)
+    given: dict[int, frozenset[int] | Reached | Weights] = field(default_factory=dict)
     regroup: bool = False  # rank 0 knew of a newer generation
 
 
@@ -198,10 +198,10 @@ class Play:
         {"compare": self._compare, "take": self._take, "train": self._update}[worker.doing](worker, step)
         worker.calls += 1
 
-    def _gives(self, worker: Worker) -> frozenset[int] | Progress | Weights:
+    def _gives(self, worker: Worker) -> frozenset[int] | Reached | Weights:
         assert worker.generation is not None
         if worker.doing == "compare":
-            return Progress(len(worker.weights)) if worker.healthy else UNHEALTHY
+            return Reached(len(worker.weights)) if worker.healthy else UNHEALTHY
         if worker.doing == "take":
             return worker.weights
         members = worker.generation.members

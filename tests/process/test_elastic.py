@@ -247,6 +247,20 @@ def test_chaos_kills_and_stops_workers_and_says_what_it_cost(tmp_path: Path) -> 
         assert 0 < found["participation"] <= 1
         assert json.loads((run.folder / "chaos.json").read_text())["faults"] == found["faults"]
         check(run, tmp_path, 15 * STEPS, campaign.OPTIMIZERS["sgd"])
+        before = (run.folder / "chaos.json").read_text()
+    with LiveRun(command, tmp_path) as run:  # a second time in the same folder
+        assert run.end() == 2
+        assert "is complete: choose another --name" in run.stderr()
+        assert (run.folder / "chaos.json").read_text() == before
+
+
+def test_nothing_is_left_of_a_storm_that_was_killed(tmp_path: Path) -> None:
+    train = campaign.elastic("allreduce", 3, 1, steps=10**6)[1:]
+    with LiveRun([PACELINE[0], "chaos", "--stop", "every=1s,for=1h", "--", *train], tmp_path) as run:
+        run.wait_until_training()
+        until("a worker was stopped", lambda: "stop: worker" in run.stderr())
+        run.process.kill()
+        run.check_nothing_is_left()
 
 
 @pytest.mark.parametrize(

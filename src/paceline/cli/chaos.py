@@ -15,7 +15,8 @@ from paceline.chaos.outcome import judge
 from paceline.chaos.storm import KILL, STOP, Fault, read_often, storm
 from paceline.cli.main import add_json
 from paceline.cli.probe import job_of
-from paceline.errors import UsageError
+from paceline.errors import EXIT_USAGE, UsageError
+from paceline.lab.kernel import end_with_parent
 from paceline.messages import LOGGER
 from paceline.run.folder import read_summary
 from paceline.run.records import COMPLETED, FAILED, Summary
@@ -57,10 +58,13 @@ def run(args: argparse.Namespace) -> int:
         LOGGER.info("%s: worker %d%s", fault.kind, fault.worker, f" for {fault.lasts:g} s" if fault.lasts else "")
 
     out = sys.stderr if args.json else None
-    with subprocess.Popen([sys.executable, "-m", "paceline", *words], stdout=out) as process:
+    command = [sys.executable, "-m", "paceline", *words]
+    with subprocess.Popen(command, stdout=out, preexec_fn=end_with_parent) as process:  # noqa: PLW1509  no threads here
         with suppress(KeyboardInterrupt):  # the training has had it, too, and stops after a step
             storm(folder, often, args.seed, lambda: process.poll() is None, struck)
         process.wait()
+    if process.returncode == EXIT_USAGE:  # it has said why; what is in the folder is of another run
+        return EXIT_USAGE
     summary = read_summary(folder)
     if summary is None or not summary.steps:
         LOGGER.error("the training ended before its first update: there is nothing to say about a storm")

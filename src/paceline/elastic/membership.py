@@ -28,7 +28,7 @@ class Generation:
     last: bool = False  # there were too few workers for too long: save, and stop
 
 
-class Progress(NamedTuple):
+class Reached(NamedTuple):
     """How far a member has come; of two, the larger one is further. `UNHEALTHY` has no state of the training.
 
     `ending`: all updates are made, and the best weights are loaded.
@@ -40,10 +40,10 @@ class Progress(NamedTuple):
     ending: int = 0
 
 
-UNHEALTHY = Progress(-1)
+UNHEALTHY = Reached(-1)
 
 
-def choose_source(progress: Sequence[Progress]) -> int | None:
+def choose_source(progress: Sequence[Reached]) -> int | None:
     """The rank whose state all that are not as far must take; None if no member has the state of the training."""
     furthest = max(progress)
     return None if furthest == UNHEALTHY else progress.index(furthest)

@@ -126,7 +126,7 @@ class ElasticCrew:
         if stopping:
             return False
         if pause:
-            LOGGER.warning("worker %d: %s; it is started again in %g s", worker, how, pause)
+            LOGGER.warning("worker %d: %s; it is restarted in %g s", worker, how, pause)
             self._later[worker] = time.monotonic() + pause
         else:
             self._start_again(worker)
@@ -228,10 +228,11 @@ class Silence:
                     late[worker] = silent[worker]
             else:
                 self._stopped.pop(worker, None)
-            if silent[worker] > timeout and min(silent.values()) < timeout:
-                late[worker] = silent[worker]
+        if min(silent.values(), default=0.0) < timeout:  # otherwise nobody waits for them: the machine is slow
+            late |= {worker: seconds for worker, seconds in silent.items() if seconds > timeout}
         for gone in self._seen.keys() - pids.keys():
             del self._seen[gone]
+            self._stopped.pop(gone, None)
         left = set(healthy) - late.keys()
         return {worker: seconds for worker, seconds in late.items() if left or seconds > timeout}
 

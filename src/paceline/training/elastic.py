@@ -23,7 +23,7 @@ from paceline.comm.single import SingleComm
 from paceline.comm.table import Transport
 from paceline.comm.words import tell
 from paceline.elastic.channel import Member
-from paceline.elastic.membership import UNHEALTHY, Generation, Progress, choose_source
+from paceline.elastic.membership import UNHEALTHY, Generation, Reached, choose_source
 from paceline.errors import CommError, PacelineError
 from paceline.messages import LOGGER
 from paceline.run.records import Regrouped
@@ -33,7 +33,7 @@ from paceline.strategies.replicas import average_buffers, check_equal
 if TYPE_CHECKING:
     from paceline.data.course import Course
     from paceline.training.driver import Driver
-    from paceline.training.progress import Progress as Recorded
+    from paceline.training.progress import Progress
 
 RanksUp = Callable[[Mapping[int, int]], None]  # told the processes of all members, by worker
 
@@ -66,7 +66,7 @@ class Elastic:
         news = newest is not None and newest is not self._generation
         return REGROUP if self._comm.rank == 0 and news else 0
 
-    def train(self, driver: Driver, engine: Lockstep, course: Course, progress: Recorded) -> None:
+    def train(self, driver: Driver, engine: Lockstep, course: Course, progress: Progress) -> None:
         """Train to the end, in one generation after the other."""
         self._member.ready()
         since, error = time.perf_counter(), CommError("this worker has lost nobody")
@@ -87,7 +87,7 @@ class Elastic:
         self._member.close()
 
     def _enter(
-        self, driver: Driver, engine: Lockstep, course: Course, progress: Recorded, since: float, error: CommError
+        self, driver: Driver, engine: Lockstep, course: Course, progress: Progress, since: float, error: CommError
     ) -> None:
         before = self._generation
         # The launcher makes another generation at once, or when it has lost patience with too few workers.
@@ -98,7 +98,7 @@ class Elastic:
         comm = MeteredComm(self._connect(generation))
         self._comm = comm
         self._healthy = self._healthy or self._member.fresh
-        table = _share(progress.made if self._healthy else UNHEALTHY, comm)
+        table = _share(progress.reached if self._healthy else UNHEALTHY, comm)
         source = choose_source(table)
         if source is None:
             raise PacelineError("no worker is left that has the state of the training")
@@ -109,9 +109,9 @@ class Elastic:
             if mine is None:
                 driver.adopt(state, engine, progress)
         known = engine.facts() if before and len(before.members) > 1 else {}  # alone, nothing has been found out
-        facts = json.loads(tell(json.dumps(known | {"steps": progress.made.steps}), comm, source))
+        facts = json.loads(tell(json.dumps(known | {"steps": progress.reached.steps}), comm, source))
         moments = (each.tensor for each in engine.hold_optimizer(own=False))
-        check_equal(chain(engine.model.parameters(), moments), comm, progress.made.steps, "state")
+        check_equal(chain(engine.model.parameters(), moments), comm, progress.reached.steps, "state")
         # Running statistics of those that have trained; newcomers have those of the source.
         average_buffers(engine.model, comm, 0.0 if comm.rank in behind else 1 / (comm.size - len(behind)))
         lost = generation.at_once or bool(before and set(before.members) - set(generation.members))
@@ -160,9 +160,9 @@ def _without_frames(error: CommError) -> CommError:
     return error.with_traceback(None)
 
 
-def _share(mine: Progress, comm: Comm) -> list[Progress]:
+def _share(mine: Reached, comm: Comm) -> list[Reached]:
     """The progress of all ranks."""
     table = torch.zeros(comm.size, len(mine), dtype=torch.int64)
     table[comm.rank] = torch.tensor(mine)
     comm.allreduce(table.view(-1))
-    return [Progress(*row) for row in table.tolist()]
+    return [Reached(*row) for row in table.tolist()]

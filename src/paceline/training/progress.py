@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from paceline.data.course import Course, Position
-from paceline.elastic.membership import Progress as Made
+from paceline.elastic.membership import Reached
 from paceline.run.lines import read_sound_lines
 from paceline.run.recorder import Recorder
 from paceline.run.records import Epoch, FinalTest, Resumed, Summary, Validation
@@ -169,9 +169,9 @@ class Progress:
         self.summary.skipped = facts["skipped"]
 
     @property
-    def made(self) -> Made:
+    def reached(self) -> Reached:
         """How far the training has come."""
-        return Made(self.summary.steps, len(self.validations.values), len(self._epochs), int(self.ending))
+        return Reached(self.summary.steps, len(self.validations.values), len(self._epochs), int(self.ending))
 
     def has_epoch(self, epoch: int) -> bool:
         return epoch in self._epochs

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from elastic_play import Play, Unrecoverable
 
-from paceline.elastic.membership import UNHEALTHY, Progress, Registrar, choose_source
+from paceline.elastic.membership import UNHEALTHY, Reached, Registrar, choose_source
 
 PLAYS = 300
 
@@ -57,8 +57,8 @@ def test_the_simulation_notices_a_source_that_is_not_the_furthest(wrong: object)
 
 
 def test_the_source_is_the_first_of_those_that_are_furthest() -> None:
-    assert choose_source([Progress(3), Progress(4), UNHEALTHY, Progress(4)]) == 1
-    assert choose_source([Progress(4, 1), Progress(4, 1, 1), Progress(3, 9, 9)]) == 1
+    assert choose_source([Reached(3), Reached(4), UNHEALTHY, Reached(4)]) == 1
+    assert choose_source([Reached(4, 1), Reached(4, 1, 1), Reached(3, 9, 9)]) == 1
     assert choose_source([UNHEALTHY, UNHEALTHY]) is None
 
 

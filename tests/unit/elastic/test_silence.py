@@ -61,9 +61,11 @@ def test_a_worker_that_is_stopped_in_turns_stays(workers: Workers) -> None:
         assert not workers.wait(0.1, (0, 1, 2))
 
 
-def test_a_worker_that_hangs_is_ended_after_the_timeout_if_others_wait_for_it(workers: Workers) -> None:
-    assert not workers.wait(0.9 * TIMEOUT, (0, 1))
-    assert workers.wait(0.2 * TIMEOUT, (0, 1)) == {2}
+@pytest.mark.parametrize("hanging", [0, 1, 2])
+def test_a_worker_that_hangs_is_ended_after_the_timeout_if_others_wait_for_it(hanging: int, workers: Workers) -> None:
+    others = tuple({0, 1, 2} - {hanging})
+    assert not workers.wait(0.9 * TIMEOUT, others)
+    assert workers.wait(0.2 * TIMEOUT, others) == {hanging}
 
 
 def test_if_all_are_silent_the_machine_is_slow_and_nobody_is_ended(workers: Workers) -> None:
